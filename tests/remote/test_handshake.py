@@ -1,4 +1,4 @@
-"""Why two ends do not come together, by a handshake of one's own, against sockets that are no fedlit server."""
+"""Why two ends do not come together, asked of sockets that are no fedlit server."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from fedlit.remote.carrier import BrokenError, RefusedError
 from fedlit.remote.certificates import make_certificates
 from fedlit.remote.handshake import EndedError, objection
 
-grpc = pytest.importorskip("grpc")
-
-Files = tuple[Path, Path, Path]
+pytest.importorskip("grpc")
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     folder = tmp_path_factory.mktemp("files")
     make_certificates(folder, "localhost", ["north"])
     return folder / "north.crt", folder / "north.key", folder / "ca.crt"
@@ -30,75 +28,69 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture
 def listening() -> Iterator[Callable[[Callable[[socket.socket], Any]], str]]:
-    """Starts something that is given each connection to it; returns its address."""
-    lines: list[socket.socket] = []
+    """Starts a socket that passes each connection to a function; returns its address."""
+    sockets: list[socket.socket] = []
 
     def start(answer: Callable[[socket.socket], Any]) -> str:
-        line = socket.create_server(("127.0.0.1", 0))
-        lines.append(line)
+        listener = socket.create_server(("127.0.0.1", 0))
+        sockets.append(listener)
 
         def take() -> None:
             while True:
                 try:
-                    plain, _ = line.accept()
+                    connection, _ = listener.accept()
                 except OSError:
                     return
-                with closing(plain):
-                    answer(plain)
+                with closing(connection):
+                    answer(connection)
 
         threading.Thread(target=take, daemon=True).start()
-        return f"127.0.0.1:{line.getsockname()[1]}"
+        return f"127.0.0.1:{listener.getsockname()[1]}"
 
     yield start
-    for line in lines:
-        line.shutdown(socket.SHUT_RDWR)
-        line.close()
+    for listener in sockets:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
 
 
-def http(plain: socket.socket) -> None:
-    plain.recv(4096)
-    plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+def http(connection: socket.socket) -> None:
+    connection.recv(4096)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-def test_what_speaks_no_tls_is_said_to(files: Files, listening: Any) -> None:
+def cut_off(connection: socket.socket) -> None:
+    pass
+
+
+def test_a_listener_without_tls_or_without_an_answer_is_recognised(
+    files: Any, listening: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "speaks no TLS" in str(objection(listening(http), *files))
-
-
-def test_what_ends_the_connection_gives_no_reason(files: Files, listening: Any) -> None:
     with pytest.raises(EndedError):
-        objection(listening(lambda plain: None), *files)
+        objection(listening(cut_off), *files)
+    monkeypatch.setattr("fedlit.remote.handshake._SECONDS", 0.2)
+    assert objection(listening(lambda each: each.recv(4096) and threading.Event().wait(0.5)), *files) is None
 
 
 @pytest.mark.parametrize("server", ["127.0.0.1:1", "nowhere.invalid:443"])
-def test_nobody_objects_where_nobody_listens(files: Files, server: str) -> None:
+def test_there_is_no_objection_where_nobody_listens(files: Any, server: str) -> None:
     assert objection(server, *files) is None
 
 
-def test_a_server_that_is_silent_is_waited_for_a_while(
-    files: Files, listening: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedlit.remote.handshake._SECONDS", 0.2)
-    assert objection(listening(lambda plain: plain.recv(4096) and threading.Event().wait(0.5)), *files) is None
+def test_a_caller_finds_the_reason_itself(files: Any, listening: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that restarts ends connections once; one that does so for long is refused."""
 
+    def outcome(address: str) -> BaseException:
+        caller = grpc_carrier.GrpcCaller(address, *files)
+        with pytest.raises((BrokenError, RefusedError)) as raised:
+            list(caller.call(iter([b"x"])))
+        caller.close()
+        return raised.value
 
-class Failure(Exception):
-    """What gRPC says where a host has two addresses, of which the second is nobody's."""
-
-    def code(self) -> Any:
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self) -> str:
-        return "failed to connect to all addresses; last error: UNKNOWN: ipv6:%5B::1%5D:1: Connection refused"
-
-
-def test_words_about_another_address_hide_no_reason(
-    files: Files, listening: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert isinstance(grpc_carrier.GrpcCaller("127.0.0.1:1", *files)._converted(Failure()), BrokenError)
-    with pytest.raises(RefusedError, match="do not trust each other: what listens there speaks no TLS"):
-        grpc_carrier.GrpcCaller(listening(http), *files)._converted(Failure())
-    caller = grpc_carrier.GrpcCaller(listening(lambda plain: None), *files)
-    assert isinstance(caller._converted(Failure()), BrokenError)
+    assert isinstance(outcome("127.0.0.1:1"), BrokenError)
+    assert isinstance(outcome(listening(cut_off)), BrokenError)
+    refusal = outcome(listening(http))
+    assert isinstance(refusal, RefusedError)
+    assert "speaks no TLS" in str(refusal)
     monkeypatch.setattr(grpc_carrier, "_UNTRUSTED", 0.0)
-    with pytest.raises(RefusedError, match="ends each connection at once"):
-        caller._converted(Failure())
+    assert isinstance(outcome(listening(cut_off)), RefusedError)

@@ -1,4 +1,4 @@
-"""A carrier within one process, whose connections can be cut, and sites that are threads."""
+"""A carrier within one process, whose connections can be cut, sites that are threads, and a listener that echoes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,26 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
+import torch
+
+from fedlit.federation import Client, Federation
 from fedlit.federation.transport import Transport
-from fedlit.remote.carrier import BrokenError, Caller, Listener, Pieces
+from fedlit.privacy import PairwiseMasking
+from fedlit.remote.carrier import BrokenError, Caller, Listener, Pieces, RefusedError
 from fedlit.remote.star import ServerStar, SiteStar
 
 _T = TypeVar("_T")
+
+BREAKS = ("on the way there", "within the request", "on the way back", "within the answer")
+"""Where a call may break off."""
+
+
+def soon(condition: Callable[[], Any], seconds: float = 5.0) -> bool:
+    """Wait until a condition holds; ``False`` if it does not in time."""
+    ends = time.monotonic() + seconds
+    while not condition() and time.monotonic() < ends:
+        time.sleep(0.01)
+    return bool(condition())
 
 
 class Loopback(Listener):
@@ -40,9 +55,8 @@ class LoopbackCaller(Caller):
     """A site's end.
 
     Attributes:
-        dead: Whether the site is, as after kill -9: nothing that it does arrives any more.
-        breaks: How calls to come break off, one after the other: see `BREAKS`; "" is not at all.
-        calls: How many there were.
+        dead: As after kill -9: nothing that the site sends arrives.
+        breaks: Where the next calls break off, one after the other: see `BREAKS`; "" is nowhere.
     """
 
     def __init__(self, listener: Loopback, name: str) -> None:
@@ -50,28 +64,26 @@ class LoopbackCaller(Caller):
         self._connected = False
         self.dead = False
         self.breaks: list[str] = []
-        self.calls = 0
 
     def call(self, request: Pieces) -> Pieces:
-        self.calls += 1
         answer = self._listener.answer
         if self.dead or answer is None:
-            raise BrokenError("there is nobody")
+            raise BrokenError("nobody listens")
         if not self._connected:
             self._connected = True
             self._listener.came(self._name)
         how = self.breaks.pop(0) if self.breaks else ""
         if how == "on the way there":
-            raise BrokenError("cut off before the server has heard")
+            raise BrokenError(how)
         pieces = list(answer(self._name, self._checked(request, how)))
         if self.dead or how == "on the way back":
-            raise BrokenError("cut off after the server has answered")
+            raise BrokenError(how)
         return self._torn(pieces) if how == "within the answer" else iter(pieces)
 
     def _checked(self, request: Pieces, how: str) -> Pieces:
         for number, piece in enumerate(request):
             if self.dead or (how == "within the request" and number):
-                raise BrokenError("the site is gone")
+                raise BrokenError(how)
             yield piece
 
     @staticmethod
@@ -79,7 +91,7 @@ class LoopbackCaller(Caller):
         yield pieces[0]
         if len(pieces) > 1:
             yield pieces[1][: len(pieces[1]) // 2]
-        raise BrokenError("cut off within the answer")
+        raise BrokenError("within the answer")
 
     def die(self) -> None:
         self.dead = True
@@ -91,26 +103,51 @@ class LoopbackCaller(Caller):
             self._listener.gone(self._name)
 
 
-BREAKS = ("on the way there", "within the request", "on the way back", "within the answer")
-"""Where a call may break off."""
+class Echo:
+    """Answers by the caller's name, and then by its request; notes connections and calls.
+
+    Pieces ``b"refuse"`` and ``b"fail"`` raise errors; others wait for ``open``.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self.noted: list[str] = []
+        self.open = threading.Event()
+        self.open.set()
+        self.listener = listener
+        self.address = listener.listen(
+            self.answer, lambda name: self.noted.append(f"came {name}"), lambda name: self.noted.append(f"gone {name}")
+        )
+
+    def answer(self, name: str, pieces: Pieces) -> Pieces:
+        self.noted.append(f"call {name}")
+        yield name.encode()
+        for piece in pieces:
+            if piece == b"refuse":
+                raise RefusedError("not this\none" + "!" * 10_000)
+            if piece == b"fail":
+                raise ValueError("a secret")
+            self.open.wait(20)
+            yield piece
+
+    def close(self) -> None:
+        self.open.set()
+        self.listener.close()
 
 
 def around_a_star(
     sites: Mapping[str, Collection[str]],
     action: Callable[[Transport, Any], _T],
-    facts: Mapping[str, Any] | None = None,
     patience: float = 0.3,
     ends: tuple[Listener, Callable[[str], Caller]] | None = None,
     timeout: float = 20.0,
 ) -> list[_T | BaseException]:
-    """What ``action`` returns or raises at the server and at each site; each is a thread.
+    """Results or errors of ``action`` at the server and at each site; each is a thread.
 
     Args:
         sites: Clients of each.
-        action: Given the transport and, at sites, the caller.
-        facts: See `ServerStar`.
+        action: Takes the transport and, at sites, the caller.
         patience: Of all.
-        ends: Of another carrier: the server's, and what makes that of a site.
+        ends: Of another carrier: the server's, and a function that makes that of a site.
         timeout: Seconds in which all have to end.
     """
     if ends is None:
@@ -119,28 +156,61 @@ def around_a_star(
     results: dict[int, _T | BaseException] = {}
     names = ["", *sites]
 
-    def work(place: int) -> None:
+    def work(rank: int) -> None:
         star: Any = None
         caller: Any = None
         try:
-            if place == 0:
-                star = ServerStar(ends[0], {name: [*of] for name, of in sites.items()}, facts or {}, 5.0, patience)
+            if rank == 0:
+                star = ServerStar(ends[0], {name: [*clients] for name, clients in sites.items()}, {}, 5.0, patience)
             else:
-                caller = ends[1](names[place])
-                star = SiteStar(caller, facts or {}, None, 5.0, patience)
+                caller = ends[1](names[rank])
+                star = SiteStar(caller, {}, None, 5.0, patience)
             star.open()
-            results[place] = action(star, caller)
+            results[rank] = action(star, caller)
             star.close()
         except BaseException as error:
-            results[place] = error
+            results[rank] = error
             if star is not None and not getattr(caller, "dead", False):
                 star.close(str(error))
 
-    threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in range(len(names))]
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(len(names))]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + timeout
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    assert not any(thread.is_alive() for thread in threads), "somebody hangs"
-    return [results[place] for place in range(len(names))]
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    return [results[rank] for rank in range(len(names))]
+
+
+def masked_sums(
+    sites: Mapping[str, list[str]], rounds: int, before: Callable[[Any, Any, int], None], width: int = 3
+) -> Callable[[Any, Any], list[float]]:
+    """An action of `around_a_star`: one masked sum per round of vectors of each site's rank.
+
+    Args:
+        sites: With one client each, the last of which is the target.
+        rounds: Their number.
+        before: Called with transport, caller and round, between the roll call and the sum.
+        width: Of a vector.
+    """
+    names = [name for clients in sites.values() for name in clients]
+
+    def action(star: Any, caller: Any) -> list[float]:
+        clients = [Client(name, role="target" if name == names[-1] else "source") for name in names]
+        privacy = PairwiseMasking(colluders=0, threshold=0.6)
+        placement = [[], *sites.values()]
+        federation = Federation(clients, names[-1], transport=star, placement=placement, privacy=privacy, seed=0)
+        federation.settled = True
+        if star.rank == 0:
+            star.begin(())
+        received = []
+        for round_idx in range(rounds):
+            federation.round_idx = round_idx
+            federation.roll_call()
+            before(star, caller, round_idx)
+            mine = {client.name: {"x": torch.full((width,), float(star.rank))} for client in federation.local_clients}
+            received += [float(payload["x"][0]) for payload in federation.sum("weights", mine).values()]
+        return received
+
+    return action

@@ -1,0 +1,174 @@
+"""Sites that drop out: the others go on as if these had been absent, or stop and state why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from campaign import Moment, moments, outcome
+from processes import Ended
+from site_runs import plain, start
+from stars import struck
+
+pytest.importorskip("grpc")
+
+MASKED = "PairwiseMasking(colluders=0)"
+RUN = ("--own", "--everyone", "--steps", "2")
+
+
+def slow(*case: Any) -> Any:
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+def schedule(server: dict[str, Any], dropped_in: int = -1, client: str = "") -> str:
+    """Clients of each round, in JSON, without one in the round in which it dropped out."""
+    rounds = [server["present"][key] for key in sorted(server["present"], key=int)]
+    return json.dumps(
+        [[name for name in there if number != dropped_in or name != client] for number, there in enumerate(rounds)]
+    )
+
+
+def finished(ended: dict[str, Ended], names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    for name in names:
+        assert not ended[name].error, ended[name].error
+    return {name: plain(ended[name].result) for name in names}
+
+
+def check_weights(results: Iterable[dict[str, Any]], scheduled: dict[str, Any]) -> None:
+    for result in results:
+        assert all(scheduled["weights"][client] == weights for client, weights in result["weights"].items())
+
+
+@pytest.mark.parametrize(
+    "method", ["FedMMD", *map(slow, ("FedAvg", "FedDaDiL", "FedGP", "FedRFTCA", "FedDA", "FedDAN", "FedCORAL"))]
+)
+def test_a_site_that_is_killed_is_as_one_that_is_absent(method: str, tmp_path: Path) -> None:
+    arguments = ("--method", method, *RUN, "--rounds", "4")
+    # two steps a round: in the second of round 1, or before the first where clients send in each
+    step = 2 if method in ("FedMMD", "FedRFTCA", "FedDAN", "FedCORAL") else 3
+    ended = struck(tmp_path, f"blended:local steps:{step}:kill", *arguments)
+    assert ended["blended"].exit_code == -9
+    results = finished(ended, ("server", "clean", "fonts"))
+    assert all(result["lost"] == [2] for result in results.values())
+    (scheduled,) = start(*arguments, "--schedule", schedule(results["server"], 1, "blended"))
+    check_weights(results.values(), scheduled)
+
+
+# not FedRFTCA, whose clients train on in rounds in which they are absent, which a killed one does not
+@pytest.mark.parametrize(
+    ("method", "privacy"),
+    [
+        ("FedGP", MASKED),
+        *(slow(method, "None") for method in ("FedAvg", "FedGP", "FedMMD", "FedDaDiL", "FedDA")),
+        *(slow(method, MASKED) for method in ("FedAvg", "FedMMD", "FedDaDiL", "FedDA")),
+    ],
+)
+def test_a_site_that_comes_back_with_its_checkpoint_goes_on_as_one_that_was_absent(
+    method: str, privacy: str, tmp_path: Path
+) -> None:
+    arguments = ("--method", method, *RUN, "--rounds", "8", "--privacy", privacy)
+    kept = ("--checkpoints", str(tmp_path / "kept"), "--pause", "0.3")
+    ended = struck(tmp_path, "blended:local steps:4:kill", *arguments, *kept, back=True)
+    results = finished(ended, ("server", "clean", "fonts", "back"))
+    server = results.pop("server")
+    assert "blended" in server["present"]["7"], "it has not come back in time"
+    (scheduled,) = start(*arguments, "--schedule", schedule(server))  # it was killed between two rounds
+    check_weights(results.values(), scheduled)
+    assert all(result["weights"] and result["round_idx"] == 8 for result in results.values())
+
+
+@pytest.mark.parametrize("method", ["FedAvg", slow("FedGP")])
+def test_a_source_that_comes_back_with_nothing_gets_the_model_of_all(method: str, tmp_path: Path) -> None:
+    arguments = ("--method", method, *RUN, "--rounds", "8", "--again", "none")
+    kept = ("--checkpoints", str(tmp_path / "kept"), "--pause", "0.3")
+    ended = struck(tmp_path, "clean:local steps:4:kill", *arguments, *kept, back=True)
+    results = finished(ended, ("server", "blended", "fonts", "back"))
+    assert "clean" in results["server"]["present"]["7"], "it has not come back in time"
+    assert results["back"]["round_idx"] == 8
+    assert results["back"]["weights"]["clean"] == results["blended"]["weights"]["blended"]
+
+
+@pytest.mark.slow  # it waits in vain
+def test_a_target_that_alone_had_the_model_and_lost_it_states_that(tmp_path: Path) -> None:
+    arguments = ("--method", "FedGP", *RUN, "--rounds", "8", "--again", "none")
+    kept = ("--checkpoints", str(tmp_path / "kept"), "--pause", "0.3")
+    ended = struck(tmp_path, "fonts:local steps:4:kill", *arguments, *kept, back=True)
+    assert "RosterError" in ended["back"].error
+    for name in ("server", "clean", "blended"):
+        assert ended[name].error or plain(ended[name].result)["round_idx"] == 8, "neither an end nor an error"
+
+
+@pytest.mark.parametrize(
+    ("method", "client", "privacy", "why"),
+    [
+        ("FedGP", "fonts", "None", "adapted to the target 'fonts'"),
+        slow("FedRFTCA", "blended", MASKED, "needs 2 clients under PairwiseMasking"),
+    ],
+)
+def test_where_a_round_would_change_nothing_the_others_wait_and_then_stop(
+    method: str, client: str, privacy: str, why: str, tmp_path: Path
+) -> None:
+    arguments = ("--method", method, *RUN, "--rounds", "4", "--privacy", privacy, "--wait-for", "10")
+    ended = struck(tmp_path, f"{client}:local steps:0:kill", *arguments)
+    assert why in ended["server"].error
+    for name in {"server", "clean", "blended", "fonts"} - {client}:
+        assert f"['{client}'] did not come within 10 s" in ended[name].error
+
+
+@pytest.mark.parametrize(("step", "missed"), [slow(4, -1), (5, 2)], ids=["between rounds", "in round 2"])
+def test_a_target_that_comes_back_has_missed_no_round_but_the_one_it_dropped_out_in(
+    step: int, missed: int, tmp_path: Path
+) -> None:
+    arguments = ("--method", "FedGP", *RUN, "--rounds", "5")
+    kept = ("--checkpoints", str(tmp_path / "kept"))
+    ended = struck(tmp_path, f"fonts:local steps:{step}:kill", *arguments, *kept, back=True)
+    results = finished(ended, ("server", "clean", "blended", "back"))
+    server = results.pop("server")
+    assert all("fonts" in names for names in server["present"].values()), server["present"]
+    (scheduled,) = start(*arguments, "--schedule", schedule(server, missed, "fonts"))
+    check_weights(results.values(), scheduled)
+    assert all(result["weights"] for result in results.values())
+
+
+def test_an_average_needs_no_target(tmp_path: Path) -> None:
+    ended = struck(tmp_path, "fonts:local steps:3:kill", "--method", "FedAvg", *RUN, "--rounds", "4")
+    results = finished(ended, ("server", "clean", "blended"))
+    assert all(results["server"]["emptied"]), "the server keeps the networks of its module"
+    assert not any(results["clean"]["emptied"])
+
+
+SOME = [
+    Moment("local steps", 3, "cut", "plain"),
+    Moment("opening", 5, "kill", "masking, 2 of 3 shares"),
+    Moment("protect", 1, "kill", "masking, 2 of 3 shares"),
+    Moment("unmasking", 1, "cut", "masking, 2 of 3 shares"),
+    Moment("download", 2, "kill", "plain"),
+    Moment("checkpoint", 1, "kill", "plain"),
+]
+
+
+@pytest.mark.parametrize(
+    "moment", [*SOME[:2], *map(slow, SOME[2:])], ids=lambda moment: f"{moment.kind} in {moment.phase}"
+)
+def test_the_others_go_on_as_with_the_schedule_that_happened(moment: Moment) -> None:
+    found = outcome(moment)
+    assert found["outcome"] == "finished", found
+    assert found["seconds"] < 3, "noticed too late"
+
+
+def test_where_too_few_are_left_to_unmask_all_stop_and_state_that() -> None:
+    found = outcome(Moment("protect", 1, "kill", "masking"))
+    assert found["outcome"] == "stopped", found
+    assert "QuorumError" in found["errors"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", moments(36), ids=str)
+def test_a_fault_at_any_moment_ends_in_a_schedule_or_a_named_error(moment: Moment) -> None:
+    found = outcome(moment)
+    assert found["outcome"] in ("finished", "stopped", "did not strike"), found
+    assert found["seconds"] < 15, "noticed too late"
