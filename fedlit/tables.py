@@ -76,6 +76,7 @@ class Column:
         numeric: Whether it has numbers, which are aligned to the right, or words.
         form: Turns a value into text; texts, figures and ``None``, which is a dash, need none.
         folds: Whether a narrow terminal may break its cells.
+        min_width: Characters that a narrow terminal leaves it.
         parts: Headings of `Figure.parts` in a CSV file; empty for columns without figures.
     """
 
@@ -83,6 +84,7 @@ class Column:
     numeric: bool = False
     form: Callable[[Any], str] = str
     folds: bool = False
+    min_width: int = 1
     parts: tuple[str, ...] = ()
 
     def text(self, value: object) -> str:
@@ -150,8 +152,8 @@ class Table:
         title = None if self.caption is None else Text(self.caption, style="italic")
         table = RichTable(title=title, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
         for column in self.columns:
-            justify = "right" if column.numeric else "left"
-            table.add_column(Text(column.title), justify=justify, no_wrap=not column.folds, overflow="fold")  # type: ignore[arg-type]
+            look: dict[str, Any] = {"justify": "right" if column.numeric else "left", "no_wrap": not column.folds}
+            table.add_column(Text(column.title), overflow="fold", min_width=column.min_width, **look)
         for row, cells in zip(self.rows, self.texts(), strict=True):
             # as `Text`: brackets in names would be styles to rich
             table.add_row(*map(Text, cells), style="bold" if row.total else None, end_section=row.last)
@@ -248,7 +250,7 @@ def _stands_out(row: Row, cell: object) -> bool:
 
 
 def _piped(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
 
 
 def as_markdown(text: str) -> str:
