@@ -23,7 +23,6 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from jinja2 import Template
-    from markupsafe import Markup
 
 COLLAPSED = "†"
 """After a score of models of which at least one predicts a single class."""
@@ -205,11 +204,9 @@ class Table:
         ]
         return "\n".join(lines)
 
-    def html(self) -> Markup:
+    def html(self) -> str:
         """An element of a page; all texts are escaped, and line breaks are ``<br>``."""
-        from markupsafe import Markup
-
-        return Markup(_template().render(table=self, texts=self.texts(), br=Markup("<br>")))
+        return _template().render(table=self, texts=self.texts())
 
 
 @cache
@@ -233,7 +230,9 @@ _HTML = """\
 {% for row in table.rows %}
 <tr{% if row.total %} class="sum"{% endif %}>
 {%- for text in texts[loop.index0] -%}
-<td{{ "" if table.columns[loop.index0].numeric else " class=w" }}>{{ text.split("\\n") | join(br) }}</td>
+<td{{ "" if table.columns[loop.index0].numeric else " class=w" }}>
+{%- for line in text.split("\\n") %}{{ "" if loop.first else "<br>" | safe }}{{ line }}{% endfor -%}
+</td>
 {%- endfor -%}
 </tr>
 {% endfor %}
