@@ -249,7 +249,7 @@ def _stands_out(row: Row, cell: object) -> bool:
 
 
 def _piped(cells: Iterable[str]) -> str:
-    return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
+    return f"| {' | '.join(cells)} |"
 
 
 def as_markdown(text: str) -> str:

@@ -73,7 +73,7 @@ def test_markdown_means_nothing_but_its_table() -> None:
         "| method | MB by channel | score | bytes |",
         "|---|---|---:|---:|",
         f"| {name} | a 1<br>b 2 | **50.0 ± 35.4 †** | 12,345 |",
-        "| **sum** | | **50.0** | **-** |",
+        "| **sum** |  | **50.0** | **-** |",
         "",
         f"† {name}",
     ]
