@@ -18,6 +18,7 @@ from typing import Any
 
 import fedgp
 import leaderboard
+from fedlit.tables import COLLAPSED, Table
 from refine import FORMS, OTHERS
 
 HERE = Path(__file__).parent
@@ -33,8 +34,6 @@ DADIL_PAPER = {
 }
 Results = dict[str, Any]
 
-COLLAPSED = "†"
-"""After a figure of which seeds are exactly as accurate as naming one class, and in the row that says so."""
 TEN = (10.0,)
 """Percent of the test samples that a class has where ten have as many."""
 HEARTS = {
@@ -85,12 +84,12 @@ def mark(figure: dict[str, Any], shares: Sequence[float]) -> str:
 
 def grid(corner: str, columns: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]]) -> str:
     """A table in Markdown."""
-    headings = list(columns)
-    lines = [f"| {corner} | {' | '.join(headings)} |", f"|---|{'---|' * len(headings)}"]
-    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows]
-    if any(COLLAPSED in line for line in lines):
-        lines.append(f"| {COLLAPSED} as accurate as naming one class, in so many seeds |{' |' * len(headings)}")
-    return "\n".join(lines)
+    headings = [corner, *columns]
+    lines = [[name, *cells] for name, cells in rows]
+    table = Table.of(headings, lines, words=len(headings)).markdown(escaped=False)
+    if COLLAPSED in table:
+        table += f"\n| {COLLAPSED} as accurate as naming one class, in so many seeds |{' |' * (len(headings) - 1)}"
+    return table
 
 
 def fedgp_part(part: str) -> Callable[[Results], str]:

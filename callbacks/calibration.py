@@ -32,26 +32,23 @@ RIDGE = 10.0
 class Calibration(Callback, Component):
     """Divide the target's logits by a temperature of at least 1, where its probabilities are overconfident.
 
-    Samples of sources, and those that a model was trained on, can show overconfidence. They cannot show that a model is
-    underconfident on new samples of the target, and a temperature below 1 is not taken from them.
+    Samples of sources, and those that a model was trained on, can show overconfidence, but not underconfidence on new
+    samples of the target: a temperature below 1 is not taken from them. The temperature is fitted anew in each
+    validation, kept in checkpoints with the target's state, and used in ``predict``, by `TargetPredictions`,
+    `target_model` and in exported files; a new ``fit`` starts without. Predicted classes stay the same. It is logged as
+    ``target/temperature``. Without a validation after the last round it is that of an earlier one.
 
-    The temperature is fitted anew in each validation. It is kept in checkpoints, with the target's state, and used in
-    ``predict``, by `TargetPredictions`, `target_model` and in exported files; a new ``fit`` starts without. Predicted
-    classes stay the same. It is logged as ``target/temperature``. Without a validation after the last round it is that
-    of an earlier one.
-
-    Each source sends the mean loss of its model on its validation samples at 41 temperatures from 0.1 to
-    10, and the target receives the mean over sources alone, through the privacy backend of the channel "calibration";
-    each source counts equally. Where the target differs much from them, so may the temperature that it needs. Under
+    Each source sends the mean loss of its model on its validation samples at 41 temperatures from 0.1 to 10, and the
+    target receives the mean over sources, each counted equally, through the privacy backend of the channel
+    "calibration". Where the target differs much from the sources, so may the temperature that it needs. Under
     differential privacy of all channels every validation spends of the privacy budget, and noise decides on the
     temperature: take ``using="target"`` there.
 
     Args:
-        using: Samples that the temperature is fitted to. ``"sources"``: their validation samples, unweighted.
-            ``"weighted"``: those, weighted by how much their features resemble the target's validation samples (see
-            `importance_weights`); sources send 4705 numbers, of which the target receives the mean. ``"target"``: the
-            target's labelled training samples, at least 10; nothing is sent. A method that has trained on these is
-            more confident on them than on new ones, and the temperature too low.
+        using: Samples that the temperature is fitted to. ``"sources"``: their validation samples. ``"weighted"``:
+            those, weighted by the resemblance of their features to the target's (see `importance_weights`); sources
+            send 4705 numbers. ``"target"``: the target's labelled training samples, at least 10; nothing is sent. The
+            temperature is too low for a method that has trained on these.
 
     Raises:
         ValueError: If ``using`` is unknown; when a run starts, if the method predicts no classes, or `OracleAccuracy`

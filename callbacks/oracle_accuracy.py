@@ -37,28 +37,24 @@ _FEW = 10
 class OracleAccuracy(Callback, Component):
     """Measure accuracy and loss on the target's hidden labels, in validation and test, as papers report them.
 
-    Log ``oracle/target/acc``, ``oracle/target/balanced_acc`` (mean recall over the classes that the target has) and
-    ``oracle/target/f1`` (F1 scores of classes, weighted by their samples), all in [0, 1], and ``oracle/target/loss``
-    (cross-entropy). Of the probabilities that are predicted, with the temperature of `Calibration` if there is one:
-    ``oracle/target/ece`` (expected calibration error of the most probable class, 15 bins, in [0, 1]) and
-    ``oracle/target/brier`` (`brier_score`, in [0, 2]), the lower the better, and ``oracle/target/auc`` (area under the
-    ROC curve: the mean of each class against the rest, over those that some samples have and others have not). In
-    regression ``oracle/target/r2`` (share of variance explained, at most 1) and ``oracle/target/loss`` (mean squared
-    error, in the square of the labels' unit). They are equal on all processes. No federation could know these numbers,
-    so nothing may be selected by them.
-    Where a method has other predictions of the target (`FederatedModule.alternatives`), their accuracy is
-    ``oracle/target/NAME/acc``. All of them travel over the channel "oracle", which tables of communication keep apart
-    from what the method sends.
+    Log as ``oracle/target/NAME``: ``acc``, ``balanced_acc`` (mean recall over the classes that the target has) and
+    ``f1`` (weighted by samples), in [0, 1]; ``loss`` (cross-entropy); and of the predicted probabilities, with the
+    temperature of `Calibration` if there is one, ``ece`` (expected calibration error, 15 bins, in [0, 1]), ``brier``
+    (`brier_score`, in [0, 2]) and ``auc`` (mean area under the ROC curve of each class against the rest, over classes
+    that some samples have and others have not). In regression ``r2`` (share of variance explained, at most 1) and
+    ``loss`` (mean squared error). Where a method has other predictions of the target (`FederatedModule.alternatives`),
+    their accuracy is ``PREDICTION/acc``. Numbers are equal on all processes; they travel over the channel "oracle",
+    which tables keep apart from the method's. No federation could know them, so nothing may be selected by them.
 
     Args:
         per_class: Also log the accuracy on each class c that the target has, as ``oracle/target/acc/c``.
 
     Attributes:
         history: Label-free score and accuracy of each validation that has both; see `RunSummary`.
-        confusion: How many samples of each class (row) the last test, or validation by itself, took for which (column);
+        confusion: Samples of the last test, or validation by itself, by true class (row) and predicted class (column);
             ``None`` before, in regression, and where reports carry noise, which would be larger than the counts.
-        reliability: Of the same samples, by the probability of the predicted class in 10 equal bins from 0 to 1: how
-            many there are, their mean probability, and the share that is right; ``None`` as with ``confusion``.
+        reliability: In 10 equal bins of the predicted class's probability: number of the same samples, mean probability
+            and share that is right; ``None`` as with ``confusion``.
 
     Raises:
         LabelGuardError: When a run starts, if EarlyStopping, ModelCheckpoint or a schedule monitors an ``oracle/``

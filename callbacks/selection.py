@@ -25,12 +25,9 @@ MARGIN = 0.05
 NO_TRUST = 0.005
 """Trust up to which no model is selected.
 
-Trust is a product of four numbers in [0, 1], of which two are above 0 by chance where there are few samples. A model
-whose target predictions are random gets up to about 0.09 of neighbourhood information and 0.1 of class-mean match with
-60 samples; with 0.2 of calibrated information and accurate sources that makes 0.002. With ten classes, untrained models
-had less than 0.0001, one that was right about 14% of the target's samples 0.0001, and one with 39% 0.007. In the
-hospitals, models that were no better than naming the larger class had up to 0.004. With two classes even random
-networks may have more: those that separate them by chance.
+Trust is a product of four numbers in [0, 1]. Models whose predictions are random get up to 0.002 with 60 samples, those
+no better than naming the larger class up to 0.004 in the hospitals, untrained ones with ten classes less than 0.0001.
+With two classes even random networks may have more: those that separate them by chance.
 """
 
 
@@ -51,14 +48,7 @@ class TrustedRound(ModelCheckpoint):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method after its most trusted round.
-
-    Args:
-        method: Name in tables.
-        round_idx: The round, from 0.
-        trust: Its `fedlit.functional.trust_score`, in [0, 1].
-        run: The run's folder.
-    """
+    """A method (name in tables), its most trusted round and trust in [0, 1], and the run's folder."""
 
     method: str
     round_idx: int
@@ -74,9 +64,9 @@ class Selection:
         target: Name of the client adapted to.
         seed: Of the runs.
         chosen: The model to take; ``None`` if no candidate has more trust than `NO_TRUST`.
-        candidates: Of all methods that have a score, by falling trust.
-        without: Methods of which no round has a score.
-        in_doubt: Whether ``chosen`` adapts nothing, and was taken as the trust of the others is hardly higher.
+        candidates: All methods that have a score, by falling trust.
+        without: Methods without a score in any round.
+        in_doubt: Whether ``chosen`` is SourceOnly, taken as the trust of the others is hardly higher.
     """
 
     target: str
@@ -114,17 +104,13 @@ class Selection:
 
 
 def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
-    """Select the most trusted round of the most trusted method, for each target and seed.
+    """Select the most trusted round of the most trusted method, for each target and seed with a score.
 
-    If SourceOnly, which adapts nothing and receives nothing from the target, is among the methods and has at least 95
-    per cent of the highest trust, it is taken instead: there is little to gain by another. Where no trust is above
-    `NO_TRUST`, no model is chosen.
+    SourceOnly, which adapts nothing and receives nothing from the target, is taken instead if it has at least 95 % of
+    the highest trust. Where no trust is above `NO_TRUST`, no model is chosen.
 
     Args:
-        runs: Finished ones, by the path of their folder.
-
-    Returns:
-        One for each target and seed, in the order of their first runs; without those of which no run has a score.
+        runs: Finished runs, by the path of their folder.
     """
     groups: dict[tuple[str, str], dict[str, RunFolder]] = {}
     for path, run in runs.items():
@@ -150,12 +136,7 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
 
 
 def choose(trust: Sequence[float], adapts_nothing: Sequence[bool]) -> int | None:
-    """Position of the model to take, or ``None`` if none is trusted.
-
-    Args:
-        trust: Of each model, at least one.
-        adapts_nothing: Of each model, whether its method is SourceOnly.
-    """
+    """Position of the model to take, or ``None`` if none is trusted; at least one model has a ``trust``."""
     first = max(range(len(trust)), key=trust.__getitem__)
     if not trust[first] > NO_TRUST:
         return None

@@ -21,20 +21,18 @@ from fedlit.run.tasks import Classification
 class TargetPredictions(Callback):
     """Write predictions of ``trainer.predict`` for the target to a file: a row per sample, in the data's order.
 
-    The first column, ``id``, identifies the sample: the name that the data module's ``ids`` gives it, or its position
-    in the target's data, from 0, before they were split; of a loader without a `DomainDataModule`, in the loader. Then
-    ``predicted`` has the most probable class, and there is a column for the probability of each class; in regression
-    there is a column for each number alone. Columns bear the names that the data module has in ``classes``, such as a
-    `DomainDataModule`, or else count from 0. The process that hosts the target writes. Nothing is written under
-    ``fast_dev_run``.
+    The column ``id`` has the data module's ``ids``, or the sample's position in the target's data, from 0, before they
+    were split; of a loader without a `DomainDataModule`, in the loader. ``predicted`` has the most probable class, and
+    there is a column for the probability of each class; in regression there is a column for each number alone. Columns
+    have the names of the data module's ``classes``, or else numbers from 0. The process that hosts the target writes.
+    Nothing is written under ``fast_dev_run``.
 
     Args:
         csv: Path of the file; ``None`` is ``predictions.csv`` in the Trainer's ``log_dir``, or its
             ``default_root_dir``.
-        costs: What decisions cost, in any unit: a row for each true class, and in it a number for each class decided
-            for, in the order of the columns. They add the column ``decision``: the class that costs least on average
-            by the sample's probabilities, see `fedlit.functional.decide`. Of two classes ``[[0, 1], [4, 0]]`` decides
-            for the second where its probability is above 1 / (1 + 4).
+        costs: Costs of decisions in any unit, ``costs[true class][decided class]``. They add the column ``decision``:
+            the class with the lowest expected cost, see `fedlit.functional.decide`. Of two classes ``[[0, 1], [4, 0]]``
+            decides for the second where its probability is above 1 / (1 + 4).
 
     Raises:
         TypeError: If the module is no `FederatedModule`.

@@ -61,35 +61,32 @@ class Validators(Callback, Component):
 
     Of the target's predictions alone: ``certainty`` (how sure each prediction is, by its entropy), ``diversity`` (how
     evenly classes are predicted, by the entropy of their shares), ``information`` (mutual information of inputs and
-    predicted classes, the sum of both less 1) and ``density`` (how many others each prediction is close to, by soft
-    neighbourhood density). Of its inputs too: ``neighbourhood`` (mutual information of a sample's predicted class and
-    those of its nearest neighbours, which are the same for every model). From the sources' validation samples too,
-    weighted by how much their features resemble the target's: ``iwv`` (accuracy as importance-weighted validation
-    estimates it) and ``dev`` (accuracy as deep embedded validation estimates it, with less variance); and as they are:
-    ``calibrated`` (``information`` at the temperature that makes the labels of the sources' samples likeliest) and
-    ``class_means`` (how alike means of predicted classes are to the means of the sources' classes, by angle). To
-    compare models of different methods: ``trust`` (the product of these three, ``calibrated``, ``neighbourhood`` and
-    ``class_means``, and of the sources' accuracy).
+    predicted classes, the sum of both less 1) and ``density`` (soft neighbourhood density of predictions). Of its
+    inputs too: ``neighbourhood`` (mutual information of a sample's predicted class and those of its nearest
+    neighbours). From the sources' validation samples, weighted by their resemblance to the target's: ``iwv`` (accuracy
+    by importance-weighted validation) and ``dev`` (accuracy by deep embedded validation, with less variance);
+    unweighted: ``calibrated`` (``information`` at the temperature that fits the sources' labels) and
+    ``class_means`` (similarity of means of predicted classes to means of the sources' classes, by angle). To compare
+    different methods: ``trust`` (product of ``calibrated``, ``neighbourhood``, ``class_means`` and the sources'
+    accuracy).
 
-    By themselves ``diversity`` also rewards models that are sure of nothing, and ``density`` those that predict
-    everything alike, as untrained ones do. ``information`` rewards methods whose networks are sure; ``trust`` does not,
-    as everyone's temperature takes that away. It asks that a method's model does for the sources what it does for the
-    target, that inputs which are alike (standardised by each client itself, and scaled to length 1; of images the
-    pixels, shrunk to 32 x 32) are often of one class, and of some 50 samples at least. While a method has nothing to
-    predict with at the target (FedRF-TCA before the first average of the classifiers), nothing is logged.
+    By themselves ``diversity`` also rewards underconfident models, ``density`` those that predict everything alike, and
+    ``information`` overconfident methods; ``trust`` does not, as the temperature removes that. It assumes that a model
+    does for the sources what it does for the target, that similar inputs (standardised by each client, scaled to length
+    1; images shrunk to 32 x 32) are often of one class, and some 50 samples at least. While a method has no classifier
+    for the target (FedRF-TCA before the first average), nothing is logged.
 
-    All can be the ``monitor`` of ModelCheckpoint, EarlyStopping or a sweep, with ``mode="max"``, as can ``source/acc``,
-    which is logged anyway, and ``target/score``, which is ``information``. benchmarks/RESULTS.md has what each loses.
-    See `fedlit.functional` for what each computes.
+    All can be the ``monitor`` of ModelCheckpoint, EarlyStopping or a sweep, with ``mode="max"``, as can ``source/acc``
+    and ``target/score``, which is ``information``. `fedlit.functional` has the formulas, benchmarks/RESULTS.md the
+    accuracy that each loses.
 
-    Of what sources send the target receives the mean, through the privacy backend of the channel. Each source counts
-    equally, however many samples it has. Over "source_moments" go for ``iwv`` and ``dev`` 4 N^2 + 6 N numbers for N
-    frequencies, which reveal the mean of random features of a source's samples, and how often it errs; for
-    ``calibrated`` and ``trust`` the mean loss at 41 temperatures from 0.1 to 10; for ``trust`` accuracy too. Over
-    "class_means" go for ``class_means`` and ``trust`` the means of classes and their shares, 129 numbers for each
-    class. Never a sample.
-    Under differential privacy of all channels every validation spends of the privacy budget, and scores of clipped and
-    noisy statistics mean little: name only those there that need none.
+    The target receives the mean over sources, through the privacy backend of the channel; each source counts equally.
+    "source_moments" has for ``iwv`` and ``dev`` 4 N^2 + 6 N numbers for N frequencies, which reveal the mean of random
+    features of a source's samples, and its error rate; for ``calibrated`` and ``trust`` the mean loss at 41
+    temperatures from 0.1 to 10; for ``trust`` accuracy too. "class_means" has for ``class_means`` and ``trust`` the
+    means and shares of classes, 129 numbers for each class. Never a sample. Under differential privacy of all channels
+    every validation spends of the privacy budget, and scores of noisy statistics mean little: name only those there
+    that need none.
 
     Args:
         names: Which scores; ``None`` is all of them.

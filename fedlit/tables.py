@@ -23,7 +23,6 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from jinja2 import Template
-    from markupsafe import Markup
 
 COLLAPSED = "†"
 """After a score of models of which at least one predicts a single class."""
@@ -76,6 +75,7 @@ class Column:
         numeric: Whether it has numbers, which are aligned to the right, or words.
         form: Turns a value into text; texts, figures and ``None``, which is a dash, need none.
         folds: Whether a narrow terminal may break its cells.
+        min_width: Characters that a narrow terminal leaves it.
         parts: Headings of `Figure.parts` in a CSV file; empty for columns without figures.
     """
 
@@ -83,6 +83,7 @@ class Column:
     numeric: bool = False
     form: Callable[[Any], str] = str
     folds: bool = False
+    min_width: int = 1
     parts: tuple[str, ...] = ()
 
     def text(self, value: object) -> str:
@@ -150,8 +151,8 @@ class Table:
         title = None if self.caption is None else Text(self.caption, style="italic")
         table = RichTable(title=title, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
         for column in self.columns:
-            justify = "right" if column.numeric else "left"
-            table.add_column(Text(column.title), justify=justify, no_wrap=not column.folds, overflow="fold")  # type: ignore[arg-type]
+            look: dict[str, Any] = {"justify": "right" if column.numeric else "left", "no_wrap": not column.folds}
+            table.add_column(Text(column.title), overflow="fold", min_width=column.min_width, **look)
         for row, cells in zip(self.rows, self.texts(), strict=True):
             # as `Text`: brackets in names would be styles to rich
             table.add_row(*map(Text, cells), style="bold" if row.total else None, end_section=row.last)
@@ -203,11 +204,9 @@ class Table:
         ]
         return "\n".join(lines)
 
-    def html(self) -> Markup:
+    def html(self) -> str:
         """An element of a page; all texts are escaped, and line breaks are ``<br>``."""
-        from markupsafe import Markup
-
-        return Markup(_template().render(table=self, texts=self.texts(), br=Markup("<br>")))
+        return _template().render(table=self, texts=self.texts())
 
 
 @cache
@@ -231,7 +230,9 @@ _HTML = """\
 {% for row in table.rows %}
 <tr{% if row.total %} class="sum"{% endif %}>
 {%- for text in texts[loop.index0] -%}
-<td{{ "" if table.columns[loop.index0].numeric else " class=w" }}>{{ text.split("\\n") | join(br) }}</td>
+<td{{ "" if table.columns[loop.index0].numeric else " class=w" }}>
+{%- for line in text.split("\\n") %}{{ "" if loop.first else "<br>" | safe }}{{ line }}{% endfor -%}
+</td>
 {%- endfor -%}
 </tr>
 {% endfor %}

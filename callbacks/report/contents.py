@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedlit.callbacks.privacy_report import NOT_PROTECTED
-from fedlit.callbacks.report.charts import Dots, Line, Panel
+from fedlit.callbacks.report.charts import Line, Panel, dots
 from fedlit.callbacks.report.federations import FederationRuns, by_federation, by_title
 from fedlit.callbacks.report.pages import (
     Block,
@@ -154,7 +154,7 @@ def _trust(runs: Sequence[RunFolder], prefix: str) -> Picture | None:
     if len(values) < 2:
         return None
     title = f"{TRUST} of the most trusted round"
-    return Picture(f"{prefix}methods_1.svg", title, Dots(title, targets, values, SPREAD).draw())
+    return Picture(f"{prefix}methods_1.svg", title, dots(title, targets, values, SPREAD))
 
 
 def _config_diff(runs: Sequence[RunFolder]) -> list[Block]:

@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Embedded:
-    """A sample in the plane, and names of classes, empty where there is none."""
+    """A sample in the plane with names of classes, which may be empty."""
 
     client: str
     x: float

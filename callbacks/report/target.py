@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedlit.callbacks.report.charts import Confusion, Points, Reliability, Shares
+from fedlit.callbacks.report.charts import confusion, points, reliability, shares
 from fedlit.callbacks.report.pages import Block, Picture, Pictures, Text
 from fedlit.callbacks.report.run import ORACLE
 from fedlit.callbacks.report.run_folder import RunFolder
@@ -45,22 +45,21 @@ def target_blocks(target: str, runs: Mapping[str, Sequence[RunFolder]], file: st
     counts = {name: matrix for name, matrix in counts.items() if matrix}
     bins = {name: _bins(some) for name, some in summaries.items()}
     bins = {name: rows for name, rows in bins.items() if rows}
-    drawings: list[Reliability | Shares | Confusion | Points] = []
+    drawings: dict[str, str] = {}
     if bins:
-        drawings.append(Reliability(f"{target}: share that is right ({ORACLE}), by probability", bins))
+        title = f"{target}: share that is right ({ORACLE}), by probability"
+        drawings[title] = reliability(title, bins)
     if counts:
-        shares = {name: [sum(column) for column in zip(*matrix, strict=True)] for name, matrix in counts.items()}
-        true = [sum(row) for row in next(iter(counts.values()))]
-        drawings.append(Shares(f"{target}: share of each class, in %", classes, shares, true))
-    drawings += [
-        Confusion(f"{name} on {target}: true classes (rows, {ORACLE})", classes, matrix)
-        for name, matrix in counts.items()
-    ]
-    drawings += [
-        _points(f"{name} on {target}: features, seed {run.seed}", run, target)
-        for name, some in runs.items()
-        for run in sorted((run for run in some if run.embeddings), key=lambda run: int(run.seed))[:1]
-    ]
+        predicted = {name: [sum(column) for column in zip(*matrix, strict=True)] for name, matrix in counts.items()}
+        title = f"{target}: share of each class, in %"
+        drawings[title] = shares(title, classes, predicted, [sum(row) for row in next(iter(counts.values()))])
+    for name, matrix in counts.items():
+        title = f"{name} on {target}: true classes (rows, {ORACLE})"
+        drawings[title] = confusion(title, classes, matrix)
+    for name, some in runs.items():
+        for run in sorted((run for run in some if run.embeddings), key=lambda run: int(run.seed))[:1]:
+            title = f"{name} on {target}: features, seed {run.seed}"
+            drawings[title] = _points(title, run, target)
     blocks: list[Block] = []
     values = {
         name: [[v for run in some if (v := getattr(run, field)) is not None] for field in _MEASURES.values()]
@@ -71,7 +70,7 @@ def target_blocks(target: str, runs: Mapping[str, Sequence[RunFolder]], file: st
         blocks.append(Text(f"{ORACLE}, all but the temperature by which Calibration has divided logits:"))
         blocks.append(Table.of(["method", *_MEASURES], scores))
     if drawings:
-        pictures = [Picture(f"{file}_{n}.svg", each.title, each.draw()) for n, each in enumerate(drawings, 1)]
+        pictures = [Picture(f"{file}_{n}.svg", title, svg) for n, (title, svg) in enumerate(drawings.items(), 1)]
         blocks += [Text(_MEANING), Pictures(pictures)]
     others = sorted({run.method for run in recorded if sorted(run.classes) != sorted(classes)})
     if others:
@@ -103,15 +102,15 @@ def _bins(runs: Sequence[RunSummary]) -> list[list[float]]:
     return rows
 
 
-def _points(title: str, run: RunFolder, target: str) -> Points:
+def _points(title: str, run: RunFolder, target: str) -> str:
     rows = [(row, row.predicted if row.client == target else row.label) for row in run.embeddings]
     classes = sorted({label for _, label in rows if label})
-    points: dict[str, list[tuple[float, float]]] = {}
+    samples: dict[str, list[tuple[float, float]]] = {}
     colors: dict[str, list[int]] = {}
     for row, label in rows:
-        points.setdefault(row.client, []).append((row.x, row.y))
+        samples.setdefault(row.client, []).append((row.x, row.y))
         colors.setdefault(row.client, []).append(classes.index(label) if label else 0)
     if not classes:  # in regression, clients have the colours
-        colors = {client: [place] * len(some) for place, (client, some) in enumerate(points.items())}
-        classes = [*points]
-    return Points(title, points, colors, classes, target)
+        colors = {client: [place] * len(some) for place, (client, some) in enumerate(samples.items())}
+        classes = [*samples]
+    return points(title, samples, colors, classes, target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedlit.callbacks.report.charts import Dots
+from fedlit.callbacks.report.charts import dots
 from fedlit.callbacks.report.pages import Block, Bullets, Picture, Pictures
 from fedlit.callbacks.report.run import ORACLE
 from fedlit.callbacks.run_summary import (
@@ -52,8 +52,8 @@ def verdict(runs: Sequence[RunSummary], trust: Picture | None = None, prefix: st
             for method in methods_of(part)
         }
         title = f"{task} in % of the target ({ORACLE})"
-        chart = Dots(title, targets_of(part), values, SPREAD)
-        pictures.append(Picture(f"{prefix}methods_{len(pictures) + 1}.svg", title, chart.draw()))
+        svg = dots(title, targets_of(part), values, SPREAD)
+        pictures.append(Picture(f"{prefix}methods_{len(pictures) + 1}.svg", title, svg))
     return [*([Bullets(lines)] if lines else []), *([Pictures(pictures)] if pictures else [])]
 
 

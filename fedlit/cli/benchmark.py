@@ -14,9 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from fedlit.tables import show
+from fedlit.tables import Table, show
 
 
 @dataclass(frozen=True)
@@ -123,19 +121,17 @@ def comparison(kept: list[Figure], now: list[Figure]) -> Table | str:
     if not now:
         return "This benchmark has no figures with a spread over seeds: compare its output with benchmarks/RESULTS.md."
     before = {figure.path: figure for figure in kept}
-    agree = 0
-    table = Table(title="this run next to the repository's figures")
-    for heading in ("figure", "repository", "this run", "within the spread"):
-        table.add_column(heading, justify="left" if heading == "figure" else "right")
+    agree, rows = 0, []
     for figure in now:
         old = before.get(figure.path)
         name = ", ".join(figure.path)
         if old is None:
-            table.add_row(name, "-", str(figure), "new")
+            rows.append([name, "-", str(figure), "new"])
             continue
         rounding = 10.0 ** -max(figure.places, old.places)
         within = abs(figure.mean - old.mean) <= max(figure.std + old.std, rounding) + 1e-9
         agree += within
-        table.add_row(name, str(old), str(figure), "yes" if within else "no")
-    table.caption = f"{agree} of {sum(figure.path in before for figure in now)} within the spread"
-    return table
+        rows.append([name, str(old), str(figure), "yes" if within else "no"])
+    note = f"{agree} of {sum(figure.path in before for figure in now)} within the spread"
+    titles = ("figure", "repository", "this run", "within the spread")
+    return Table.of(titles, rows, caption="this run next to the repository's figures", footnotes=[note])

@@ -6,12 +6,10 @@ import argparse
 import sys
 from functools import cache
 
-from rich.table import Table
-from rich.text import Text
-
 from fedlit.cli.known import KINDS, Row, known, offered
 from fedlit.cli.loading import load
-from fedlit.tables import show
+from fedlit.tables import Column, Table, show
+from fedlit.tables import Row as TableRow
 
 
 def list_command(args: list[str]) -> None:
@@ -41,7 +39,6 @@ def _plug_ins() -> list[tuple[str, Row]]:
 
 def _table(kind: str, by_lines: bool) -> Table:
     """What there is of a kind; ``by_lines`` for other programs, or else for a screen, which may be narrow."""
-    table = Table(title=kind)
     listed = rows(kind)
     names, last = [row.name for row in listed], [row.extra for row in listed]
     below = kind != "validators" and not by_lines and any(last)
@@ -54,9 +51,6 @@ def _table(kind: str, by_lines: bool) -> Table:
         "sends": [row.sends for row in listed],
         "source statistics" if kind == "validators" else "configuration": last,
     }
-    for header, cells in columns.items():
-        if any(cells):
-            table.add_column(header, no_wrap=header.startswith("name"), min_width=12, overflow="fold")
-    for row in zip(*filter(any, columns.values()), strict=True):
-        table.add_row(*map(Text, row))
-    return table
+    shown = {header: cells for header, cells in columns.items() if any(cells)}
+    headings = [Column(header, folds=not header.startswith("name"), min_width=12) for header in shown]
+    return Table(headings, [TableRow(list(cells)) for cells in zip(*shown.values(), strict=True)], kind)

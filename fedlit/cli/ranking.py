@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report.federations import facts_of
 from fedlit.callbacks.report.run_folder import differences
 from fedlit.callbacks.run_summary import FLOOR, accuracies
 from fedlit.callbacks.selection import NO_TRUST, TRUST, choose
 from fedlit.cli.lightning_cli import Parsed
+from fedlit.tables import Column, Figure, Row, Table
 
 if TYPE_CHECKING:  # it makes the ranking
     from fedlit.cli.trials import Sweep
@@ -196,26 +193,22 @@ class Ranking:
         explained = any(run.oracle_r2 is not None for run in self.done.values())
         title = "trials, in their order" if metric is None else f"settings by {metric}, {self._goal} first"
         title += "" if self.between or metric is None else " within each method"
-        table = Table(title=title, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-        for name in ["trial", *(["target"] if len(self.targets) > 1 else []), *settings]:
-            table.add_column(Text(name), overflow="fold")
-        for name in [
-            *([] if metric is None else [metric]),
-            f"target {'R2 in %' if explained else 'accuracy'}\n(oracle)",
-        ]:
-            table.add_column(Text(name), justify="right")
+        compared = [] if metric is None else [metric]
+        words = ["trial", *(["target"] if len(self.targets) > 1 else []), *settings]
+        score = f"target {'R2 in %' if explained else 'accuracy'}\n(oracle)"
+        columns = [Column(name, folds=True) for name in words]
+        columns += [Column(name, numeric=True) for name in [*compared, score]]
+        rows = []
         for group in self.groups:
             first = self.sweep.runs[group.numbers[0]]
-            cells = [", ".join(str(number + 1) for number in group.numbers)]
+            cells: list[object] = [", ".join(str(number + 1) for number in group.numbers)]
             cells += [group.target] if len(self.targets) > 1 else []
             cells += [first.settings[name] for name in settings]
             cells += [] if metric is None else [_mean(group.score, group.spread, "{:.4g}")]
-            found = [100 * each for each in accuracies(self.done[number] for number in group.numbers)]
-            spread = stdev(found) if len(found) > 1 else None
-            cells.append(_mean(fmean(found) if found else None, spread, "{:.1f}"))
+            cells.append(Figure(accuracies(self.done[number] for number in group.numbers), 100))
             last = group is self.groups[-1] or self.groups[self.groups.index(group) + 1].target != group.target
-            table.add_row(*map(Text, cells), end_section=last)
-        return table
+            rows.append(Row(cells, last=last))
+        return Table(columns, rows, title)
 
 
 def _mean(mean: float | None, spread: float | None, form: str) -> str:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from fedlit.callbacks import RunSummary
-from fedlit.callbacks.report.charts import Confusion, Dots, Line, Panel, Points, Reliability, Shares
+from fedlit.callbacks.report.charts import Line, Panel, confusion, dots, points, reliability, shares
 from fedlit.callbacks.report.pages import Bullets, Pictures
 from fedlit.callbacks.report.verdict import verdict
 from fedlit.callbacks.summary import closing_table
@@ -98,17 +98,16 @@ def test_the_notes_of_the_closing_table_have_the_same_differences():
 
 def test_pictures_have_what_they_are_given():
     """Texts of the drawings, and places of dots on a scale whose ends are known."""
-    dots = Dots("t", ["dslr", "<b>"], {"A": [[10.0, 20.0], [30.0]], "B": [[], [15.0]]}, "unit").draw()
-    texts = [html.unescape(each) for each in re.findall("<text[^>]*>(.*?)</text>", dots)]
+    drawn = dots("t", ["dslr", "<b>"], {"A": [[10.0, 20.0], [30.0]], "B": [[], [15.0]]}, "unit")
+    texts = [html.unescape(each) for each in re.findall("<text[^>]*>(.*?)</text>", drawn)]
     assert {"dslr", "<b>", "15.0", "30.0", "unit", "A", "B"} <= set(texts)
-    confusion = Confusion("t", ["a", "b"], [[3, 1], [0, 0]]).draw()
-    assert re.findall("<text[^>]*>([^<]*)</text>", confusion)[1:4] == ["a", "3", "1"]
-    reliable = Reliability("t", {"A": [[0, 0.0, 0.0], [4, 0.5, 1.0]]}).draw()
+    matrix = confusion("t", ["a", "b"], [[3, 1], [0, 0]])
+    assert re.findall("<text[^>]*>([^<]*)</text>", matrix)[1:4] == ["a", "3", "1"]
+    reliable = reliability("t", {"A": [[0, 0.0, 0.0], [4, 0.5, 1.0]]})
     assert len(re.findall('stroke-linecap="round"', reliable)) == 1  # an empty bin has no dot
-    shares = Shares("t", ["a", "b"], {"A": [1, 3]}, [2, 2]).draw()
-    assert len(re.findall("<rect", shares)) == 2
-    points = Points("t", {"s": [(0.0, 0.0)], "t": [(1.0, 1.0), (2.0, 0.5)]}, {"s": [0], "t": [0, 1]}, ["a", "b"], "t")
-    assert points.draw().count("h0") == 3
+    assert len(re.findall("<rect", shares("t", ["a", "b"], {"A": [1, 3]}, [2, 2]))) == 2
+    samples = {"s": [(0.0, 0.0)], "t": [(1.0, 1.0), (2.0, 0.5)]}
+    assert points("t", samples, {"s": [0], "t": [0, 1]}, ["a", "b"], "t").count("h0") == 3
 
 
 def test_a_band_is_one_deviation_wide_and_curves_without_one_have_none():

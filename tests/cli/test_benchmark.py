@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.table import Table
 
 from fedlit.cli import main
 from fedlit.cli.benchmark import Figure, comparison, figures
+from fedlit.tables import Table
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,7 +97,7 @@ def test_mistakes_are_told_by_name(clone: Path, monkeypatch: pytest.MonkeyPatch,
 def test_figures_agree_to_the_places_that_they_are_told_with(now: float, verdict: str) -> None:
     table = comparison([Figure(("r",), 0.8, 0.0)], [Figure(("r",), now, 0.0)])
     assert isinstance(table, Table)
-    assert [list(column.cells) for column in table.columns] == [["r"], ["0.8 ± 0.0"], [f"{now} ± 0.00"], [verdict]]
+    assert table.texts() == [["r", "0.8 ± 0.0", f"{now} ± 0.00", verdict]]
 
 
 def test_figures_are_those_with_a_spread() -> None:

@@ -407,7 +407,7 @@ def best(metric: str, *trials: tuple[str, str, str, int, float]) -> list[str]:
 
     sweep: Any = Trained(metric, list(trials))
     ranking = Ranking(sweep, sweep.done())
-    assert ranking.table().row_count == len(ranking.groups)
+    assert len(ranking.table().rows) == len(ranking.groups)
     return ranking.best()
 
 
