@@ -17,7 +17,7 @@ from fedlit.callbacks.report.federations import facts_of
 from fedlit.callbacks.report.run_folder import differences
 from fedlit.callbacks.run_summary import FLOOR, accuracies
 from fedlit.callbacks.selection import NO_TRUST, TRUST, choose
-from fedlit.cli.lightning_cli import Parsed
+from fedlit.cli.parsed import Parsed
 
 if TYPE_CHECKING:  # it makes the ranking
     from fedlit.cli.trials import Sweep
@@ -25,25 +25,15 @@ if TYPE_CHECKING:  # it makes the ranking
 
 @dataclass(frozen=True)
 class Group:
-    """Trials of the same settings on the same target, one for each seed.
+    """Trials of the same settings on the same target, one for each seed."""
 
-    Args:
-        label: The settings.
-        target: Client name, and, where trials have other data of the same name, which data.
-        method: That is trained: see `method_of`.
-        numbers: Of its trials that are finished.
-        whole: Whether all of its trials are finished and have logged the metric.
-        score: Mean of the metric over its trials; ``None`` if none has it.
-        spread: Their sample standard deviation; ``None`` of a single one.
-    """
-
-    label: str
-    target: str
-    method: Method
-    numbers: tuple[int, ...]
-    whole: bool
-    score: float | None
-    spread: float | None
+    label: str  # the settings
+    target: str  # client name, and, where trials have other data of the same name, which data
+    method: Method  # see `method_of`
+    numbers: tuple[int, ...]  # of its trials that are finished
+    whole: bool  # all of its trials are finished and have logged the metric
+    score: float | None  # mean of the metric over its trials
+    spread: float | None  # their sample standard deviation; none of a single one
 
 
 Method = tuple[str, Any, bool]

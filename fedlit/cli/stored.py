@@ -72,7 +72,6 @@ def write(run_dir: Path, configs: Sequence[str], ckpt_path: Path | None, output:
 
 
 def _newest(folder: Path) -> Path:
-    """The checkpoint that has trained for most rounds."""
     # of several processes each has files of its own, of which only .part may lie here
     found = [*dict.fromkeys(files_of(path)[0] for path in sorted(folder.glob("*.ckpt*")))]
     if not found:

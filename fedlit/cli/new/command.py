@@ -27,25 +27,15 @@ _SHARE = 0.5
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data.
+    """A kind of data."""
 
-    Args:
-        what: They are.
-        depths: How deep files lie in a folder of them.
-        suffixes: Gives those of their files.
-        options: Adds the options that describe a user's data.
-        own: Makes the study of a user's data.
-        example: Makes the study of an example in a folder, and what writes its files.
-        method: Class of the recommended method, which names the folder of its runs.
-    """
-
-    what: str
-    depths: Sequence[str]
+    what: str  # summary
+    depths: Sequence[str]  # patterns of files in a folder of them
     suffixes: Callable[[], Sequence[str]]
-    options: Callable[[argparse.ArgumentParser], None]
-    own: Callable[[argparse.Namespace], Study]
-    example: Callable[[Path, Writers], Study]
-    method: str = "SourceOnly"
+    options: Callable[[argparse.ArgumentParser], None]  # adds those that describe a user's data
+    own: Callable[[argparse.Namespace], Study]  # of a user's data
+    example: Callable[[Path, Writers], Study]  # in a folder, with what writes its files
+    method: str = "SourceOnly"  # class of the recommended method, which names the folder of its runs
 
 
 KINDS = {
