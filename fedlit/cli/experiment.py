@@ -149,11 +149,11 @@ class Experiment(Plan):
 
     def _select(self, done: Mapping[int, RunSummary]) -> None:
         places = [self.folder.folder_of(number) for number in done]
-        found = select({str(place): read_runs([place])[0] for place in places if place is not None})
-        write_whole(self.folder.path / SELECTED, as_json(found))
-        for each in found:
+        selections = select({str(place): read_runs([place])[0] for place in places if place is not None})
+        write_whole(self.folder.path / SELECTED, as_json(selections))
+        for each in selections:
             say(str(each))
-        if not found:
+        if not selections:
             say("nothing is selected: no validation has logged validator/trust, as where reports are off")
 
 

@@ -94,9 +94,9 @@ class ExperimentFolder:
     def checkpoint(self, number: int, until: int | None = None) -> Path | None:
         """The latest one that an interrupted run has left whole, with the state of all clients, up to a round."""
         folder = self.folder_of(number)
-        found = [] if folder is None else [*folder.glob("checkpoints/*.ckpt")]
-        found.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
-        return next((file for file in found if _has_all(file, until)), None)
+        checkpoints = [] if folder is None else [*folder.glob("checkpoints/*.ckpt")]
+        checkpoints.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
+        return next((file for file in checkpoints if _has_all(file, until)), None)
 
     @contextmanager
     def held(self, number: int) -> Iterator[None]:

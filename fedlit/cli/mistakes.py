@@ -105,14 +105,14 @@ class Given:
 
     def without_effect(self) -> Iterator[str]:
         """A sentence for each option whose value a configuration after it replaces by another."""
-        found: dict[str, tuple[str, object]] = {}
+        earlier: dict[str, tuple[str, object]] = {}
         for where, tree in self.sources:
             values = {short(key): value for key, value in flat(tree).items()}
             if where.startswith("--"):
-                found |= {key: (where, value) for key, value in values.items()}
+                earlier |= {key: (where, value) for key, value in values.items()}
                 continue
-            for key in found.keys() & values.keys():
-                option, value = found.pop(key)
+            for key in earlier.keys() & values.keys():
+                option, value = earlier.pop(key)
                 with suppress(yaml.YAMLError):
                     value = yaml.safe_load(value) if isinstance(value, str) else value
                 if str(value) != str(values[key]):
@@ -149,11 +149,11 @@ def placed(where: str, key: str, text: str) -> str:
 def no_such_argument(cls: str, key: str, takes: Collection[str], given: Given) -> str:
     """That a class has no argument as the key ends with, and which was meant."""
     word = key.rpartition(".")[2]
-    name, found, other = cls.split(".")[-1], nearest(word, takes), given.elsewhere(key)
+    name, guess, other = cls.split(".")[-1], nearest(word, takes), given.elsewhere(key)
     text = f"{name} has no argument {word!r}"
-    found = _SYNONYMS[word] if _SYNONYMS.get(word) in takes else found
-    if found is not None:
-        return f"{text}: did you mean {found!r}?"
+    guess = _SYNONYMS[word] if _SYNONYMS.get(word) in takes else guess
+    if guess is not None:
+        return f"{text}: did you mean {guess!r}?"
     if other is not None:
         return f"{text}: did you mean {other!r}?"
     return f"{text}: it takes {', '.join(takes)}" if takes else f"{text}: it takes none"
@@ -194,9 +194,9 @@ class _Walk:
                 self.value(str(key), value)
 
     def _unknown(self, key: str) -> None:
-        found = MEANT.get(key) or nearest(key, TOP)
-        if found is not None:  # what is near none may be of another version of Lightning, or of a class
-            self._refuse(key, f"there is no {key!r}: did you mean {found!r}?")
+        guess = MEANT.get(key) or nearest(key, TOP)
+        if guess is not None:  # what is near none may be of another version of Lightning, or of a class
+            self._refuse(key, f"there is no {key!r}: did you mean {guess!r}?")
         of = [part for part in ("data", "model") if key in (self._takes(part) or ())]
         if of:
             self._refuse(key, f"there is no {key!r}: did you mean '{of[0]}.{key}'?")
@@ -283,8 +283,8 @@ class _Walk:
         table = known().arguments
         if "." in cls:
             return table.get(cls)
-        found = [path for path in table if path.endswith(f".{cls}") and cls not in _offered()]
-        return table[found[0]] if found else None
+        paths = [path for path in table if path.endswith(f".{cls}") and cls not in _offered()]
+        return table[paths[0]] if paths else None
 
     def _name(self, key: str, name: str, kind: str | None) -> None:
         """A class that there is not."""
@@ -292,9 +292,9 @@ class _Walk:
         paths = known().arguments
         if parent:
             there = [path.rpartition(".")[2] for path in paths if path.rpartition(".")[0] == parent]
-            found = None if word in there else nearest(word, there)
-            if found is not None:
-                self._refuse(key, f"{parent} has no class {word!r}: did you mean '{parent}.{found}'?")
+            guess = None if word in there else nearest(word, there)
+            if guess is not None:
+                self._refuse(key, f"{parent} has no class {word!r}: did you mean '{parent}.{guess}'?")
         elif kind is not None and "fedlit.module" not in sys.modules:  # or it may be one that the caller has made
             names = [row.name for row in known().listed[kind]]
             if name not in names and name not in offered(kind):

@@ -71,7 +71,7 @@ def load_plugins() -> tuple[PlugIn, ...]:
 
     That is all that short names need: jsonargparse looks for them among the subclasses that were imported.
     """
-    found: list[PlugIn] = []
+    plug_ins: list[PlugIn] = []
     for kind in KINDS:
         owners = dict.fromkeys(KINDS[kind].own(), "fedlit")
         for entry in sorted(entry_points(group=f"fedlit.{kind}"), key=lambda entry: (_distribution(entry), entry.name)):
@@ -82,8 +82,8 @@ def load_plugins() -> tuple[PlugIn, ...]:
                 _report(f"plug-in {entry.name!r} of {_distribution(entry)} (fedlit.{kind}) is left out: {reason}")
             else:
                 owners[entry.name] = _distribution(entry)
-                found.append(PlugIn(kind, thing, _distribution(entry)))
-    return tuple(found)
+                plug_ins.append(PlugIn(kind, thing, _distribution(entry)))
+    return tuple(plug_ins)
 
 
 def _load(entry: EntryPoint, kind: Kind, owners: dict[str, str]) -> type:

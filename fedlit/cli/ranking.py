@@ -123,11 +123,11 @@ class Ranking:
 
     def _parts(self, groups: Sequence[Group]) -> list[list[Group]]:
         """Groups that have a score, by what may be compared."""
-        found: dict[int, list[Group]] = {}
+        parts: dict[int, list[Group]] = {}
         for group in groups:
             if group.score is not None:
-                found.setdefault(self._part(group), []).append(group)
-        return [*found.values()]
+                parts.setdefault(self._part(group), []).append(group)
+        return [*parts.values()]
 
     def _on(self, target: str) -> list[str]:
         """What is best on a target; of each method, if no more may be compared and it has several settings."""
@@ -200,9 +200,9 @@ class Ranking:
             cells += [group.target] if len(self.targets) > 1 else []
             cells += [first.settings[name] for name in settings]
             cells += [] if metric is None else [_mean(group.score, group.spread, "{:.4g}")]
-            found = [100 * each for each in accuracies(self.done[number] for number in group.numbers)]
-            spread = stdev(found) if len(found) > 1 else None
-            cells.append(_mean(fmean(found) if found else None, spread, "{:.1f}"))
+            percents = [100 * each for each in accuracies(self.done[number] for number in group.numbers)]
+            spread = stdev(percents) if len(percents) > 1 else None
+            cells.append(_mean(fmean(percents) if percents else None, spread, "{:.1f}"))
             last = group is self.groups[-1] or self.groups[self.groups.index(group) + 1].target != group.target
             table.add_row(*map(Text, cells), end_section=last)
         return table
@@ -214,16 +214,16 @@ def _mean(mean: float | None, spread: float | None, form: str) -> str:
     return form.format(mean) + ("" if spread is None else f" ± {form.format(spread)}")
 
 
-def _target_labels(found: Mapping[int, tuple[str, Parsed]]) -> dict[int, str]:
+def _target_labels(trained: Mapping[int, tuple[str, Parsed]]) -> dict[int, str]:
     """By trial, its target; where trials have other data under the same name, with what differs."""
     facts = {
         number: facts_of({f"data.{key}": value for key, value in vars(parsed.arguments.data.as_flat()).items()})
-        for number, (_, parsed) in found.items()
+        for number, (_, parsed) in trained.items()
     }
     plain_facts = {number: {key: str(value) for key, value in each.items()} for number, each in facts.items()}
     labels = {}
-    for target in dict.fromkeys(target for target, _ in found.values()):
-        numbers = [number for number, (name, _) in found.items() if name == target]
+    for target in dict.fromkeys(target for target, _ in trained.values()):
+        numbers = [number for number, (name, _) in trained.items() if name == target]
         differing = differences([plain_facts[number] for number in numbers])
         for position, number in enumerate(numbers):
             words = ", ".join(f"{key.rpartition('.')[2]}={values[position]}" for key, values in differing.items())

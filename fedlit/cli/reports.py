@@ -99,9 +99,9 @@ def _unknown_key(word: str, given: Given, keys: Collection[str]) -> str:
     parent, _, last = key.rpartition(".")
     there = {each.rpartition(".")[2]: each for each in keys if each.rpartition(".")[0] == parent}
     anywhere = {each.rpartition(".")[2]: each for each in keys}
-    found = MEANT.get(last) or there.get(nearest(last, there) or "") or anywhere.get(nearest(last, anywhere) or "")
+    guess = MEANT.get(last) or there.get(nearest(last, there) or "") or anywhere.get(nearest(last, anywhere) or "")
     what = f"Lightning's Trainer has no argument {last!r}" if parent == "trainer" else f"there is no {key!r}"
-    return f"{place}: {what}: " + ("fedlit fit --help has all" if found is None else f"did you mean {found!r}?")
+    return f"{place}: {what}: " + ("fedlit fit --help has all" if guess is None else f"did you mean {guess!r}?")
 
 
 def _chains(message: str) -> list[list[_Place]]:
@@ -152,8 +152,8 @@ def _key_of(chain: Sequence[_Place]) -> str:
 def _reason(chain: Sequence[_Place], key: str, given: Given) -> str:
     place = chain[-1]
     types = place.types or next((each.types for each in reversed(chain) if each.types), "")
-    found = given.value(key)
-    value = place.value if found is None else str(found)
+    own = given.value(key)
+    value = place.value if own is None else str(own)
     is_simple = not value.startswith("{") and any(
         match[1] in _SIMPLE or match[2] for match in map(_EXPECTED.match, place.reasons) if match
     )
@@ -168,8 +168,8 @@ def _reason(chain: Sequence[_Place], key: str, given: Given) -> str:
             return f"is missing, and {name} needs it: fedlit fit --{above}.help {name} shows what it takes"
         attribute = re.match(r"module '([^']+)' has no attribute '([^']+)'", reason)
         if attribute is not None:
-            found = nearest(attribute[2], names_of(attribute[1]))
-            guess = ": fedlit list has fedlit's own" if found is None else f": did you mean '{attribute[1]}.{found}'?"
+            near = nearest(attribute[2], names_of(attribute[1]))
+            guess = ": fedlit list has fedlit's own" if near is None else f": did you mean '{attribute[1]}.{near}'?"
             return f"{attribute[1]} has no class {attribute[2]!r}{guess}"
         module = re.match(r"No module named '([^']+)'", reason)
         if module is not None:

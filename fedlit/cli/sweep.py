@@ -47,26 +47,26 @@ def sweep(args: list[str]) -> None:
     try:
         file = SweepFile.read(path)
         method = _method(file, options)
-        found = file.trials(method, options.trials or file.run_cap, options.seed)
-        file.words(found[0])
+        trials = file.trials(method, options.trials or file.run_cap, options.seed)
+        file.words(trials[0])
     except FileNotFoundError as error:
         sys.exit(f"fedlit: {error}")
     except ValueError as error:
         sys.exit(f"fedlit: {path}: {error}")
     if options.only_list:
-        for number, values in enumerate(found):
+        for number, values in enumerate(trials):
             print(f"{number + 1}: {shlex.join(['fedlit', 'fit', *file.words(values), *more])}")
         return
     from fedlit.cli.trials import Sweep  # which takes torch, and seconds
 
     asked = options.trials or file.run_cap
-    if method == "random" and asked is not None and len(found) < asked:
-        print(f"{asked - len(found)} of {asked} random trials equal others, and are left out", flush=True)
+    if method == "random" and asked is not None and len(trials) < asked:
+        print(f"{asked - len(trials)} of {asked} random trials equal others, and are left out", flush=True)
     for line in file.merged:
         print(line, flush=True)
     if file.stops_early:
         print("early_terminate is for W&B's service: every trial is trained to its end", flush=True)
-    Sweep(file, found, more, options.jobs, options.fresh == "true", options.wandb).run(["sweep", *args])
+    Sweep(file, trials, more, options.jobs, options.fresh == "true", options.wandb).run(["sweep", *args])
 
 
 def _method(file: SweepFile, options: argparse.Namespace) -> str:

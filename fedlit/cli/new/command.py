@@ -98,10 +98,10 @@ def _check(given: argparse.Namespace) -> None:
     own = [key for key in vars(given) if key not in ("kind", "dir", "data") and getattr(given, key) is not None]
     if own:
         sys.exit(f"fedlit: --{own[0]} is of your own data: give --data PATH, too, or leave it out for the example")
-    found = _data_in(folder, given.kind)
-    if found:
+    data = _data_in(folder, given.kind)
+    if data:
         sys.exit(
-            f"fedlit: '{folder}' has data already ({', '.join(found[:3])}{', ...' if len(found) > 3 else ''}): give "
+            f"fedlit: '{folder}' has data already ({', '.join(data[:3])}{', ...' if len(data) > 3 else ''}): give "
             f"--data {folder} to use them, or another DIR for an example"
         )
     for name in ("data", "features.npz"):
@@ -115,8 +115,8 @@ def _check(given: argparse.Namespace) -> None:
 def _data_in(folder: Path, kind: str) -> list[str]:
     """Names of what looks like one's own data."""
     suffixes = KINDS[kind].suffixes()
-    found = (file for depth in KINDS[kind].depths for file in folder.glob(depth))
-    return sorted({file.relative_to(folder).parts[0] for file in found if file.suffix.lower() in suffixes})
+    candidates = (file for depth in KINDS[kind].depths for file in folder.glob(depth))
+    return sorted({file.relative_to(folder).parts[0] for file in candidates if file.suffix.lower() in suffixes})
 
 
 # ---------------------------------------------------------------- what is written
