@@ -19,7 +19,6 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fedlit.checks import check
 from fedlit.federation import Client
 from fedlit.federation.descriptions import described
 from fedlit.federation.labels import TaskName, known_samples
@@ -473,14 +472,11 @@ def check_module(module: object) -> None:
             "module is compiled as a whole, and clients train copies: give the LightningModule itself, and compile "
             "networks in it (self.net = torch.compile(self.net))"
         )
-    check(
-        isinstance(module, pl.LightningModule),
-        "module",
-        "a LightningModule of the package lightning (lightning.pytorch)",
-        name,
-        "a network without a training_step is the extractor of a method, such as fedlit.methods.FedAvg",
-        error=TypeError,
-    )
+    if not isinstance(module, pl.LightningModule):
+        raise TypeError(
+            f"module must be a LightningModule of the package lightning (lightning.pytorch), got {name}: a network "
+            "without a training_step is the extractor of a method, such as fedlit.methods.FedAvg"
+        )
     for needed in ("training_step", "configure_optimizers"):
         if not is_overridden(needed, module):
             raise ValueError(f"{name} has no {needed}, which every client is to train with: write it")

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterable
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,14 @@ def as_word(key: str, value: object, text: str | None = None) -> str:
             configuration otherwise: ``None`` in a list, an infinite number or the text "null" would be another value.
     """
     text = (value if isinstance(value, str) else flow(value)) if text is None else text
-    if _reads_as(text, value):
-        return f"--{key}={text}"
-    tree: object = value
+    return f"--{key}={text}" if _reads_as(text, value) else f"--config={flow(nested(key, value))}"
+
+
+def nested(key: str, value: object) -> Any:
+    """The tree that has a value at a dotted key."""
     for part in reversed(key.split(".")):
-        tree = {part: tree}
-    return f"--config={flow(tree)}"
+        value = {part: value}
+    return value
 
 
 def flow(value: object) -> str:
@@ -88,10 +91,9 @@ def _reads_as(text: str, value: object) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     try:
-        read = yaml.safe_load(text)
+        return type_true(yaml.safe_load(text)) == type_true(value)
     except yaml.YAMLError:
         return False
-    return type_true(read) == type_true(value)
 
 
 def type_true(value: object) -> str:
@@ -105,24 +107,17 @@ def type_true(value: object) -> str:
 
 def options(args: Iterable[str]) -> list[tuple[str, str | None]]:
     """Keys without their hyphens, and values, in one word or in two; words that belong to no key are left out."""
-    words = [*args]
-    found: list[tuple[str, str | None]] = []
-    for place, word in enumerate(words):
-        if not word.startswith("-"):
-            continue
+    pairs: list[tuple[str, str | None]] = []
+    for word, after in pairwise([*args, "--"]):
         key, is_assigned, value = word.partition("=")
-        following = words[place + 1 : place + 2]
-        if is_assigned:
-            following = [value]
-        elif following and following[0].startswith("--"):
-            following = []
-        found.append((key.lstrip("-"), following[0] if following else None))
-    return found
+        if word.startswith("-"):
+            pairs.append((key.lstrip("-"), value if is_assigned else None if after.startswith("--") else after))
+    return pairs
 
 
 def refuse_linked(args: list[str]) -> None:
     """Refuse model arguments that come from the data: jsonargparse would ignore them without a word."""
-    found: list[str] = []
+    refused: list[str] = []
     for key, value in options(args):
         where, content = "", {key: None}
         if value is not None and key in ("config", "c"):
@@ -130,10 +125,10 @@ def refuse_linked(args: list[str]) -> None:
         elif value is not None and key in ("model", "model.init_args"):
             content = {key: content_of(value)}
         linked = dict.fromkeys(match[0] for match in map(_LINKED_KEY.match, flat(content)) if match)
-        found += [f"{name}{where}" for name in linked]
-    if found:
+        refused += [f"{name}{where}" for name in linked]
+    if refused:
         sys.exit(
-            f"fedlit: {', '.join(found)}: clients, target, num_classes and task are taken from the data module; give "
+            f"fedlit: {', '.join(refused)}: clients, target, num_classes and task are taken from the data module; give "
             "them there (--data.target, --data.clients)"
         )
 
@@ -143,25 +138,19 @@ def refuse_nameless(args: list[str]) -> None:
     named: set[str] = set()
     for key, value in options(args):
         part, _, rest = key.partition(".")
-        if part in ("data", "model") and part not in named and rest not in ("", "class_path", "help"):
-            sys.exit(
-                f"fedlit: --{key} sets an argument of {part}, and nothing before it names its class: put --{part}, or "
-                "the configuration that has it, before it"
-            )
+        content = content_of(value) if value is not None and key in ("config", "c") else {}
+        trees = {each: content[each] for each in ("data", "model") if isinstance(content, dict) and each in content}
         if part in ("data", "model"):
-            named.add(part)
-            continue
-        content = content_of(value) if value is not None and key in ("config", "c") else {key: value}
-        for part in ("data", "model"):
-            given = content.get(part) if isinstance(content, dict) else None
-            if isinstance(given, dict) and "class_path" not in given and part not in named:
-                names = ", ".join(map(str, given))
+            trees = {part: value if rest in ("", "class_path", "help") else {}}
+        for name, tree in trees.items():
+            if isinstance(tree, dict) and "class_path" not in tree and name not in named:
+                of_file = f"{value} sets arguments of {name} ({', '.join(map(str, tree))})"
                 sys.exit(
-                    f"fedlit: {value} sets arguments of {part} ({names}), and nothing before it names its class: put "
-                    f"--{part}, or the configuration that has it, before it"
+                    f"fedlit: {f'--{key} sets an argument of {name}' if name == part else of_file}, and nothing before "
+                    f"it names its class: put --{name}, or the configuration that has it, before it"
                 )
-            if given is not None:
-                named.add(part)
+            if tree is not None or name == part:
+                named.add(name)
 
 
 class _Twice(yaml.constructor.ConstructorError):

@@ -19,17 +19,11 @@ from fedlit.tables import Table, show
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure that has a spread.
+    """One figure that has a spread over seeds."""
 
-    Args:
-        path: Keys that lead to it in the JSON.
-        mean: Over seeds.
-        std: Sample standard deviation over seeds.
-    """
-
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # keys that lead to it in the JSON
     mean: float
-    std: float
+    std: float  # sample standard deviation
 
     @property
     def places(self) -> int:
@@ -86,7 +80,6 @@ def benchmark(args: list[str]) -> None:
 
 
 def _folder() -> Path:
-    """The repository's benchmarks, from any folder in it."""
     here = Path.cwd()
     for root in (here, *here.parents):
         if (root / "benchmarks" / "experiments.py").is_file() and (root / "fedlit").is_dir():

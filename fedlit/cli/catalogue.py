@@ -82,13 +82,13 @@ def plugin_rows() -> list[tuple[str, Row]]:
 
 def arguments() -> dict[str, list[str]]:
     """Names of the arguments of each class of fedlit's own that a configuration may name, by its public path."""
-    found: dict[str, list[str]] = {}
+    by_class: dict[str, list[str]] = {}
     for package in (fedlit, *(import_module(f"fedlit.{name}") for name in _NAMED)):
         for name in package.__all__:
             thing = getattr(package, name)
             if isinstance(thing, type) and not inspect.isabstract(thing) and not issubclass(thing, Exception):
-                found[f"{package.__name__}.{name}"] = arguments_of(thing)
-    return found
+                by_class[f"{package.__name__}.{name}"] = arguments_of(thing)
+    return by_class
 
 
 def made() -> str:
@@ -131,20 +131,20 @@ def _citation(thing: type) -> str:
     """Where a class is from, as its docstring or that of its module states; empty if they do not."""
     text = cleandoc(thing.__doc__ or "")
     for place, pattern in ((summary(thing), _CITATION), (summary(getmodule(thing)), _CITATION), (text, _REFERENCE)):
-        found = pattern.search(place)
-        if found is not None:
-            return _plain(found.group(1))
+        match = pattern.search(place)
+        if match is not None:
+            return _plain(match.group(1))
     return ""
 
 
 def _configurations(kind: str) -> dict[str, list[str]]:
     """Installed configurations by the class paths that they have, such as ``methods/fedavg``."""
-    found: dict[str, list[str]] = {}
+    by_class: dict[str, list[str]] = {}
     folder = files("fedlit.configs").joinpath(kind)
     for file in sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else ():
         for path in _class_paths(yaml.safe_load(file.read_text(encoding="utf-8"))):
-            found.setdefault(path, []).append(f"{kind}/{file.name.removesuffix('.yaml')}")
-    return found
+            by_class.setdefault(path, []).append(f"{kind}/{file.name.removesuffix('.yaml')}")
+    return by_class
 
 
 def _class_paths(config: Any) -> Iterator[str]:

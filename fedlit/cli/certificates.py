@@ -19,14 +19,15 @@ def certificates(args: list[str]) -> None:
     parser.add_argument("--server", required=True, help="host by which sites call the server")
     parser.add_argument("--out", required=True, type=Path, help="folder for the files, made if need be")
     parser.add_argument("--days", type=int, default=365, help="for which they are valid (default: 365)")
-    given = parser.parse_args(args)
-    sites = [name.strip() for name in given.sites.split(",")]
+    options = parser.parse_args(args)
+    sites = [name.strip() for name in options.sites.split(",")]
     make_certificates = load("fedlit.remote.certificates:make_certificates")
     try:
-        make_certificates(given.out, given.server, sites, given.days)
+        make_certificates(options.out, options.server, sites, options.days)
     except ValueError as error:
         sys.exit(f"fedlit: {error}")
-    print(f"The server gets  '{given.out / 'server.crt'}', '{given.out / 'server.key'}' and '{given.out / 'ca.crt'}'.")
+    authority = options.out / "ca.crt"
+    print(f"The server gets  '{options.out / 'server.crt'}', '{options.out / 'server.key'}' and '{authority}'.")
     for name in sites:
-        print(f"Site {name} gets  '{given.out / name}.crt', '{given.out / name}.key' and '{given.out / 'ca.crt'}'.")
-    print(f"Nobody gets '{given.out / 'ca.key'}': who has it can make certificates in any name.")
+        print(f"Site {name} gets  '{options.out / name}.crt', '{options.out / name}.key' and '{authority}'.")
+    print(f"Nobody gets '{options.out / 'ca.key'}': who has it can make certificates in any name.")

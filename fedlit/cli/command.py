@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import io
 import os
 import re
 import signal
@@ -11,14 +12,17 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from dis import opmap
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
 
+from fedlit.checks import ArgumentError
 from fedlit.cli.arguments import normalise, refuse_linked, refuse_nameless
 from fedlit.cli.loading import load
+from fedlit.cli.memory import Answer
 from fedlit.cli.mistakes import check
 from fedlit.cli.nearest import did_you_mean
 
@@ -116,7 +120,7 @@ def run() -> None:
     """`main` as a process of its own, which ends without taking libraries apart: that takes Python seconds."""
     status: object = 0
     try:
-        main()
+        _answer(sys.argv[1:])
     except SystemExit as end:
         status = end.code or 0
     if not isinstance(status, int):
@@ -126,6 +130,36 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(status if isinstance(status, int) else 1)
+
+
+def _answer(args: list[str]) -> None:
+    """`main`; what it prints of ``--help`` and ``--print_config`` is kept, and printed again without torch."""
+    answer = Answer(args)
+    printed = answer.recall()
+    if printed is None and not answer.is_kept:
+        main(args)
+        return
+    status = SystemExit(0)
+    if printed is None:
+        out, err = io.StringIO(), io.StringIO()
+        try:
+            with redirect_stdout(out), redirect_stderr(err):
+                main(args)
+        except SystemExit as end:
+            status = end
+        finally:
+            printed = [out.getvalue(), err.getvalue()]
+            _print(printed)
+        if not status.code:
+            answer.keep(printed)
+    else:
+        _print(printed)
+    raise status
+
+
+def _print(printed: list[str]) -> None:
+    for text, stream in zip(printed, (sys.stdout, sys.stderr), strict=True):
+        stream.write(text)
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -144,8 +178,13 @@ def _in_words(error: Exception) -> str | None:
         return f"there is no space left{place} ({error.strerror}): make some, and give the same command again"
     clear: tuple[type[Exception], ...] = load("fedlit.cli.lightning_cli:CLEAR_ERRORS")
     is_clear = isinstance(error, clear) or getattr(error, "says_what_to_do", False)  # see fedlit.run.monitors
-    is_clear = is_clear or (type(error) in (ValueError, TypeError) and _is_raised_here(error))
-    return f"{type(error).__name__}: {error}" if is_clear else None
+    is_clear = is_clear or (type(error) in (ValueError, TypeError, ArgumentError) and _is_raised_here(error))
+    return f"{name_of(error)}: {error}" if is_clear else None
+
+
+def name_of(error: Exception) -> str:
+    """What users know an error as."""
+    return "ValueError" if type(error) is ArgumentError else type(error).__name__
 
 
 def _is_raised_here(error: Exception) -> bool:
@@ -214,7 +253,6 @@ def _main(args: list[str]) -> None:
 
 
 def _help() -> str:
-    """What ``fedlit --help`` prints."""
     lines = ["usage: fedlit COMMAND ...", "", "Federated domain adaptation on PyTorch Lightning.", ""]
     for title, commands in (
         ("With a Trainer", TRAINER),

@@ -36,12 +36,12 @@ def export(args: list[str]) -> None:
         type=Path,
         help="File: NAME.pt2 for torch.export.load, NAME.onnx for ONNX; default is RUN_DIR/target.pt2.",
     )
-    given = parser.parse_args(args)
-    configs = given.config or [str(given.run_dir / "config.yaml")]
-    if given.config is None and not Path(configs[0]).is_file():
+    options = parser.parse_args(args)
+    configs = options.config or [str(options.run_dir / "config.yaml")]
+    if options.config is None and not Path(configs[0]).is_file():
         sys.exit(
             f"fedlit: RUN_DIR must be a folder that fedlit fit left, but '{configs[0]}' is not there: give one such as "
             "runs/FedAvg/version_0, or the configuration of the run (--config). A script exports its model itself: "
             "RunRecord(export='target.onnx'), or fedlit.export.export_target"
         )
-    load("fedlit.cli.stored:write")(given.run_dir, configs, given.ckpt_path, given.output)
+    load("fedlit.cli.stored:write")(options.run_dir, configs, options.ckpt_path, options.output)

@@ -26,7 +26,8 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from fedlit.cli.arguments import normalise
 from fedlit.cli.features import PROG, make_parser
-from fedlit.cli.lightning_cli import in_plain_words, quieten
+from fedlit.cli.lightning_cli import quieten
+from fedlit.cli.parsed import in_plain_words
 from fedlit.cli.plugins import load_plugins
 from fedlit.data import DomainDataModule
 from fedlit.data.files import read_npz
@@ -163,23 +164,14 @@ def _names(data: DomainDataModule, wanted: list[str] | None) -> list[str]:
 
 @dataclass
 class _Features:
-    """Writes features, a chunk at a time.
-
-    Args:
-        data: The data module.
-        network: In evaluation mode, on its device.
-        names: Of the clients, in order.
-        batch_size: Samples that go through the network at a time.
-        out: The file.
-        parts: Folder of the chunks, which lie there until the file is whole.
-    """
+    """Writes features, a chunk at a time."""
 
     data: DomainDataModule
-    network: nn.Module
-    names: list[str]
-    batch_size: int
+    network: nn.Module  # in evaluation mode, on its device
+    names: list[str]  # of the clients, in order
+    batch_size: int  # samples that go through the network at a time
     out: Path
-    parts: Path
+    parts: Path  # folder of the chunks, which lie there until the file is whole
 
     def write(self) -> None:
         sets = {name: self.data.all_samples(name) for name in self.names}
@@ -290,7 +282,7 @@ class _Features:
         return True
 
     def _begin(self, mark: dict[str, str]) -> None:
-        """Note of what the chunks are, or see that those which are there are of the same."""
+        """Note what the chunks are made of, or refuse those of something else."""
         path = self.parts / "made_of.json"
         if path.is_file():
             before = json.loads(path.read_text(encoding="utf-8"))

@@ -10,7 +10,8 @@ import yaml
 
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.lightning_cli import FedlitCLI, in_sweep
-from fedlit.cli.schedule import print_table, run_all
+from fedlit.cli.memory import is_question
+from fedlit.cli.plan import print_table
 
 _OF_TWO_TYPES = ("target_labels", "overfit_batches", "val_check_interval", "limit_{}_batches")
 """Ends of parameters that take a number if whole, and a share if not: 1 and 1.0 are one and all."""
@@ -22,11 +23,11 @@ def run_trainer(args: list[str]) -> None:
     Args:
         args: Normalised, and without what is refused before they are parsed.
     """
-    if "fit" not in args[:1] or {"-h", "--help", "--print_config"} & {arg.split("=")[0] for arg in args}:
+    if "fit" not in args[:1] or is_question(args):
         FedlitCLI(args)
         return
     _refuse_lost_types()
-    experiment = Experiment.parse(args)
+    experiment = Experiment(args)
     if experiment.parsed.arguments.get("seat") is not None:
         sys.exit("fedlit: fit has no seat: take it with fedlit serve (the server's) or fedlit join (a site's)")
     runs = experiment.runs
@@ -41,9 +42,9 @@ def run_trainer(args: list[str]) -> None:
             "data.target, seed_everything and config, and give --seeds=null --targets=null --compare=null"
         )
     if len(runs) == 1:
-        print_table([experiment.start(runs[0])])
+        print_table([experiment.start(0)])
         return
-    run_all(experiment, args)
+    experiment.run(args)
 
 
 def _refuse_lost_types() -> None:

@@ -102,7 +102,6 @@ def check(files: list[Path], others: list[str], sites: dict[str, list[str]]) -> 
 
 
 def _site(args: list[str]) -> None:
-    """Take part in the run of a job."""
     print_seat_log()
     experiment = read_run(normalise(["fit", *args]), JOB)
     times = os.environ.get(TIMES)

@@ -1,4 +1,4 @@
-"""Folders of runs, each claimed by one process alone, and the folder of an experiment, which knows what is finished."""
+"""Folders of runs, each claimed by one process alone, and the folder that notes which runs are finished."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -23,6 +24,9 @@ from fedlit.run.checkpoint_files import SET
 _MARK = "experiment.sha256"
 """In a run's folder: the fingerprint of what it is trained with."""
 
+SELECTED = "selected.json"
+"""Which method and round were selected."""
+
 
 def first_process() -> bool:
     """Whether this is the one process of a run that writes."""
@@ -31,30 +35,31 @@ def first_process() -> bool:
 
 
 class ExperimentFolder:
-    """Where an experiment keeps what it has done: ``ROOT/experiment_…``, named by its configurations.
+    """Where a command notes its finished runs, in ``ROOT/NAME``: a file for each run, which names the run's folder.
 
-    It has a file for each run, which names the run's folder, the tables, and the output of runs that are side by side.
-    A run's folder has the fingerprint of the run's configuration, and without it is none of this experiment.
+    It has the tables, too, and the output of runs that are side by side. A run's folder has the fingerprint of the
+    run's configuration; without it, it is not a run of this command.
 
     Args:
-        root: Of the folders of its runs.
-        configurations: Of all its runs, in plain text, in their order.
+        root: Folder of the runs' folders.
+        name: Of this folder.
+        total: Number of runs.
+        fingerprint: Of what a run is trained with, by its number; see `fingerprint`.
+        by_content: Whether a run is known by its fingerprint, whatever its number.
     """
 
-    def __init__(self, root: Path, configurations: Sequence[str]) -> None:
-        self._fingerprints = [fingerprint(each) for each in configurations]
-        self.root = root
-        self.path = root / f"experiment_{fingerprint(*self._fingerprints)[:12]}"
+    def __init__(
+        self, root: Path, name: str, total: int, fingerprint: Callable[[int], str], by_content: bool = False
+    ) -> None:
+        self.root, self.path = root, root / name
+        self._total, self._fingerprint, self._by_content = total, cache(fingerprint), by_content
         self._unwritten: dict[int, RunSummary] = {}
 
-    def fingerprint(self, number: int) -> str:
-        """Of what a run is trained with."""
-        return self._fingerprints[number]
-
     def forget(self) -> None:
-        """Start afresh; folders of runs stay."""
-        for file in self.path.glob("*.json"):
-            file.unlink()
+        """Start these runs afresh; their folders stay."""
+        for number in range(self._total):
+            self._file(number).unlink(missing_ok=True)
+        (self.path / SELECTED).unlink(missing_ok=True)
 
     def finished(self, number: int) -> RunSummary | None:
         """What a run came to, if it has ended."""
@@ -84,19 +89,14 @@ class ExperimentFolder:
             return None
         folder: Path = self.root / json.loads(file.read_text(encoding="utf-8"))["folder"]
         mark = folder / _MARK
-        return folder if mark.is_file() and mark.read_text(encoding="utf-8") == self.fingerprint(number) else None
+        return folder if mark.is_file() and mark.read_text(encoding="utf-8") == self._fingerprint(number) else None
 
     def checkpoint(self, number: int, until: int | None = None) -> Path | None:
-        """The latest one that an interrupted run has left whole, with the state of all clients.
-
-        Args:
-            number: Of the run.
-            until: Round that is the next one after it at the latest.
-        """
+        """The latest one that an interrupted run has left whole, with the state of all clients, up to a round."""
         folder = self.folder_of(number)
-        found = [] if folder is None else [*folder.glob("checkpoints/*.ckpt")]
-        found.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
-        return next((file for file in found if _has_all(file, until)), None)
+        checkpoints = [] if folder is None else [*folder.glob("checkpoints/*.ckpt")]
+        checkpoints.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
+        return next((file for file in checkpoints if _has_all(file, until)), None)
 
     @contextmanager
     def held(self, number: int) -> Iterator[None]:
@@ -123,7 +123,7 @@ class ExperimentFolder:
         folder = self.folder_of(number)
         if folder is None or folder.parent != parent:
             folder = claim(parent)
-            write_whole(folder / _MARK, self.fingerprint(number))
+            write_whole(folder / _MARK, self._fingerprint(number))
             write_whole(self._file(number), json.dumps({"folder": os.path.relpath(folder, self.root)}))
         elif self.checkpoint(number) is None:
             for each in folder.iterdir():
@@ -138,7 +138,8 @@ class ExperimentFolder:
         return self._file(number).with_suffix(".txt")
 
     def _file(self, number: int) -> Path:
-        return self.path / f"{number + 1:03d}.json"
+        name = f"trial_{self._fingerprint(number)[:12]}" if self._by_content else f"{number + 1:03d}"
+        return self.path / f"{name}.json"
 
 
 def fingerprint(*texts: str) -> str:
@@ -147,7 +148,7 @@ def fingerprint(*texts: str) -> str:
 
 
 def _has_all(checkpoint: Path, until: int | None) -> bool:
-    """Whether a checkpoint can be read, is not one of several files that each have some clients, and early enough."""
+    """Whether a checkpoint can be read, has the state of all clients, and is early enough."""
     try:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True)
         return SET not in content and (until is None or content["federation"]["round_idx"] <= until)

@@ -18,34 +18,21 @@ FILE = files("fedlit.cli").joinpath("known.json")
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that can be named.
+    """One thing that can be named."""
 
-    Args:
-        name: By which it is named, or logged.
-        what: It, in a line.
-        origin: Paper, or distribution of a plug-in; of a score, what logs it.
-        extra: Installed configurations that have it, by lines; of a score, whether it needs statistics of the sources.
-        sends: Of a method, its channels by how messages go; see `sends`.
-    """
-
-    name: str
-    what: str
-    origin: str
-    extra: str
-    sends: str = ""
+    name: str  # by which it is named, or logged
+    what: str  # summary, in a line
+    origin: str  # paper, or distribution of a plug-in; of a score, what logs it
+    extra: str  # lines of configurations that have it; of a score, whether it needs statistics of the sources
+    sends: str = ""  # of a method, its channels by how messages go; see `fedlit.cli.catalogue.sends`
 
 
 @dataclass(frozen=True)
 class Known:
-    """The file's content.
+    """The file's content."""
 
-    Args:
-        listed: Rows of each kind.
-        arguments: Of each class that a configuration may name, by its public path.
-    """
-
-    listed: Mapping[str, Sequence[Row]]
-    arguments: Mapping[str, Sequence[str]]
+    listed: Mapping[str, Sequence[Row]]  # by kind
+    arguments: Mapping[str, Sequence[str]]  # of each class that a configuration may name, by its public path
 
 
 @cache

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import os
-import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
-from functools import cached_property, partial, reduce
-from operator import or_
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from pydoc import locate
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import lightning
 import torch
-import yaml
-from jsonargparse import ActionConfigFile, ArgumentError, Namespace  # type: ignore[attr-defined, unused-ignore]
+from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined, unused-ignore]
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
-from lightning.pytorch.utilities import rank_zero_warn
 
 # So that short names such as `FedAvg`, `MLP` and `federated` are known.
 import fedlit.methods
@@ -46,17 +39,15 @@ from fedlit.callbacks import (
 )
 from fedlit.callbacks.run_record import RunLogger, claim
 from fedlit.cli.arguments import LINKED
-from fedlit.cli.command import INSTALL, causes
 from fedlit.cli.folders import first_process
-from fedlit.cli.mistakes import Given
+from fedlit.cli.parsed import Parsed, Parser, in_a_line, in_plain_words, keep_whole_numbers
 from fedlit.cli.plugins import load_plugins
-from fedlit.cli.reports import explain, refuse_nulls
+from fedlit.cli.reports import refuse_nulls
+from fedlit.cli.run_files import SaveConfig, WarnOfRepeats, go_on
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataModule
 from fedlit.federation import FederationError, RosterError
-from fedlit.federation.client import names_of
-from fedlit.federation.leaks import hidden_senders, over_other_senders, over_other_targets
 from fedlit.module import FederatedModule
-from fedlit.privacy import PrivacyError, PrivacyWarning
+from fedlit.privacy import PrivacyError
 from fedlit.remote import Seat
 from fedlit.run.checkpoint_files import files_of
 from fedlit.strategy import FederatedStrategy
@@ -67,126 +58,8 @@ CLEAR_ERRORS = (
 )
 """Errors whose message states all that a user can do."""
 
-_REASON = re.compile(r"^ *- (?:Problem with given class_path .*:\n *)?(.+)$", re.MULTILINE)
-"""Why one of an argument's types was not taken, in the words of jsonargparse or of a constructor."""
-
-_NOT_A_REASON = ("Does not validate against any", "Expected a", "Not a valid", "Parser key")
-"""Beginnings of jsonargparse's reasons for types that were not meant."""
-
-_OF_EXPERIMENTS = ("seeds", "targets", "compare", "jobs", "fresh")
-"""Keys that list the runs of an experiment, and are not of a single one."""
-
 _USAGE = """%(prog)s [--config FILE] [--KEY VALUE ...]
        what keys can name: fedlit list; how a key's class is made: fedlit fit --model.help FedAvg"""
-
-
-class SaveConfig(SaveConfigCallback):
-    """Writes ``config.yaml`` as Lightning does, and logs the configuration to W&B, TensorBoard and others."""
-
-    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Log to all loggers but those of CSV files, which lie next to ``config.yaml``."""
-        loggers = [logger for logger in trainer.loggers if not isinstance(logger, CSVLogger)]
-        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False)) if loggers else {}
-        for logger in loggers:
-            logger.log_hyperparams(config)
-
-
-def go_on(logger: CSVLogger, checkpoint: Path) -> None:
-    """Keep the rows that an interrupted run wrote until a checkpoint, which Lightning would delete."""
-    path = Path(logger.log_dir, "metrics.csv")
-    if not path.is_file():
-        return
-    last = torch.load(checkpoint, map_location="cpu", weights_only=True)["global_step"]
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
-    logger.experiment.metrics += [row for row in rows if int(row["step"]) <= last]
-    logger.experiment.save()
-
-
-class WarnOfRepeats(Callback):
-    """Warns, before a run of an experiment trains, of sums that reveal single messages beside those of its other runs.
-
-    Args:
-        targets: Of the experiment.
-        senders: Of earlier runs, by target and seed: the method, and who sent on its hidden channels. Filled here.
-    """
-
-    def __init__(self, targets: Sequence[str], senders: dict[tuple[str, int], Any]) -> None:
-        self.targets = targets
-        self.senders = senders
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The channels of the run are known now."""
-        assert isinstance(pl_module, FederatedModule)
-        federation, name = pl_module.federation, type(pl_module).__name__
-        channels = federation.channels
-        method, before = self.senders.setdefault(
-            (federation.target.name, federation.seed), (name, hidden_senders(channels))
-        )
-        for sentence in (
-            *over_other_targets(channels, names_of(federation.clients), self.targets),
-            *over_other_senders(channels, before, method),
-        ):
-            rank_zero_warn(sentence, category=PrivacyWarning)
-
-
-class _Parser(LightningArgumentParser):
-    """Shows in the help of a method which of its arguments the data give, though its constructor needs them."""
-
-    def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """The text of ``--help`` and of ``--model.help``."""
-        for action in self._actions:
-            part, _, name = action.dest.rpartition(".")
-            if part in ("model", "model.init_args") and name in LINKED:
-                action.required = False
-                action.default = "what the data have"
-                action.help = f"{action.help or ''} Taken from the data module, and not given here."
-        text: str = super().format_help(*args, **kwargs)
-        return text
-
-
-class Parsed:
-    """A command line that its subcommand's parser has parsed once, for any number of runs."""
-
-    def __init__(self, parser: LightningArgumentParser, config: Namespace) -> None:
-        self.parser = parser
-        self.config = config
-        self.arguments: Namespace = config[config.subcommand]
-
-    @cached_property
-    def dump(self) -> dict[str, Any]:
-        """Arguments of model and data as plain values, which checkpoints keep."""
-        arguments = self.arguments.clone()
-        arguments.pop("trainer")
-        how = {"skip_link_targets": False, "skip_none": False, "skip_validation": True}  # checked when they were parsed
-        values = yaml.safe_load(self.parser.dump(arguments, format="yaml", **how))
-        return {key: values[key] for key in ("model", "data")}
-
-    @property
-    def text(self) -> str:
-        """Everything that a run is trained with, in plain text: two runs of one text come to the same."""
-        arguments = self.arguments.clone()
-        for key in (*_OF_EXPERIMENTS, "seat", "config", "trainer.default_root_dir", "trainer.enable_progress_bar"):
-            arguments.pop(key, None)
-        text: str = self.parser.dump(arguments, format="json", skip_none=True, skip_validation=True)
-        return text
-
-    def instead(self, args: list[str]) -> Parsed:
-        """Parse other arguments of the same subcommand."""
-        config = self.config.clone()
-        with in_a_line(self.parser, args):
-            config[config.subcommand] = self.parser.parse_args(args)
-        return Parsed(self.parser, config)
-
-    def on(self, target: str | None, seed: int | None) -> Parsed:
-        """The same for another target and seed; ``None`` is that of the configuration."""
-        other = Parsed(self.parser, self.config.clone())
-        other.dump = deepcopy(self.dump)
-        if seed is not None:
-            other.arguments.seed_everything = seed
-        if target is not None:
-            other.arguments.data.init_args.target = other.dump["data"]["init_args"]["target"] = target
-        return other
 
 
 class FedlitCLI(LightningCLI):
@@ -245,7 +118,7 @@ class FedlitCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """As Lightning's, of fedlit's class."""
-        parser = _Parser(allow_abbrev=False, dump_header=[f"lightning.pytorch=={lightning.__version__}"], **kwargs)
+        parser = Parser(allow_abbrev=False, dump_header=[f"lightning.pytorch=={lightning.__version__}"], **kwargs)
         parser.add_argument("-c", "--config", action=ActionConfigFile, help="Configuration, as YAML or JSON.")
         return parser
 
@@ -468,74 +341,9 @@ class FedlitCLI(LightningCLI):
         self.summary = record.summary
 
 
-def keep_whole_numbers(parser: LightningArgumentParser) -> None:
-    """Let arguments that take whole numbers or others try the former first: 1 batch is not all of them, 1.0.
-
-    The order of types in Lightning's unions depends on what was imported before: typing keeps one object for all that
-    are equal.
-    """
-    for action in parser._actions:
-        types = get_args(getattr(action, "_typehint", None))
-        if int in types and float in types and types.index(float) < types.index(int):
-            ordered = sorted(types, key=lambda each: each is not int)
-            action._typehint = reduce(or_, ordered)  # type: ignore[attr-defined]
-
-
 def in_sweep() -> bool:
     """Whether an agent of a W&B sweep has started this process."""
     return "WANDB_SWEEP_ID" in os.environ
-
-
-@contextmanager
-def in_a_line(parser: LightningArgumentParser, args: Sequence[str]) -> Iterator[None]:
-    """Print in one line what a parser refuses, and end."""
-    try:
-        yield
-    except ArgumentError as error:
-        keys = [action.dest for action in parser._actions]
-        sys.exit(f"fedlit: {explain(str(error), Given.of(args), keys)}")
-
-
-@contextmanager
-def in_plain_words(config: Namespace) -> Iterator[None]:
-    """Print in one line why something could not be made of a configuration, and under which key of it, and end."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        text = _plain_words(error)
-        if INSTALL in text:  # an ImportError, before jsonargparse made another error of it
-            raise ImportError(text) from error
-        missing = next((item for item in causes(error) if isinstance(item, ModuleNotFoundError)), None)
-        if missing is not None:
-            raise missing from error
-        place = _place_of(text, config)
-        sys.exit(f"fedlit: {type(error).__name__}: {text}{'' if place is None else f' ({place})'}")
-
-
-def _plain_words(error: Exception) -> str:
-    """A constructor's message, out of what jsonargparse makes of it when the argument could have other types."""
-    text = str(error)
-    if not text.startswith("Does not validate"):
-        return text
-    reasons = [reason for reason in _REASON.findall(text) if not reason.startswith(_NOT_A_REASON)]
-    return reasons[-1] if reasons else text
-
-
-def _place_of(text: str, config: Any) -> str | None:
-    """Where the configuration has the argument that an error begins with; ``None`` if in no place, or in several.
-
-    The file is named, too, if it has the value that counts, which an option may have replaced.
-    """
-    word = re.match(r"\w*", text)
-    assert word is not None
-    linked = [f"model.init_args.{name}" for name in LINKED]
-    keys = [key for key in config.keys() if key.split(".")[-1] == word[0] and key not in linked]  # noqa: SIM118 (no mapping)
-    if len(keys) != 1:
-        return None
-    files = [str(getattr(each, "relative", each)) for each in config.get("config") or ()]
-    given = Given.of([f"--config={file}" for file in files if os.path.isfile(file)])
-    file = given.where(keys[0])
-    return f"{file}: {keys[0]}" if file and given.value(keys[0]) == config[keys[0]] else keys[0]
 
 
 def quieten() -> None:

@@ -11,13 +11,14 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
-from fedlit.cli.arguments import content_of, options
+from fedlit.cli.arguments import content_of, nested, options
 from fedlit.cli.known import known, offered
 from fedlit.cli.nearest import did_you_mean, nearest
 from fedlit.configs import flat
@@ -71,50 +72,47 @@ class Given:
             if value is not None and value.startswith(("{", "[")):
                 with suppress(yaml.YAMLError):  # as [*.csv], which jsonargparse takes for text
                     tree = yaml.safe_load(value)
-            for part in reversed(key.removesuffix("+").split(".")):
-                tree = {part: tree}
-            sources.append((f"--{key}", tree))
+            sources.append((f"--{key}", nested(key.removesuffix("+"), tree)))
         return cls(sources)
 
-    def leaves(self) -> dict[str, str]:
-        """Where each key without ``init_args`` was given last, in the order of these places."""
-        found: dict[str, str] = {}
+    @cached_property
+    def _leaves(self) -> dict[str, tuple[str, object]]:
+        """Where each key without ``init_args`` was given last, and what, in the order of these places."""
+        leaves: dict[str, tuple[str, object]] = {}
         for where, tree in self.sources:
-            for key in map(short, flat(tree)):
-                found.pop(key, None)
-                found[key] = where
-        return found
+            for key, value in flat(tree).items():
+                leaves.pop(short(key), None)
+                leaves[short(key)] = where, value
+        return leaves
 
     def where(self, key: str) -> str:
         """The file or option that gives a key, what is below it, or the nearest thing above it; empty if none does."""
-        leaves, wanted = self.leaves(), short(key)
+        wanted = short(key)
         while wanted:
-            for leaf in reversed(leaves):
-                if leaf == wanted or leaf.startswith(f"{wanted}."):
-                    return leaves[leaf]
+            inside = [where for leaf, (where, _) in self._leaves.items() if f"{leaf}.".startswith(f"{wanted}.")]
+            if inside:
+                return inside[-1]
             wanted = wanted.rpartition(".")[0]
         return ""
 
     def value(self, key: str) -> object:
         """What was given last at a key; ``None`` if that is no leaf."""
-        values = {short(each): value for _, tree in self.sources for each, value in flat(tree).items()}
-        return values.get(short(key))
+        return self._leaves.get(short(key), ("", None))[1]
 
     def below(self, key: str) -> list[object]:
         """What was given last at a key, and at each one below it."""
-        values = {short(each): value for _, tree in self.sources for each, value in flat(tree).items()}
-        return [value for each, value in values.items() if f"{each}.".startswith(f"{short(key)}.")]
+        return [value for leaf, (_, value) in self._leaves.items() if f"{leaf}.".startswith(f"{short(key)}.")]
 
     def without_effect(self) -> Iterator[str]:
         """A sentence for each option whose value a configuration after it replaces by another."""
-        found: dict[str, tuple[str, object]] = {}
+        earlier: dict[str, tuple[str, object]] = {}
         for where, tree in self.sources:
             values = {short(key): value for key, value in flat(tree).items()}
             if where.startswith("--"):
-                found |= {key: (where, value) for key, value in values.items()}
+                earlier |= {key: (where, value) for key, value in values.items()}
                 continue
-            for key in found.keys() & values.keys():
-                option, value = found.pop(key)
+            for key in earlier.keys() & values.keys():
+                option, value = earlier.pop(key)
                 with suppress(yaml.YAMLError):
                     value = yaml.safe_load(value) if isinstance(value, str) else value
                 if str(value) != str(values[key]):
@@ -123,7 +121,7 @@ class Given:
     def elsewhere(self, key: str) -> str | None:
         """Another key that ends with the same word, as an option has it."""
         word = key.rpartition(".")[2]
-        others = [leaf for leaf in self.leaves() if leaf.endswith(f".{word}") and leaf.count(".") > 1]
+        others = [leaf for leaf in self._leaves if leaf.endswith(f".{word}") and leaf.count(".") > 1]
         return next((leaf for leaf in others if leaf != short(key)), None)
 
 
@@ -139,13 +137,7 @@ def check(args: Sequence[str]) -> None:
 
 
 def refuse(where: str, key: str, text: str) -> NoReturn:
-    """End the command with a mistake.
-
-    Args:
-        where: File, or option with its hyphens.
-        key: That is wrong.
-        text: What is wrong, and what to write.
-    """
+    """End the command with a mistake at a key of a file, or of an option with its hyphens."""
     sys.exit(f"fedlit: {placed(where, key, text)}")
 
 
@@ -157,11 +149,11 @@ def placed(where: str, key: str, text: str) -> str:
 def no_such_argument(cls: str, key: str, takes: Collection[str], given: Given) -> str:
     """That a class has no argument as the key ends with, and which was meant."""
     word = key.rpartition(".")[2]
-    name, found, other = cls.split(".")[-1], nearest(word, takes), given.elsewhere(key)
+    name, guess, other = cls.split(".")[-1], nearest(word, takes), given.elsewhere(key)
     text = f"{name} has no argument {word!r}"
-    found = _SYNONYMS[word] if _SYNONYMS.get(word) in takes else found
-    if found is not None:
-        return f"{text}: did you mean {found!r}?"
+    guess = _SYNONYMS[word] if _SYNONYMS.get(word) in takes else guess
+    if guess is not None:
+        return f"{text}: did you mean {guess!r}?"
     if other is not None:
         return f"{text}: did you mean {other!r}?"
     return f"{text}: it takes {', '.join(takes)}" if takes else f"{text}: it takes none"
@@ -197,17 +189,14 @@ class _Walk:
             elif key == "compare":
                 self._compare(value)
             elif key in ("model", "data") and isinstance(value, list):
-                self._refuse(
-                    key,
-                    f"must be one class, got the list {value}: write {key}: and below it class_path",
-                )
+                self._refuse(key, f"must be one class, got the list {value}: write {key}: and below it class_path")
             else:
                 self.value(str(key), value)
 
     def _unknown(self, key: str) -> None:
-        found = MEANT.get(key) or nearest(key, TOP)
-        if found is not None:  # what is near none may be of another version of Lightning, or of a class
-            self._refuse(key, f"there is no {key!r}: did you mean {found!r}?")
+        guess = MEANT.get(key) or nearest(key, TOP)
+        if guess is not None:  # what is near none may be of another version of Lightning, or of a class
+            self._refuse(key, f"there is no {key!r}: did you mean {guess!r}?")
         of = [part for part in ("data", "model") if key in (self._takes(part) or ())]
         if of:
             self._refuse(key, f"there is no {key!r}: did you mean '{of[0]}.{key}'?")
@@ -215,8 +204,7 @@ class _Walk:
     def _compare(self, entries: Any) -> None:
         if isinstance(entries, dict):
             self._refuse(
-                "compare",
-                "must be a list of methods, got a mapping: put a hyphen before each, as in - FedAvg",
+                "compare", "must be a list of methods, got a mapping: put a hyphen before each, as in - FedAvg"
             )
         for place, entry in enumerate(entries if isinstance(entries, list) else ()):
             key = f"compare.{place}"
@@ -251,7 +239,11 @@ class _Walk:
                 self._beside(key, value, _CLASS)
             elif key == "trainer.callbacks" and not self.where.startswith("--"):
                 self._refuse(key, f"must be a list, got the mapping {value}: write - class_path: NAME below it")
-            elif value and all(map(_names_a_class, value.values())) and not {*value} & {*(self._takes(key) or ())}:
+            elif (
+                value
+                and all(isinstance(each, dict) and "class_path" in each for each in value.values())
+                and not {*value} & {*(self._takes(key) or ())}
+            ):
                 self._forget(key)  # no arguments of a class, but a class for each channel
             arguments = value.get("init_args", None if path is not None else value)
             if key in classes:
@@ -283,7 +275,6 @@ class _Walk:
             del self.given.classes[each]
 
     def _takes(self, key: str) -> Sequence[str] | None:
-        """Arguments of the class that was named at a key."""
         return self._arguments(self.given.classes.get(key, ""))
 
     @staticmethod
@@ -292,8 +283,8 @@ class _Walk:
         table = known().arguments
         if "." in cls:
             return table.get(cls)
-        found = [path for path in table if path.endswith(f".{cls}") and cls not in _offered()]
-        return table[found[0]] if found else None
+        paths = [path for path in table if path.endswith(f".{cls}") and cls not in _offered()]
+        return table[paths[0]] if paths else None
 
     def _name(self, key: str, name: str, kind: str | None) -> None:
         """A class that there is not."""
@@ -301,9 +292,9 @@ class _Walk:
         paths = known().arguments
         if parent:
             there = [path.rpartition(".")[2] for path in paths if path.rpartition(".")[0] == parent]
-            found = None if word in there else nearest(word, there)
-            if found is not None:
-                self._refuse(key, f"{parent} has no class {word!r}: did you mean '{parent}.{found}'?")
+            guess = None if word in there else nearest(word, there)
+            if guess is not None:
+                self._refuse(key, f"{parent} has no class {word!r}: did you mean '{parent}.{guess}'?")
         elif kind is not None and "fedlit.module" not in sys.modules:  # or it may be one that the caller has made
             names = [row.name for row in known().listed[kind]]
             if name not in names and name not in offered(kind):
@@ -311,10 +302,6 @@ class _Walk:
                 refuse(
                     self.where, key, f"there is no class {name!r}{guess} fedlit list {kind} has all, others need a path"
                 )
-
-
-def _names_a_class(value: object) -> bool:
-    return isinstance(value, dict) and "class_path" in value
 
 
 def _offered() -> set[str]:
@@ -334,7 +321,6 @@ def _is_read(name: str) -> bool:
 
 
 def _whole(name: str) -> dict[str, Any]:
-    """A configuration's content."""
     path = Path(name).expanduser()
     if path.is_dir():
         sys.exit(f"fedlit: --config {name} is a folder: give a file in it")

@@ -31,15 +31,10 @@ from fedlit.privacy import SecureAggregation, TwoPartyAffine
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of class that a configuration may name.
+    """A kind of class that a configuration may name."""
 
-    Args:
-        home: Package of fedlit's own.
-        bases: What a class must derive from, any of them.
-    """
-
-    home: ModuleType
-    bases: tuple[type, ...]
+    home: ModuleType  # package of fedlit's own
+    bases: tuple[type, ...]  # of which a class must derive from one
 
     def own(self) -> dict[str, type]:
         """Classes of this kind that fedlit has itself and that can be built, by name."""
@@ -63,17 +58,11 @@ KINDS = {
 
 @dataclass(frozen=True)
 class PlugIn:
-    """A class of another package.
+    """A class of another package."""
 
-    Args:
-        kind: One of `KINDS`.
-        thing: The class.
-        distribution: Name of the installed package that offers it.
-    """
-
-    kind: str
+    kind: str  # one of `KINDS`
     thing: type
-    distribution: str
+    distribution: str  # installed package that offers it
 
 
 @cache
@@ -82,7 +71,7 @@ def load_plugins() -> tuple[PlugIn, ...]:
 
     That is all that short names need: jsonargparse looks for them among the subclasses that were imported.
     """
-    found: list[PlugIn] = []
+    plug_ins: list[PlugIn] = []
     for kind in KINDS:
         owners = dict.fromkeys(KINDS[kind].own(), "fedlit")
         for entry in sorted(entry_points(group=f"fedlit.{kind}"), key=lambda entry: (_distribution(entry), entry.name)):
@@ -93,8 +82,8 @@ def load_plugins() -> tuple[PlugIn, ...]:
                 _report(f"plug-in {entry.name!r} of {_distribution(entry)} (fedlit.{kind}) is left out: {reason}")
             else:
                 owners[entry.name] = _distribution(entry)
-                found.append(PlugIn(kind, thing, _distribution(entry)))
-    return tuple(found)
+                plug_ins.append(PlugIn(kind, thing, _distribution(entry)))
+    return tuple(plug_ins)
 
 
 def _load(entry: EntryPoint, kind: Kind, owners: dict[str, str]) -> type:

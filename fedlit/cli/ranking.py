@@ -13,7 +13,7 @@ from fedlit.callbacks.report.federations import facts_of
 from fedlit.callbacks.report.run_folder import differences
 from fedlit.callbacks.run_summary import FLOOR, accuracies
 from fedlit.callbacks.selection import NO_TRUST, TRUST, choose
-from fedlit.cli.lightning_cli import Parsed
+from fedlit.cli.parsed import Parsed
 from fedlit.tables import Column, Figure, Row, Table
 
 if TYPE_CHECKING:  # it makes the ranking
@@ -22,25 +22,15 @@ if TYPE_CHECKING:  # it makes the ranking
 
 @dataclass(frozen=True)
 class Group:
-    """Trials of the same settings on the same target, one for each seed.
+    """Trials of the same settings on the same target, one for each seed."""
 
-    Args:
-        label: The settings.
-        target: Client name, and, where trials have other data of the same name, which data.
-        method: That is trained: see `method_of`.
-        numbers: Of its trials that are finished.
-        whole: Whether all of its trials are finished and have logged the metric.
-        score: Mean of the metric over its trials; ``None`` if none has it.
-        spread: Their sample standard deviation; ``None`` of a single one.
-    """
-
-    label: str
-    target: str
-    method: Method
-    numbers: tuple[int, ...]
-    whole: bool
-    score: float | None
-    spread: float | None
+    label: str  # the settings
+    target: str  # client name, and, where trials have other data of the same name, which data
+    method: Method  # see `method_of`
+    numbers: tuple[int, ...]  # of its trials that are finished
+    whole: bool  # all of its trials are finished and have logged the metric
+    score: float | None  # mean of the metric over its trials
+    spread: float | None  # their sample standard deviation; none of a single one
 
 
 Method = tuple[str, Any, bool]
@@ -130,11 +120,11 @@ class Ranking:
 
     def _parts(self, groups: Sequence[Group]) -> list[list[Group]]:
         """Groups that have a score, by what may be compared."""
-        found: dict[int, list[Group]] = {}
+        parts: dict[int, list[Group]] = {}
         for group in groups:
             if group.score is not None:
-                found.setdefault(self._part(group), []).append(group)
-        return [*found.values()]
+                parts.setdefault(self._part(group), []).append(group)
+        return [*parts.values()]
 
     def _on(self, target: str) -> list[str]:
         """What is best on a target; of each method, if no more may be compared and it has several settings."""
@@ -217,16 +207,16 @@ def _mean(mean: float | None, spread: float | None, form: str) -> str:
     return form.format(mean) + ("" if spread is None else f" ± {form.format(spread)}")
 
 
-def _target_labels(found: Mapping[int, tuple[str, Parsed]]) -> dict[int, str]:
+def _target_labels(trained: Mapping[int, tuple[str, Parsed]]) -> dict[int, str]:
     """By trial, its target; where trials have other data under the same name, with what differs."""
     facts = {
         number: facts_of({f"data.{key}": value for key, value in vars(parsed.arguments.data.as_flat()).items()})
-        for number, (_, parsed) in found.items()
+        for number, (_, parsed) in trained.items()
     }
     plain_facts = {number: {key: str(value) for key, value in each.items()} for number, each in facts.items()}
     labels = {}
-    for target in dict.fromkeys(target for target, _ in found.values()):
-        numbers = [number for number, (name, _) in found.items() if name == target]
+    for target in dict.fromkeys(target for target, _ in trained.values()):
+        numbers = [number for number, (name, _) in trained.items() if name == target]
         differing = differences([plain_facts[number] for number in numbers])
         for position, number in enumerate(numbers):
             words = ", ".join(f"{key.rpartition('.')[2]}={values[position]}" for key, values in differing.items())

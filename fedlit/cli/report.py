@@ -35,12 +35,12 @@ def report(args: list[str]) -> None:
         help="the HTML page (default: report.html); beside it, under the same name, go the Markdown page with .md and "
         "a folder of its pictures with _files (report.md, report_files)",
     )
-    given = parser.parse_args(args)
-    if given.output.suffix != ".html":
-        parser.error(f"--output must end in .html, as the Markdown page goes beside it as .md, got '{given.output}'")
+    options = parser.parse_args(args)
+    if options.output.suffix != ".html":
+        parser.error(f"--output must end in .html, as the Markdown page goes beside it as .md, got '{options.output}'")
     read_runs, write_report = (load(f"fedlit.callbacks.report:{name}") for name in ("read_runs", "write_report"))
     try:
-        paths = write_report(read_runs(given.runs), given.output)
+        paths = write_report(read_runs(options.runs), options.output)
     except (OSError, ValueError) as error:
         sys.exit(f"fedlit report: {error}")
     print(f"wrote {paths[0]} and {paths[1]} (pictures in {paths[2]})")

@@ -39,6 +39,7 @@ _CALLABLE = re.compile(r"Type (.*?) expects a function or a callable class: (.*)
 _GOT_CLASS = re.compile(r"Got value: Namespace\(class_path='([^']+)'")
 _LACKING = re.compile(r"the following arguments are required: (.*)")
 _SEVERAL = re.compile(r"Multiple subclasses with name (\w+)\..*: (.*?)\.?$")
+_NO_REASON = ("Errors:", "Given value type:", "Does not validate", "Subclass types", "a class path", "a dict")
 _EXPECTED = re.compile(r"Expected an? (?:<class '(?:[\w.]*\.)?(\w+)'>|typing\.(Literal\[.*?\]))")
 
 
@@ -55,18 +56,8 @@ class _Place:
     reasons: list[str] = field(default_factory=list)
 
 
-def explain(
-    message: str,
-    given: Given,
-    keys: Collection[str],
-) -> str:
-    """The first line of the message to print for a report of jsonargparse.
-
-    Args:
-        message: The report.
-        given: What it is on.
-        keys: Of the parser, all that it takes by itself.
-    """
+def explain(message: str, given: Given, keys: Collection[str]) -> str:
+    """The message to print for a report of jsonargparse on what was given to a parser that takes some keys itself."""
     unknown = re.search(
         r"(?:does not accept option|Option) '([^']+)'(?: is not accepted)?|unrecognized arguments: (\S+)", message
     )
@@ -96,7 +87,6 @@ def explain(
 
 
 def _one_of(paths: str) -> str:
-    """Class paths, those of fedlit first."""
     return " or ".join(sorted(paths.split(", "), key=lambda path: not path.startswith("fedlit.")))
 
 
@@ -109,15 +99,15 @@ def _unknown_key(word: str, given: Given, keys: Collection[str]) -> str:
     parent, _, last = key.rpartition(".")
     there = {each.rpartition(".")[2]: each for each in keys if each.rpartition(".")[0] == parent}
     anywhere = {each.rpartition(".")[2]: each for each in keys}
-    found = MEANT.get(last) or there.get(nearest(last, there) or "") or anywhere.get(nearest(last, anywhere) or "")
+    guess = MEANT.get(last) or there.get(nearest(last, there) or "") or anywhere.get(nearest(last, anywhere) or "")
     what = f"Lightning's Trainer has no argument {last!r}" if parent == "trainer" else f"there is no {key!r}"
-    return f"{place}: {what}: " + ("fedlit fit --help has all" if found is None else f"did you mean {found!r}?")
+    return f"{place}: {what}: " + ("fedlit fit --help has all" if guess is None else f"did you mean {guess!r}?")
 
 
-def _chains(message: str) -> Iterator[list[_Place]]:
+def _chains(message: str) -> list[list[_Place]]:
     """Every place of a report with those above it."""
     stack: list[_Place] = []
-    seen: list[list[_Place]] = []
+    chains: list[list[_Place]] = []
     pending = [(len(line) - len(line.lstrip(" -")), line.lstrip(" -")) for line in message.splitlines()]
     while pending:
         indent, line = pending.pop(0)
@@ -127,18 +117,13 @@ def _chains(message: str) -> Iterator[list[_Place]]:
         if key or problem or called:
             while stack and stack[-1].indent >= indent:
                 stack.pop()
-            rest = ""
-            if key:
-                stack.append(_Place(indent, key=key[1]))
-                rest = key[2]
-            elif problem:
-                stack.append(_Place(indent, cls=problem[1]))
-                rest = problem[2]
-            elif called:
+            if called:
                 cls = _GOT_CLASS.search(message[message.index(called[2][:20]) :])
                 stack.append(_Place(indent, cls="" if cls is None else cls[1], types=called[1]))
-                rest = called[2]
-            seen.append([*stack])
+            else:
+                stack.append(_Place(indent, key=key[1] if key else "", cls=problem[1] if problem else ""))
+            rest = (key or problem or called)[2]  # type: ignore[index]
+            chains.append([*stack])
             if rest.strip():
                 pending.insert(0, (indent + 1, rest.strip()))
             continue
@@ -151,11 +136,9 @@ def _chains(message: str) -> Iterator[list[_Place]]:
         elif line.startswith("Given value: "):
             holder = next((each for each in reversed(stack) if each.key), stack[-1])
             holder.value = holder.value or line.removeprefix("Given value: ")
-        elif not line.startswith(
-            ("Errors:", "Given value type:", "Does not validate", "Subclass types", "a class path", "a dict")
-        ):
+        elif not line.startswith(_NO_REASON):
             stack[-1].reasons.append(line)
-    yield from seen
+    return chains
 
 
 def _key_of(chain: Sequence[_Place]) -> str:
@@ -166,15 +149,11 @@ def _key_of(chain: Sequence[_Place]) -> str:
     return key
 
 
-def _reason(
-    chain: Sequence[_Place],
-    key: str,
-    given: Given,
-) -> str:
+def _reason(chain: Sequence[_Place], key: str, given: Given) -> str:
     place = chain[-1]
     types = place.types or next((each.types for each in reversed(chain) if each.types), "")
-    found = given.value(key)
-    value = place.value if found is None else str(found)
+    own = given.value(key)
+    value = place.value if own is None else str(own)
     is_simple = not value.startswith("{") and any(
         match[1] in _SIMPLE or match[2] for match in map(_EXPECTED.match, place.reasons) if match
     )
@@ -189,8 +168,8 @@ def _reason(
             return f"is missing, and {name} needs it: fedlit fit --{above}.help {name} shows what it takes"
         attribute = re.match(r"module '([^']+)' has no attribute '([^']+)'", reason)
         if attribute is not None:
-            found = nearest(attribute[2], names_of(attribute[1]))
-            guess = ": fedlit list has fedlit's own" if found is None else f": did you mean '{attribute[1]}.{found}'?"
+            near = nearest(attribute[2], names_of(attribute[1]))
+            guess = ": fedlit list has fedlit's own" if near is None else f": did you mean '{attribute[1]}.{near}'?"
             return f"{attribute[1]} has no class {attribute[2]!r}{guess}"
         module = re.match(r"No module named '([^']+)'", reason)
         if module is not None:
@@ -247,7 +226,6 @@ def arguments_of(cls: str | type) -> list[str]:
 
 @cache
 def _types_of(cls: type) -> Mapping[str, Any]:
-    """Types of what a class is made with, by name; ``None`` where it has none."""
     parser = ArgumentParser(exit_on_error=False)
     added = parser.add_class_arguments(cls, "made", fail_untyped=False)
     actions = {action.dest: action for action in parser._actions}
@@ -258,12 +236,7 @@ def _types_of(cls: type) -> Mapping[str, Any]:
 def refuse_nulls(config: Mapping[str, Any], taken: Collection[str] = ()) -> None:
     """End the command where an argument of a class of fedlit is null and may not be, which jsonargparse lets pass.
 
-    Args:
-        config: With the key ``data``, ``model`` or both.
-        taken: Keys that are null until they are linked.
-
-    Raises:
-        SystemExit: Naming the key.
+    Keys that are ``taken`` are null until they are linked.
     """
     for part in ("data", "model"):
         for key, kind in _nulls(part, config.get(part)):
@@ -310,9 +283,11 @@ def names_of(types: str) -> list[str]:
         if inspect.ismodule(thing):
             names += [name for name, each in vars(thing).items() if isinstance(each, type)]
         elif isinstance(thing, type):
-            todo = [thing]
-            while todo:
-                each = todo.pop()
-                todo += each.__subclasses__()
-                names.append(each.__name__)
+            names += [each.__name__ for each in _with_subclasses(thing)]
     return [name for name in dict.fromkeys(names) if not name.startswith("_")]
+
+
+def _with_subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    yield cls
+    for each in cls.__subclasses__():
+        yield from _with_subclasses(each)

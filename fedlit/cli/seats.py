@@ -13,8 +13,9 @@ from typing import Any, cast
 
 from fedlit.cli.arguments import content_of, find_config, normalise, options, refuse_linked
 from fedlit.cli.experiment import Experiment
+from fedlit.cli.memory import is_question
 from fedlit.cli.mistakes import check
-from fedlit.cli.schedule import print_table, train
+from fedlit.cli.plan import print_table
 from fedlit.federation import FederationError
 from fedlit.remote import AheadOfServerError, DismissedError, Seat, Server, ServerLostError, Site
 
@@ -24,7 +25,7 @@ _STARTS = "FEDLIT_STARTS"
 """In the environment of a site that has started itself again: the times at which it did."""
 _ROUND = "FEDLIT_SERVER_ROUND"
 """Set in the environment of a site that starts itself again: the round that it may resume from at the latest."""
-_MOST_STARTS, _WITHIN = 5, 120.0
+_MOST_STARTS, _WITHIN = 5, 120.0  # seconds
 
 AGAIN = (DismissedError, ServerLostError, AheadOfServerError)
 """Errors after which a site starts again."""
@@ -59,21 +60,16 @@ def print_seat_log() -> None:
 def _take(word: str, args: list[str]) -> None:
     args = normalise(["fit", *args])
     experiment = read_run(args, word)
-    if not _asks(args):
+    if not is_question(args):
         take_seat(experiment, make_seat(word, experiment.parsed.arguments.get("seat"), args))
-
-
-def _asks(args: Sequence[str]) -> bool:
-    """Whether the user asks what there is, and nothing is to be run."""
-    return bool({"-h", "--help", "--print_config"} & {arg.split("=")[0] for arg in args})
 
 
 def read_run(args: list[str], word: str) -> Experiment:
     """The experiment of normalised arguments of ``fedlit fit``; ends the command if it stands for several runs."""
     refuse_linked(args)
     check(args)
-    experiment = Experiment.parse(args)
-    if not _asks(args) and len(experiment.runs) > 1:
+    experiment = Experiment(args)
+    if not is_question(args) and len(experiment.runs) > 1:
         sys.exit(
             f"fedlit: {word} is for one run, but this is {len(experiment.runs)} (seeds, targets, compare): give "
             "--seeds=null --targets=null --compare=null, and a seed_everything and data.target that all have alike"
@@ -84,11 +80,13 @@ def read_run(args: list[str], word: str) -> Experiment:
 def take_seat(experiment: Experiment, seat: Seat) -> None:
     """Train in a seat, from this seat's own checkpoint if there is one, and print what came of it."""
     folder = experiment.folder
-    print(f"fedlit: this is the {'server' if seat.is_server else 'site'}; its runs lie in '{folder.root}'", flush=True)
+    print(
+        f"fedlit: this is the {'server' if seat.is_server else 'site'}; its runs lie in '{experiment.root}'", flush=True
+    )
     if folder.busy(0):
-        sys.exit(f"fedlit: another command has this seat of this run in '{folder.root}': end it first")
+        sys.exit(f"fedlit: another command has this seat of this run in '{experiment.root}': end it first")
     until = os.environ.pop(_ROUND, None)
-    train(experiment, 0, seat, None if until is None else int(until))
+    experiment.train(0, seat, None if until is None else int(until))
     summary = folder.finished(0)
     if summary is not None:
         print_table([summary])
@@ -96,46 +94,42 @@ def take_seat(experiment: Experiment, seat: Seat) -> None:
 
 def make_seat(word: str, given: object, args: Sequence[str]) -> Seat:
     """The seat that a configuration describes, with its files beside it."""
-    kind = _SEATS[word]
-    known = [name for name in inspect.signature(kind).parameters]
+    kind, parameters = _SEATS[word], inspect.signature(_SEATS[word]).parameters
     if hasattr(given, "as_dict"):
         given = given.as_dict()
     if not isinstance(given, Mapping) or not given:
         sys.exit(
             f"fedlit: {word} needs a seat, and no configuration has one: give a --config with 'seat:' and below it "
-            f"{', '.join(known[:5])}; see docs/across.md"
+            f"{', '.join([*parameters][:5])}; see docs/across.md"
         )
-    unknown = [name for name in given if name not in known]
+    unknown = [name for name in given if name not in parameters]
     if unknown:
         other = "join" if word == "serve" else "serve"
         theirs = inspect.signature(_SEATS[other]).parameters
         advice = f" ({unknown[0]} is of fedlit {other})" if unknown[0] in theirs else ""
-        sys.exit(f"fedlit: seat of {word} takes {', '.join(known)}, got {', '.join(unknown)}{advice}")
-    lacking = [
-        name
-        for name, each in inspect.signature(kind).parameters.items()
-        if each.default is inspect.Parameter.empty and name not in given
-    ]
+        sys.exit(f"fedlit: seat of {word} takes {', '.join(parameters)}, got {', '.join(unknown)}{advice}")
+    needed = [name for name, each in parameters.items() if each.default is inspect.Parameter.empty]
+    lacking = [name for name in needed if name not in given]
     if lacking:
         sys.exit(f"fedlit: seat of {word} needs {', '.join(lacking)}, which no configuration has: add them below seat")
-    places = _places(args)
-    found = {name: _beside(str(value), places.get(name)) if name in _FILES else value for name, value in given.items()}
+    folders = _folders(args)
+    files = {name: _beside(str(given[name]), folders.get(name)) for name in _FILES if name in given}
     try:
-        return kind(**cast(Any, found))
+        return kind(**cast(Any, {**given, **files}))
     except (ValueError, TypeError) as error:
         sys.exit(f"fedlit: seat: {error}")
 
 
-def _places(args: Sequence[str]) -> dict[str, Path]:
+def _folders(args: Sequence[str]) -> dict[str, Path]:
     """The folder of the configuration that names each file of the seat."""
-    places: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for key, value in options(args):
         if key in ("config", "c") and value is not None and os.path.isfile(find_config(value)):
             content = content_of(find_config(value))
             seat = content.get("seat") if isinstance(content, dict) else None
             for name in seat if isinstance(seat, dict) else ():
-                places[name] = Path(find_config(value)).parent
-    return places
+                folders[name] = Path(find_config(value)).parent
+    return folders
 
 
 def _beside(file: str, folder: Path | None) -> str:

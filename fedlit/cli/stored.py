@@ -71,12 +71,11 @@ def write(run_dir: Path, configs: Sequence[str], ckpt_path: Path | None, output:
 
 
 def _newest(folder: Path) -> Path:
-    """The checkpoint that has trained for most rounds."""
     # of several processes each has files of its own, of which only .part may lie here
-    found = [*dict.fromkeys(files_of(path)[0] for path in sorted(folder.glob("*.ckpt*")))]
-    if not found:
+    checkpoints = [*dict.fromkeys(files_of(path)[0] for path in sorted(folder.glob("*.ckpt*")))]
+    if not checkpoints:
         sys.exit(f"fedlit: '{folder}' has no checkpoint: give --ckpt_path, or train with enable_checkpointing true")
-    return found[0] if len(found) == 1 else max(found, key=_progress)
+    return checkpoints[0] if len(checkpoints) == 1 else max(checkpoints, key=_progress)
 
 
 def _progress(path: Path) -> tuple[int, int, float]:

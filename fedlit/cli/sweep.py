@@ -42,48 +42,47 @@ def sweep(args: list[str]) -> None:
     )
     parser.add_argument("--list", action="store_true", dest="only_list", help="print the trials, and train none")
     own, more = _split(args)
-    given = parser.parse_args(own)
-    path = find_config(given.file)
+    options = parser.parse_args(own)
+    path = find_config(options.file)
     try:
         file = SweepFile.read(path)
-        method = _method(file, given)
-        found = file.trials(method, given.trials or file.run_cap, given.seed)
-        file.words(found[0])
+        method = _method(file, options)
+        trials = file.trials(method, options.trials or file.run_cap, options.seed)
+        file.words(trials[0])
     except FileNotFoundError as error:
         sys.exit(f"fedlit: {error}")
     except ValueError as error:
         sys.exit(f"fedlit: {path}: {error}")
-    if given.only_list:
-        for number, values in enumerate(found):
+    if options.only_list:
+        for number, values in enumerate(trials):
             print(f"{number + 1}: {shlex.join(['fedlit', 'fit', *file.words(values), *more])}")
         return
-    from fedlit.cli.trials import Sweep, run_sweep  # which takes torch, and seconds
+    from fedlit.cli.trials import Sweep  # which takes torch, and seconds
 
-    asked = given.trials or file.run_cap
-    if method == "random" and asked is not None and len(found) < asked:
-        print(f"{asked - len(found)} of {asked} random trials equal others, and are left out", flush=True)
+    asked = options.trials or file.run_cap
+    if method == "random" and asked is not None and len(trials) < asked:
+        print(f"{asked - len(trials)} of {asked} random trials equal others, and are left out", flush=True)
     for line in file.merged:
         print(line, flush=True)
     if file.stops_early:
         print("early_terminate is for W&B's service: every trial is trained to its end", flush=True)
-    run_sweep(Sweep(file, found, more, given.jobs, given.fresh == "true", given.wandb), ["sweep", *args])
+    Sweep(file, trials, more, options.jobs, options.fresh == "true", options.wandb).run(["sweep", *args])
 
 
-def _method(file: SweepFile, given: argparse.Namespace) -> str:
+def _method(file: SweepFile, options: argparse.Namespace) -> str:
     """How trials are chosen; raises a `ValueError` where it takes more to know that."""
-    if file.method == "bayes" and given.method is None:
+    if file.method == "bayes" and options.method is None:
         raise ValueError(
             "method bayes chooses each trial by what others came to, which W&B's service does (wandb sweep): give "
             "--method random --trials N, which draws from the same parameters, or --method grid if all have values"
         )
-    method = str(given.method or file.method)
-    if method == "random" and given.trials is None and file.run_cap is None:
+    method = str(options.method or file.method)
+    if method == "random" and options.trials is None and file.run_cap is None:
         raise ValueError("random trials have no end: give --trials N, or run_cap in the file")
     return method
 
 
 def _split(args: list[str]) -> tuple[list[str], list[str]]:
-    """The words for this command, and those after a lone ``--`` for each trial."""
     if "--" not in args:
         return args, []
     place = args.index("--")

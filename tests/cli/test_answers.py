@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fedlit.cli import main
 from fedlit.cli.command import COMMANDS, TRAINER
+from fedlit.cli.memory import Answer
 from fedlit.cli.nearest import nearest
 
 HEAVY = {"torch", "lightning", "torchvision", "torchmetrics", "numpy", "scipy", "sklearn", "matplotlib"}
@@ -108,3 +112,49 @@ def test_each_command_leads_to_a_function(word: str) -> None:
     module, _, name = COMMANDS[word].place.partition(":")
     assert callable(getattr(import_module(module), name))
     assert word not in TRAINER
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A question on a configuration, of which an answer is kept."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    Path("other.yaml").write_text("[]")
+    Path("a.yaml").write_text("data: {class_path: Mine, init_args: {files: other.yaml}}")
+    Path("mine.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "empty")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(__file__=str(tmp_path / "mine.py")))
+    words = ["fit", "--config=a.yaml", "--print_config"]
+    Answer(words).keep(["printed", "warned"])
+    return words
+
+
+def test_an_answer_is_kept_for_the_same_question_alone(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Answer(asked).recall() == ["printed", "warned"]
+    assert Answer([*asked, "--seeds=[0]"]).recall() is None
+    assert not Answer(["fit", "--config=a.yaml"]).is_kept
+    assert not Answer(["list", "--help"]).is_kept
+    assert not Answer([*asked, "--data=[*.csv"]).is_kept  # an error, which is the command's
+    monkeypatch.setenv("COLUMNS", "66")
+    assert Answer(asked).recall() is None
+
+
+@pytest.mark.parametrize("changed", ["a.yaml", "other.yaml", "mine.py", "empty/plugin.py"])
+def test_an_answer_is_made_again_where_what_it_depends_on_has_changed(asked: list[str], changed: str) -> None:
+    Path(changed).write_text("data: {class_path: Other}")
+    assert Answer(asked).recall() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--help"], ["--config=experiments/first", "--print_config"]])
+def test_the_command_prints_the_same_again_within_two_seconds(words: list[str], tmp_path: Path) -> None:
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "fedlit.cli", "fit", *words]
+    first = subprocess.run(command, capture_output=True, check=True, env=environment)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    again = subprocess.run(command, capture_output=True, check=True, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert again.stdout == first.stdout != b""
+    assert sum(after[:2]) - sum(before[:2]) < 2

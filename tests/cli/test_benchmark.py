@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import refusal
 from fedlit.cli import main
 from fedlit.cli.benchmark import Figure, comparison, figures
 from fedlit.tables import Table
@@ -84,13 +85,10 @@ def test_a_benchmark_that_fails_ends_the_command(clone: Path) -> None:
 
 
 def test_mistakes_are_told_by_name(clone: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="name must be one of dice, got 'cards'"):
-        main(["benchmark", "cards"])
-    with pytest.raises(SystemExit, match="--out is not for fedlit benchmark"):
-        main(["benchmark", "dice", "--out=x.json"])
+    assert "name must be one of dice, got 'cards'" in refusal("benchmark", "cards")
+    assert "--out is not for fedlit benchmark" in refusal("benchmark", "dice", "--out=x.json")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="must be run in a clone of fedlit's repository"):
-        main(["benchmark"])
+    assert "must be run in a clone of fedlit's repository" in refusal("benchmark")
 
 
 @pytest.mark.parametrize(("now", "verdict"), [(0.81, "yes"), (0.82, "no")])

@@ -17,6 +17,7 @@ from jsonargparse import Namespace
 from PIL import Image
 from torch import Tensor, nn
 
+from commands import refusal
 from fedlit.cli import main
 from fedlit.cli.extraction import _read_as_trained
 from fedlit.data import FeatureDomains, image_domains
@@ -297,10 +298,7 @@ def test_features_of_other_data_or_another_network_are_not_mixed(
     [
         (["--out=out.txt"], r"out must end in .npz, got 'out.txt'"),
         (["--out=gone/out.npz"], r"out names the folder 'gone', which is not there"),
-        (
-            ["--clients=[art, drawings]"],
-            r"clients \['drawings'\] are not among the clients of the data, \['art', 'photo'",
-        ),
+        (["--clients=[art, drawings]"], r"clients \['drawings'\] are not among the clients"),
         (["--batch_size=0"], "batch_size must be at least 1, got 0"),
         (["--weights=gone.pt"], r"weights 'gone.pt' is not a state dict of SmallCNN"),
         (["--extractor=resnet18", "--extractor_args={}", "--weights=null"], "weights must name a file with the state"),
@@ -309,10 +307,7 @@ def test_features_of_other_data_or_another_network_are_not_mixed(
         (["--config=gone.yaml"], r"config 'gone.yaml' cannot be read"),
         (["--config=model.yaml"], r"config 'model.yaml' has no data"),
         (["--data=HeartDisease", "--data.predict=heart_rate"], "features are for classification"),
-        (
-            ["--extractor=torch.nn.Flatten", "--extractor_args={start_dim: 2}", "--weights=null"],
-            r"gives shape \(3, 3, 784",
-        ),
+        (["--extractor=torch.nn.Flatten", "--extractor_args={start_dim: 2}", "--weights=null"], "gives shape"),
         (["--data.root=gone"], "no folder root='gone'"),
         (["--data.clients=[art, photo, wild]", "--clients=[wild]"], "there are no data of client 'wild' here"),
     ],
@@ -335,14 +330,13 @@ def test_two_processes_do_not_write_one_file() -> None:
 
 def test_weights_that_are_broken_are_told() -> None:
     torch.save({name: t * torch.nan for name, t in network().state_dict().items()}, "network.pt")
-    with pytest.raises(SystemExit, match="features of 'art' hold NaN or infinity"):
-        main(["features", *SMALL, "--out=out.npz"])
+    assert "features of 'art' hold NaN or infinity" in refusal("features", *SMALL, "--out=out.npz")
 
 
 def test_a_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(SystemExit, match=r"fedlit: .*pip install 'fedlit\[timm\]'"):
-        main(["features", *DATA, "--extractor=timm/resnet10t", "--weights=network.pt", "--out=out.npz"])
+    words = [*DATA, "--extractor=timm/resnet10t", "--weights=network.pt"]
+    assert "pip install 'fedlit[timm]'" in refusal("features", *words, "--out=out.npz")
 
 
 def test_features_of_photographs_are_close_to_those_published(shared_data: Path) -> None:

@@ -55,44 +55,30 @@ def names(kind: str) -> set[str]:
     return {row.name for row in rows(kind)}
 
 
-def test_every_method_is_listed() -> None:
+def test_every_class_of_a_kind_is_listed() -> None:
     assert names("methods") == set(fedlit.methods.__all__)
-
-
-def test_every_data_module_is_listed() -> None:
     public = {name: getattr(fedlit.data, name) for name in fedlit.data.__all__}
-    assert names("data") == {
-        name for name, thing in public.items() if DomainDataModule in inspect.getmro(thing)[1:]
-    }  # less DomainDataModule itself
-
-
-def test_every_backend_is_listed_that_the_page_of_backends_has() -> None:
-    """Its two tables are compared with the code by another test."""
+    modules = {name for name, thing in public.items() if DomainDataModule in inspect.getmro(thing)[1:]}
+    assert names("data") == modules  # less DomainDataModule itself
+    networks = [getattr(fedlit.models, name) for name in fedlit.models.__all__]
+    networks = [thing for thing in networks if isinstance(thing, type) and issubclass(thing, nn.Module)]
+    extractors = {cls.__name__ for cls in networks if "self.out_features = " in inspect.getsource(cls)}
+    assert names("models") == extractors
     text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
     tables = re.findall(r"^\| (?:backend|exchange) \| adversary .*\n(?:\|.*\n)+", text, re.MULTILINE)
     assert len(tables) == 2
     assert names("privacy") == {name for table in tables for name in re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)}
 
 
-def test_every_network_is_listed_that_tells_its_width() -> None:
-    public = [getattr(fedlit.models, name) for name in fedlit.models.__all__]
-    networks = [thing for thing in public if isinstance(thing, type) and issubclass(thing, nn.Module)]
-    assert names("models") == {cls.__name__ for cls in networks if "self.out_features = " in inspect.getsource(cls)}
-
-
-def test_every_label_free_score_of_a_run_is_listed() -> None:
+def test_every_label_free_score_of_a_run_is_listed_and_whether_it_needs_source_statistics() -> None:
     data = digits()
     done = trainer(1, [Validators()])
     done.fit(build(FedAvg, data), data)
     logged = {name for name in done.callback_metrics if name.startswith("validator/")}
     assert names("validators") == logged | {"source/acc", "target/score"}
     assert names("validators") <= set(done.callback_metrics)
-
-
-def test_scores_that_are_said_to_need_source_statistics_send_them() -> None:
     for row in rows("validators"):
         if row.name.startswith("validator/"):
-            data = digits()
             module = build(FedAvg, data)
             trainer(1, [Validators([row.name.removeprefix("validator/")])]).fit(module, data)
             sent = {"source_moments", "class_means"} & set(module.federation.ledger.bytes_by_channel())
@@ -121,6 +107,8 @@ def test_names_and_configurations_are_whole_on_a_narrow_screen(kind: str) -> Non
         screen.print(listing._table(kind, by_lines=False))
     words = set(shown.get().split())
     for row in rows(kind):
+        assert len(row.what) > 20, row.name
+        assert "\n" not in row.what
         assert row.name in words
         assert kind == "validators" or set(row.extra.splitlines()) <= words
 
@@ -144,13 +132,6 @@ def test_the_table_of_methods_says_what_goes_in_the_clear_and_what_is_summed() -
     table = text.split("| class | source | sends | configuration |\n|---|---|---|---|\n")[1].split("\n\n")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert {name.strip("`"): sends for name, _, sends, _ in cells} == {row.name: row.sends for row in rows("methods")}
-
-
-def test_everything_is_said_in_a_line() -> None:
-    for kind in KINDS:
-        for row in rows(kind):
-            assert len(row.what) > 20, row.name
-            assert "\n" not in row.what
 
 
 @pytest.mark.parametrize(
@@ -206,18 +187,12 @@ def test_in_a_pipe_each_row_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
     assert not any("FedAvg" in line for line in printed)
 
 
-def test_another_kind_is_refused_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("words", "status", "stream"), [(["method"], 2, "err"), (["--help"], 0, "out")])
+def test_help_and_refusals_name_what_can_be_listed(
+    words: list[str], status: int, stream: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as done:
-        main(["list", "method"])
-    assert done.value.code == 2
-    told = capsys.readouterr().err
-    assert "'method'" in told
-    assert all(kind in told for kind in KINDS)
-
-
-def test_help_says_what_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as done:
-        main(["list", "--help"])
-    assert done.value.code == 0
-    printed = capsys.readouterr().out
+        main(["list", *words])
+    assert done.value.code == status
+    printed = getattr(capsys.readouterr(), stream)
     assert all(word in printed for word in ("fedlit list", *KINDS))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fedlit.checks import check_at_least
 from fedlit.cli import main
 from fedlit.cli.arguments import content_of, normalise
 from fedlit.cli.mistakes import check
@@ -52,94 +53,81 @@ def strategy(**init_args: Any) -> dict[str, Any]:
 
 
 IN_A_FILE: list[tuple[str, Any, str]] = [
-    ("model.class_path", "FedAvgg", "model: there is no class 'FedAvgg': did you mean 'FedAvg'?"),
-    ("model.class_path", "fedlit.methods.FedAvgg", "model: fedlit.methods has no class 'FedAvgg': did you mean"
-     " 'fedlit.methods.FedAvg'?"),
-    ("model.init_args.warmup_round", 3, "model.init_args.warmup_round: FedAvg has no argument 'warmup_round': did you"
-     " mean 'warmup_rounds'?"),
-    ("model.init_args.warmup_rounds", "many", "model.init_args.warmup_rounds: must be a whole number or a number, got"
-     " 'many'"),
-    ("model.init_args.weighting", "size", "model.init_args.weighting: must be one of samples, sqrt, uniform, got"
-     " 'size'"),
-    ("model", {"class_path": "FedProx", "mu": 0.1}, "model.mu: stands beside class_path: put it below init_args"),
-    ("model", ["FedAvg"], "model: must be one class, got the list ['FedAvg']: write model: and below it class_path"),
-    ("model", {"class_path": "FedAvg"}, "model.init_args.extractor: is missing, and FedAvg needs it: fedlit fit"
-     " --model.help FedAvg shows what it takes"),
-    ("model.init_args.extractor.class_path", "fedlit.models.MPL", "model.init_args.extractor: fedlit.models has no"
-     " class 'MPL': did you mean 'fedlit.models.MLP'?"),
-    ("model.init_args.extractor.init_args.hiden", [3], "model.init_args.extractor.init_args.hiden: MLP has no argument"
-     " 'hiden': did you mean 'hidden'?"),
-    ("model.init_args.extractor.init_args.hidden", 3, "model.init_args.extractor.init_args.hidden: must be a list, got"
-     " 3: write [3]"),
-    ("model.init_args.extractor", "resnet18", "model.init_args.extractor: there is no class 'resnet18'"),
-    ("model.init_args.optimizer.class_path", "torch.optim.SDG", "model.init_args.optimizer: torch.optim has no class"
-     " 'SDG': did you mean 'torch.optim.SGD'?"),
-    ("model.init_args.optimizer.init_args.learning_rate", 1, "model.init_args.optimizer: SGD has no argument"
-     " 'learning_rate': did you mean 'lr'?"),
-    ("model.init_args.optimizer.init_args.lr", "fast", "model.init_args.optimizer.init_args.lr: must be a number, got"
-     " 'fast'"),
-    ("data.class_path", "fedlit.data.Digit", "data: fedlit.data has no class 'Digit': did you mean"
-     " 'fedlit.data.Digits'?"),
-    ("data.init_args.flatten", "maybe", "data.init_args.flatten: must be true or false, got 'maybe'"),
-    ("trainer.max_epoch", 3, "trainer.max_epoch: Lightning's Trainer has no argument 'max_epoch': did you mean"
-     " 'trainer.max_epochs'?"),
-    ("trainer.rounds", 3, "trainer.rounds: Lightning's Trainer has no argument 'rounds': did you mean"
-     " 'trainer.max_epochs'?"),
-    ("trainer.max_epochs", "three", "trainer.max_epochs: must be a whole number or null, got 'three'"),
-    ("trainer.callbacks", {"Validators": None}, "trainer.callbacks: must be a list, got the mapping"),
-    ("trainer.callbacks", [{"class_path": "Validator"}], "trainer.callbacks: there is no class 'Validator': did you"
-     " mean 'Validators'?"),
-    ("trainer.callbacks", [{"class_path": "fedlit.callbacks.Validators", "init_args": {"name": ["trust"]}}],
-     "trainer.callbacks.0.init_args.name: Validators has no argument 'name': did you mean 'names'?"),
-    ("trainer.callbacks", [{"class_path": "EarlyStopping", "init_args": {"monitr": "x"}}],
-     "trainer.callbacks: EarlyStopping has no argument 'monitr': did you mean 'monitor'?"),
-    ("trainer.logger", {"class_path": "WandLogger"}, "trainer.logger: there is no class 'WandLogger': did you mean"
-     " 'WandbLogger'?"),
-    (STRATEGY, strategy(privacy={"class_path": "PairwiseMaskin"}), f"{STRATEGY}.init_args.privacy: there is no class"
-     " 'PairwiseMaskin': did you mean 'PairwiseMasking'?"),
-    (STRATEGY, strategy(privacy={"class_path": "fedlit.privacy.PairwiseMasking", "init_args": {"codek": None}}),
-     f"{STRATEGY}.init_args.privacy.init_args.codek: PairwiseMasking has no argument 'codek': did you mean 'codec'?"),
-    (STRATEGY, strategy(participation={"class_path": "Fractio"}), f"{STRATEGY}.init_args.participation: there is no"
-     " class 'Fractio': did you mean 'Fraction'?"),
-    (STRATEGY, strategy(local_step=3), f"{STRATEGY}.init_args.local_step: FederatedStrategy has no argument"
-     " 'local_step': did you mean 'local_steps'?"),
-    (STRATEGY, strategy(placement=[[False, "clean"], ["fonts"]]), f"{STRATEGY}.init_args.placement: must be a list of"
-     " texts or null, got [[False, 'clean'], ['fonts']]: YAML reads no, off and false without quotes as False"),
-    ("compare", {"class_path": "FedProx"}, "compare: must be a list of methods, got a mapping: put a hyphen"),
-    ("compare", [{"class_path": "FedProx", "init_args": {"muu": 1}}], "compare.0.init_args.muu: FedProx has no argument"
-     " 'muu': did you mean 'mu'?"),
-    ("compare", ["FedAvg", {"class_path": "FedProx", "mu": 1}], "compare.1.mu: stands beside class_path"),
-    ("compare", [{"class_path": "FedProx", "data": {"targt": "clean"}}], "compare.0.data.targt: Digits has no argument"
-     " 'targt': did you mean 'target'?"),
-    ("targets", "fonts", "targets: must be a list of texts or null, got 'fonts': write [fonts]"),
-    ("targets", ["fonts", False], "targets: must be a list of texts or null, got ['fonts', False]: YAML reads no, off"
-     " and false without quotes as False: if it is a name, quote it, as in 'no'"),
-    ("data.init_args.target", False, "data.init_args.target: must be text, got 'False': YAML reads no, off and"),
-    ("data.init_args.target", 3, "data.init_args.target: must be text, got 3: YAML reads digits without quotes as"
-     " a number: if it is a name, quote it, as in '3'"),
-    ("data.init_args.clients", [True, "fonts"], "data.init_args.clients: must be a list of texts or null, got [True,"
-     " 'fonts']: YAML reads yes, on and true without quotes as True: if it is a name, quote it, as in 'yes'"),
-    ("data.init_args.clients", [1, 2], "data.init_args.clients: must be a list of texts or null, got [1, 2]: YAML reads"
-     " digits"),
-    ("data", {"class_path": "CSVDomains", "init_args": {"label": "y", "categories": {"smoker": [True, False]}}},
-     "data.init_args.categories: must be a list of texts or null, got [True, False]: YAML reads yes, on and true"),
-    ("data", {"class_path": "CSVDomains", "init_args": {"label": False}}, "data.init_args.label: must be text, got"
-     " 'False': YAML reads no, off and false"),
-    ("seeds", 3, "seeds: must be a list of whole numbers or null, got 3: write [3]"),
-    ("seeds", ["one"], "seeds: must be a list of whole numbers or null, got ['one']"),
-    ("seeds", {"a": 1}, "seeds: must be a list of whole numbers or null, got {'a': 1}"),
-    ("select", "bst", "select: must be one of best, got 'bst': did you mean 'best'?"),
-    ("jobs", "two", "jobs: must be a whole number, got 'two'"),
-    ("seed", 1, "seed: there is no 'seed': did you mean 'seeds'?"),
-    ("trainr", {"max_epochs": 1}, "trainr: there is no 'trainr': did you mean 'trainer'?"),
-]  # fmt: skip
-"""A key, what a configuration has there, and what is told after the file's name."""
+    ("model.class_path", "FedAvgg", "'FedAvgg': did you mean 'FedAvg'?"),
+    ("model.class_path", "fedlit.methods.FedAvgg", "'FedAvgg': did you mean 'fedlit.methods.FedAvg'?"),
+    ("model.init_args.warmup_round", 3, "'warmup_round': did you mean 'warmup_rounds'?"),
+    ("model.init_args.warmup_rounds", "many", "must be a whole number or a number, got 'many'"),
+    ("model.init_args.weighting", "size", "must be one of samples, sqrt, uniform, got 'size'"),
+    ("model", {"class_path": "FedProx", "mu": 0.1}, "stands beside class_path: put it below init_args"),
+    ("model", ["FedAvg"], "must be one class, got the list ['FedAvg']: write model: and below it class_path"),
+    ("model", {"class_path": "FedAvg"}, "is missing, and FedAvg needs it: fedlit fit --model.help FedAvg shows what"),
+    ("model.init_args.extractor.class_path", "fedlit.models.MPL", "'MPL': did you mean 'fedlit.models.MLP'?"),
+    ("model.init_args.extractor.init_args.hiden", [3], "'hiden': did you mean 'hidden'?"),
+    ("model.init_args.extractor.init_args.hidden", 3, "must be a list, got 3: write [3]"),
+    ("model.init_args.extractor", "resnet18", "there is no class 'resnet18'"),
+    ("model.init_args.optimizer.class_path", "torch.optim.SDG", "'SDG': did you mean 'torch.optim.SGD'?"),
+    (
+        "model.init_args.optimizer",
+        {"class_path": "torch.optim.SGD", "init_args": {"learning_rate": 1}},
+        "'learning_rate': did you mean 'lr'?",
+    ),
+    ("model.init_args.optimizer.init_args.lr", "fast", "must be a number, got 'fast'"),
+    ("data.class_path", "fedlit.data.Digit", "'Digit': did you mean 'fedlit.data.Digits'?"),
+    ("data.init_args.flatten", "maybe", "must be true or false, got 'maybe'"),
+    ("trainer.max_epoch", 3, "'s Trainer has no argument 'max_epoch': did you mean 'trainer.max_epochs'?"),
+    ("trainer.rounds", 3, "'s Trainer has no argument 'rounds': did you mean 'trainer.max_epochs'?"),
+    ("trainer.max_epochs", "three", "must be a whole number or null, got 'three'"),
+    ("trainer.callbacks", {"Validators": None}, "must be a list, got the mapping"),
+    ("trainer.callbacks", [{"class_path": "Validator"}], "'Validator': did you mean 'Validators'?"),
+    (
+        "trainer.callbacks",
+        [{"class_path": "fedlit.callbacks.Validators", "init_args": {"name": [""]}}],
+        "did you mean 'names'?",
+    ),
+    ("trainer.callbacks", [{"class_path": "EarlyStopping", "init_args": {"monitr": "x"}}], "'monitr': did you mean"),
+    ("trainer.logger", {"class_path": "WandLogger"}, "'WandLogger': did you mean 'WandbLogger'?"),
+    (STRATEGY, strategy(privacy={"class_path": "PairwiseMaskin"}), "'PairwiseMaskin': did you mean 'PairwiseMasking'?"),
+    (
+        STRATEGY,
+        strategy(privacy={"class_path": "fedlit.privacy.PairwiseMasking", "init_args": {"codek": None}}),
+        "'codek': did you mean 'codec'?",
+    ),
+    (STRATEGY, strategy(participation={"class_path": "Fractio"}), "'Fractio': did you mean 'Fraction'?"),
+    (STRATEGY, strategy(local_step=3), "'local_step': did you mean 'local_steps'?"),
+    (STRATEGY, strategy(placement=[[False, "clean"], ["fonts"]]), "must be a list of texts or null, got [[False,"),
+    ("compare", {"class_path": "FedProx"}, "must be a list of methods, got a mapping: put a hyphen"),
+    ("compare", [{"class_path": "FedProx", "init_args": {"muu": 1}}], "'muu': did you mean 'mu'?"),
+    ("compare", ["FedAvg", {"class_path": "FedProx", "mu": 1}], "stands beside class_path"),
+    ("compare", [{"class_path": "FedProx", "data": {"targt": "clean"}}], "'targt': did you mean 'target'?"),
+    ("targets", "fonts", "must be a list of texts or null, got 'fonts': write [fonts]"),
+    ("targets", ["fonts", False], "must be a list of texts or null, got ['fonts', False]: YAML reads no, off and"),
+    ("data.init_args.target", False, "must be text, got 'False': YAML reads no, off and"),
+    ("data.init_args.target", 3, "must be text, got 3: YAML reads digits without quotes as a number: if it is a name,"),
+    ("data.init_args.clients", [True, "fonts"], "must be a list of texts or null, got [True, 'fonts']: YAML reads"),
+    ("data.init_args.clients", [1, 2], "must be a list of texts or null, got [1, 2]: YAML reads digits"),
+    (
+        "data",
+        {"class_path": "CSVDomains", "init_args": {"label": "y", "categories": {"smoker": [True, False]}}},
+        "must be a list of texts or null, got [True, False]: YAML reads yes, on and true",
+    ),
+    ("data", {"class_path": "CSVDomains", "init_args": {"label": False}}, "must be text, got 'False': YAML reads no,"),
+    ("seeds", 3, "must be a list of whole numbers or null, got 3: write [3]"),
+    ("seeds", ["one"], "must be a list of whole numbers or null, got ['one']"),
+    ("seeds", {"a": 1}, "must be a list of whole numbers or null, got {'a': 1}"),
+    ("select", "bst", "'bst': did you mean 'best'?"),
+    ("jobs", "two", "must be a whole number, got 'two'"),
+    ("seed", 1, "'seed': did you mean 'seeds'?"),
+    ("trainr", {"max_epochs": 1}, "'trainr': did you mean 'trainer'?"),
+]
+"""A key, a value there, and the problem that is named."""
 
 
-@pytest.mark.parametrize(("key", "value", "line"), IN_A_FILE)
-def test_a_mistake_in_a_file_is_told_with_its_place_and_what_to_write(key: str, value: Any, line: str) -> None:
+@pytest.mark.parametrize(("key", "value", "problem"), IN_A_FILE)
+def test_a_mistake_in_a_file_is_refused_with_its_place_and_what_to_write(key: str, value: Any, problem: str) -> None:
     write(key, value)
-    assert told("fit", "--config", "a.yaml").startswith(f"fedlit: a.yaml: {line}")
+    line = told("fit", "--config", "a.yaml")
+    assert line.startswith(f"fedlit: a.yaml: {key.removesuffix('.class_path')}")
+    assert problem in line
 
 
 def test_a_key_that_yaml_reads_as_something_else_is_told_with_quotes() -> None:
@@ -181,10 +169,7 @@ def test_a_mistake_in_an_option_is_told_by_its_name(options: list[str], line: st
     ("text", "line"),
     [
         ("model: {class_path: FedAvg\ndata: x\n", "a.yaml, line 2, column 5: this is no YAML"),
-        (
-            "seeds: [0]\ndata: Digits\nseeds: [1]\n",
-            "a.yaml, line 3, column 1: 'seeds' is in line 1 too, and only the last",
-        ),
+        ("seeds: [0]\ndata: Digits\nseeds: [1]\n", "a.yaml, line 3, column 1: 'seeds' is in line 1 too"),
         ("model:\n\tclass_path: FedAvg\n", "a.yaml, line 2, column 1: there is a tab, and YAML indents by spaces"),
         ("- a\n- b\n", "a.yaml must have keys, such as data:, model: and trainer:, got list"),
         ("hello", "a.yaml must have keys, such as data:, model: and trainer:, got str 'hello'"),
@@ -314,3 +299,10 @@ def test_an_option_before_what_it_is_of_is_refused_and_one_that_is_replaced_is_n
     )
     check(normalise(["fit", "--trainer.max_epochs=1", "--config=a.yaml", "--model.optimizer.lr=0.2"]))
     assert capsys.readouterr().err == ""
+
+
+def test_a_refused_argument_of_a_run_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of fedlit.checks, whose error is known to users as a ValueError."""
+    monkeypatch.setattr("fedlit.cli.fit.run_trainer", lambda args: check_at_least("rounds", 0, 1, "round"))
+    words = ["fit", "--config=data/heart_disease", "--config=methods/fedavg"]
+    assert told(*words) == "fedlit: ValueError: rounds must be at least 1 round, got 0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
+from commands import refusal, summaries
 from fedlit.cli import main
 from fedlit.data import HeartDisease
 from fedlit.functional import normal_scores
@@ -27,10 +27,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def summary() -> dict[str, Any]:
-    """Of the run that there is."""
-    (path,) = Path("runs").rglob("summary.json")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    (only,) = summaries()
+    return only
 
 
 def test_features_of_another_scale_at_the_target_are_told_apart() -> None:
@@ -101,6 +99,7 @@ def test_sources_of_features_count_by_the_square_root_of_their_samples() -> None
     torch.testing.assert_close(difference, torch.from_numpy(oracle.coef_[0]), atol=0.01, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_a_network_trains_on_when_the_run_ends() -> None:
     main(["fit", "--config=data/digits", "--config=recipes/networks", "--trainer.max_epochs=3"])
     found = summary()
@@ -117,20 +116,22 @@ def test_a_network_trains_on_when_the_run_ends() -> None:
     ],
 )
 def test_a_recipe_before_its_data_is_told_apart(words: list[str], part: str) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["fit", *words])
-    assert f"sets arguments of {part}" in str(end.value)
-    assert "put --data, or the configuration that has it, before it" in str(end.value)
+    line = refusal("fit", *words)
+    assert f"sets arguments of {part}" in line
+    assert "put --data, or the configuration that has it, before it" in line
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+@pytest.mark.parametrize("precision", [pytest.param("64-true", marks=pytest.mark.slow), "bf16-true"])
 def test_the_width_is_found_in_any_precision(precision: str) -> None:
     words = [f"--trainer.precision={precision}", "--trainer.max_epochs=2"]
     main(["fit", "--data=fedlit.data.HeartDisease", "--config=recipes/tables", *words])
     assert summary()["rounds"] == 2
 
 
-@pytest.mark.parametrize("method", ["fedrf_tca", "fedrf_tca_closed_form", "fed_jda"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedrf_tca", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fedrf_tca_closed_form", "fed_jda"))],
+)
 def test_methods_that_build_on_given_features_find_their_width(method: str) -> None:
     words = ["--model.extractor=fedlit.models.Features", "--trainer.max_epochs=1"]
     main(["fit", "--config=data/digits", f"--config=methods/{method}", *words])

@@ -61,13 +61,11 @@ def test_what_cannot_be_is_refused_in_a_line(
 def test_another_port_or_patience_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     places = {
-        Experiment.parse(normalise(["fit", *RUN, "--seeds=null", *more])).folder.path
+        Experiment(normalise(["fit", *RUN, "--seeds=null", *more])).folder.path
         for more in ([], ["--seat.address=localhost:1"], ["--seat.address=localhost:2", "--seat.patience=60"])
     }
     assert len(places) == 1
-    assert (
-        Experiment.parse(normalise(["fit", *RUN, "--seeds=null", "--trainer.max_epochs=7"])).folder.path not in places
-    )
+    assert Experiment(normalise(["fit", *RUN, "--seeds=null", "--trainer.max_epochs=7"])).folder.path not in places
 
 
 @pytest.fixture

@@ -15,10 +15,17 @@ from typing import Any
 
 import pytest
 import yaml
+from jsonargparse import Namespace
 
+from commands import refusal
+from fedlit.callbacks import RunSummary
 from fedlit.cli import main
 from fedlit.cli.arguments import type_true
+from fedlit.cli.distributions import DISTRIBUTIONS
+from fedlit.cli.ranking import Ranking
 from fedlit.cli.sweep_file import SweepFile
+from fedlit.cli.trials import Sweep, Trial, name_trials
+from refused import refused
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
@@ -149,76 +156,78 @@ def test_words_are_those_of_wandbs_agent(placeholder: str, monkeypatch: pytest.M
 
     monkeypatch.setenv("WHERE", "here")
     command = ["${env}", "${interpreter}", "-m", "fedlit.cli", "fit", "--x=${envvar:WHERE}/y", f"${{{placeholder}}}"]
-    parameters = {
-        "a.b": {"value": 1e-4},
-        "c": {"value": [1, "x"]},
-        "t": {"value": True},
-        "f": {"value": False},
-        "n": {"value": None},
-    }
+    values = {"a.b": 1e-4, "c": [1, "x"], "f": False, "n": None, "t": True}
+    parameters = {name: {"value": value} for name, value in values.items()}
     file = SweepFile.read(written(parameters=parameters, command=command))
-    values = {name: about["value"] for name, about in sorted(parameters.items())}
     told = utils.create_sweep_command_args({"args": {name: {"value": value} for name, value in values.items()}})
     told["args_json_file"] = told["args_json"]  # the file's text, which a configuration may be given as
     assert file.words(values) == ["--x=here/y", *told[placeholder]]
 
 
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("parameters.x", {"parameters": {"x": {"distribution": "log_uniform", "min": -3, "max": 0}}}),
+    ("parameters.x", {"parameters": {"x": {"distribution": "cauchy", "min": 0, "max": 1}}}),
+    ("parameters.x", {"parameters": {"x": {"min": 0.1, "max": 1.0}}}),
+    ("parameters.x.min", {"parameters": {"x": {"min": 2, "max": 1}}}),
+    ("parameters.x.min", {"parameters": {"x": {"distribution": "log_uniform_values", "min": 0, "max": 1}}}),
+    ("parameters.x", {"parameters": {"x": {"distribution": "normal", "mean": 0}}}),
+    ("parameters.x.sigma", {"parameters": {"x": {"distribution": "normal", "sigma": 0}}}),
+    ("parameters.x", {"parameters": {"x": {"distribution": "int_uniform", "min": 0.5, "max": 3}}}),
+    ("parameters.x.min", {"parameters": {"x": {"min": "1e-3", "max": 1}}}),
+    ("parameters.x.values", {"parameters": {"x": {"values": []}}}),
+    ("parameters.x.probabilities", {"parameters": {"x": {"values": [1, 2], "probabilities": [0.5, 0.6]}}}),
+    ("parameters.x", {"parameters": {"x": 3}}),
+    ("parameters", {"parameters": None}),
+    ("metric", {"metric": "target/score"}),
+    ("metric.goal", {"metric": {"name": "target/score", "goal": "max"}}),
+    ("method", {"method": "griddy"}),
+    ("command", {"command": "fedlit fit"}),
+    ("run_cap", {"run_cap": 0}),
+]
+
+
+@pytest.mark.parametrize(("argument", "content"), REFUSED)
+def test_what_a_file_may_not_have_is_refused(argument: str, content: dict[str, Any]) -> None:
+    path = written(**({"parameters": {"x": {"values": [1]}}} | content))
+    with refused(argument):
+        SweepFile.read(path).trials("grid", None, 0)
+    assert refusal("sweep", path).startswith(f"fedlit: {path}: {argument} must be")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"parameters": {"x": {"distribution": "log_uniform", "min": -3, "max": 0}}}, "write log_uniform_values"),
-        ({"parameters": {"x": {"distribution": "cauchy", "min": 0, "max": 1}}}, "parameters.x must have values"),
-        ({"parameters": {"x": {"min": 0.1, "max": 1.0}}}, "distribution uniform, which a grid has no values of"),
-        ({"parameters": {"x": {"min": 2, "max": 1}}}, r"parameters.x.min must be below max \(1\), got 2"),
-        ({"parameters": {"x": {"distribution": "log_uniform_values", "min": 0, "max": 1}}}, "min must be above 0"),
-        ({"parameters": {"x": {"distribution": "normal", "mean": 0}}}, "may have mu, sigma, got {'mean': 0}"),
         ({"parameters": {"x": {"min": "1e-3", "max": 1}}}, "YAML takes it for a text, so write 0.001"),
-        ({"parameters": {"x": {"values": []}}}, "parameters.x.values must be a list with at least one value"),
-        (
-            {"parameters": {"x": {"values": [1, 2], "probabilities": [0.5, 0.6]}}},
-            "2 numbers, one for each value, and sum",
-        ),
-        ({"parameters": {"x": 3}}, "parameters.x must have values, value, or min and max, got 3"),
-        ({"parameters": None}, "parameters must name what is swept"),
         ({"parameters": {"a.b": {"value": 1}, "a": {"parameters": {"b": {"value": 2}}}}}, "parameters has a.b twice"),
         ({"parameters": {"x": {"min": 0, "max": 99_999}}}, "its grid has 100000 trials: --trials N"),
-        ({"metric": {"name": "oracle/target/acc"}}, "is of hidden labels, which nobody has who must choose"),
-        ({"metric": {"name": "target/score", "goal": "max"}}, "metric.goal must be minimize or maximize, got 'max'"),
-        ({"metric": {"name": "target/score"}}, "'target/score' is the better the higher, .*: write goal: maximize"),
-        ({"metric": {"name": "validator/trust"}}, "is the better the higher, but without a goal W&B takes the lowest"),
+        ({"metric": {"name": "oracle/target/acc"}}, "is of hidden labels"),
+        ({"metric": {"name": "target/score"}}, "write goal: maximize"),
+        ({"metric": {"name": "validator/trust"}}, "write goal: maximize"),
         ({"method": "bayes"}, "give --method random --trials N"),
-        ({"method": "random"}, "random trials have no end: give --trials N, or run_cap"),
-        ({"method": "griddy"}, "method must be grid, random or bayes, got 'griddy'"),
+        ({"method": "random"}, "random trials have no end"),
         ({"parametres": {}}, "no key 'parametres': did you mean 'parameters'?"),
         ({"job": "x"}, "job is for W&B's service alone"),
         ({"command": ["${env}", "${program}", "${args}"]}, "must start fedlit fit"),
-        ({"program": "train.py", "command": None}, "must start fedlit fit.* it starts '.*train.py"),
-        ({"command": [*COMMAND, "${args_hydra}"]}, r"\$\{args_hydra\}, and its placeholders must be of"),
-        ({"command": "fedlit fit"}, "command must be a list of words"),
-        ({"run_cap": 0}, "run_cap must be at least 1 trial, got 0"),
+        ({"program": "train.py", "command": None}, "train.py"),
+        ({"command": [*COMMAND, "${args_hydra}"]}, "${args_hydra}, and its placeholders must be of"),
     ],
 )
-def test_what_cannot_be_run_is_told_with_the_way_out(content: dict[str, Any], message: str) -> None:
-    path = written(**({"parameters": {"x": {"values": [1]}}} | content))
-    with pytest.raises(SystemExit, match=message):
-        main(["sweep", path])
+def test_what_cannot_be_run_is_refused_with_the_way_out(content: dict[str, Any], message: str) -> None:
+    assert message in refusal("sweep", written(**({"parameters": {"x": {"values": [1]}}} | content)))
     assert not Path("runs").exists()
 
 
-def test_a_file_that_is_not_there_or_no_yaml_is_told(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"'nowhere.yaml' is neither"):
-        main(["sweep", "nowhere.yaml"])
+def test_a_file_that_is_not_there_or_no_yaml_is_refused() -> None:
+    with refused("FILE", FileNotFoundError):
+        SweepFile.read("nowhere.yaml")
+    assert "'nowhere.yaml'" in refusal("sweep", "nowhere.yaml")
     Path("broken.yaml").write_text("method: [grid")
-    with pytest.raises(SystemExit, match=r"broken.yaml: it is no YAML, and must be mended"):
-        main(["sweep", "broken.yaml"])
-    with pytest.raises(SystemExit):
-        main(["sweep", str(SWEEPS[0]), "--trials", "0"])
+    assert "broken.yaml: it is no YAML" in refusal("sweep", "broken.yaml")
+    refusal("sweep", str(SWEEPS[0]), "--trials", "0")
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])
 def test_trials_of_the_shipped_files_are_configured(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from fedlit.cli.trials import Sweep
-
     file = SweepFile.read(str(path))
     method = "random" if file.method == "bayes" else file.method
     trials = file.trials(method, None if method == "grid" else 6, seed=0)
@@ -231,15 +240,8 @@ def test_trials_of_the_shipped_files_are_configured(path: Path, capsys: pytest.C
             where = ".".join([section, "init_args", *rest]) if section == "data" else name
             assert name == "config" or arguments[where] == value
     assert len({str(trial) for trial in sweep.runs}) == len(trials)
-    main(
-        [
-            "sweep",
-            f"sweeps/{path.stem}",
-            *(["--method=random"] if file.method == "bayes" else []),
-            "--trials=2",
-            "--list",
-        ]
-    )
+    method_given = ["--method=random"] if file.method == "bayes" else []
+    main(["sweep", f"sweeps/{path.stem}", *method_given, "--trials=2", "--list"])
     assert capsys.readouterr().out.count("fedlit fit --config=data/") == 2
 
 
@@ -263,19 +265,13 @@ ARRIVE: list[tuple[str, Any]] = [
     ("trainer.default_root_dir", "true"),
     ("trainer.overfit_batches", 1.0),
 ]  # fmt: skip
-PLACEHOLDERS = [
-    *("args", "args_json_file"),
-    *(
-        pytest.param(f"args_{form}", marks=pytest.mark.slow)
-        for form in ("no_hyphens", "no_equals", "no_boolean_flags", "json")
-    ),
-]
+SPELT = ("no_hyphens", "no_equals", "no_boolean_flags", "json")
 
 
-@pytest.mark.parametrize("placeholder", PLACEHOLDERS)
+@pytest.mark.parametrize(
+    "placeholder", ["args", "args_json_file", *(pytest.param(f"args_{each}", marks=pytest.mark.slow) for each in SPELT)]
+)
 def test_values_of_a_sweep_arrive_with_their_types(placeholder: str) -> None:
-    from fedlit.cli.trials import Sweep
-
     before = ["-c"] if "json" in placeholder else []
     command = ["${env}", "${program}", "fit", "--config=data/digits", "--config=methods/fedavg", *before]
     command.append(f"${{{placeholder}}}")
@@ -308,8 +304,6 @@ print([trainer.limit_train_batches, trainer.limit_val_batches, trainer.overfit_b
 
 def test_numbers_that_are_equal_but_of_other_types_are_settings_of_their_own() -> None:
     """1 label and all of them (1.0), which W&B takes for one value unless one is a text."""
-    from fedlit.cli.trials import Sweep
-
     name = "data.init_args.target_labels"
     command = ["${env}", "${program}", "fit", "--config=data/digits", "--config=methods/fedavg", "${args}"]
     file = SweepFile.read(written(parameters={name: {"values": [1, "1.0"]}}, command=command))
@@ -317,12 +311,9 @@ def test_numbers_that_are_equal_but_of_other_types_are_settings_of_their_own() -
     assert [sweep.configuration(number).arguments[name] for number in (0, 1)] == [1, 1.0]
     assert isinstance(sweep.configuration(1).arguments[name], float)
     assert [trial.label for trial in sweep.runs] == ["target_labels=1", "target_labels=1.0"]
-    assert sweep.folder.fingerprint(0) != sweep.folder.fingerprint(1)
-    switch = SweepFile.read(written(parameters={"a.b": {"values": [1, True, "1"]}}, command=COMMAND))
-    trials = switch.trials("grid", None, 0)
-    from fedlit.cli.trials import _trials
-
-    assert [trial.label for trial in _trials(trials)] == ["b=1", "b=True", "b='1'"]
+    assert sweep.configuration(0).text != sweep.configuration(1).text
+    switch = [{"a.b": value} for value in (1, True, "1")]
+    assert [trial.label for trial in name_trials(switch)] == ["b=1", "b=True", "b='1'"]
 
 
 def test_values_that_wandb_takes_for_one_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,8 +348,7 @@ def test_an_agents_trial_that_may_have_lost_its_type_is_refused(monkeypatch: pyt
     fit = ["fit", "--config=data/digits", "--config=methods/fedavg"]
     for name in ("data.init_args.target_labels", "data.target_labels", "trainer.limit_train_batches"):
         Path("config.yaml").write_text(yaml.safe_dump({"wandb_version": 1, name: {"value": 1}}))
-        with pytest.raises(SystemExit, match=rf"the sweep gives {name}=1, .* for all write '1.0' in quotes"):
-            main([*fit, f"--{name}=1"])
+        assert f"the sweep gives {name}=1" in refusal(*fit, f"--{name}=1")
 
 
 # ---------------------------------------------------------------- what may be ranked
@@ -368,8 +358,6 @@ class Trained:
     """A sweep whose trials have ended: settings, methods and what they have logged are given."""
 
     def __init__(self, metric: str, trials: list[tuple[str, str, str, int, float]], maximises: bool = True) -> None:
-        from fedlit.cli.trials import Trial
-
         self.file = SimpleNamespace(metric=metric, maximises=maximises)
         self.runs = [
             Trial(number, {"data.target": target, "seed_everything": seed}, {"method": label}, label)
@@ -379,8 +367,6 @@ class Trained:
         self.folder = SimpleNamespace(folder_of=lambda number: Path(f"run{number}"))
 
     def configuration(self, number: int) -> Any:
-        from jsonargparse import Namespace
-
         label, path, target, *_ = self._trials[number]
         data = Namespace(class_path="fedlit.data.Digits", init_args=Namespace(target=target))
         if label.startswith("path="):
@@ -392,8 +378,6 @@ class Trained:
         return self._trials[number][-1]
 
     def done(self) -> dict[int, Any]:
-        from fedlit.callbacks import RunSummary
-
         given: dict[str, Any] = {"target_score": 0.5, "rounds": 1, "bytes_by_channel": {}, "seconds": {}}
         given |= {"seconds_total": 1.0, "processes": 1, "target_sha256": "", "backends": {}}
         return {
@@ -403,8 +387,6 @@ class Trained:
 
 
 def best(metric: str, *trials: tuple[str, str, str, int, float]) -> list[str]:
-    from fedlit.cli.ranking import Ranking
-
     sweep: Any = Trained(metric, list(trials))
     ranking = Ranking(sweep, sweep.done())
     assert len(ranking.table().rows) == len(ranking.groups)
@@ -457,14 +439,8 @@ def test_one_setting_is_the_best_of_nothing() -> None:
 # ---------------------------------------------------------------- trained
 
 TINY = [
-    *(
-        "${env}",
-        "${program}",
-        "fit",
-        "--config=data/heart_disease",
-        "--config=methods/fedprox",
-        "--config=loggers/wandb",
-    ),
+    *("${env}", "${program}", "fit", "--config=data/heart_disease", "--config=methods/fedprox"),
+    "--config=loggers/wandb",
     *("--trainer.max_epochs=1", "--trainer.strategy.num_threads=1", "--trainer.enable_checkpointing=false"),
     *("--model.init_args.optimizer=torch.optim.SGD", "${args}"),
 ]
@@ -526,23 +502,18 @@ def test_a_sweep_ranks_goes_on_and_takes_what_it_has_tried(
 
 def test_a_trial_that_fails_does_not_end_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     path = written(command=TINY, metric=SCORE, parameters={"data.init_args.batch_size": {"values": [100000, 32]}})
-    with pytest.raises(SystemExit, match="1 of 2 trials failed: the same command tries them again"):
-        main(["sweep", path, "--", "--data.init_args.drop_last=true"])
+    assert "1 of 2 trials failed" in refusal("sweep", path, "--", "--data.init_args.drop_last=true")
     printed = capsys.readouterr().out
     assert "fedlit: run 1 of 2 (batch_size=100000) failed: " in printed
-    assert (
-        "best on va_long_beach by target/score (the highest, no label of the target needed): batch_size=32" in printed
-    )
+    assert "no label of the target needed): batch_size=32" in printed
     assert [row["state"] for row in rows()] == ["failed", "finished"]
 
 
+@pytest.mark.slow
 def test_settings_are_compared_within_a_target(capsys: pytest.CaptureFixture[str]) -> None:
     """Two targets: each has a best one, and so has their average, as all settings were tried on both."""
     metric = {"name": "source/acc", "goal": "minimize"}
-    parameters = {
-        "model.init_args.mu": {"values": [0.001, 1.0]},
-        "data.target": {"values": ["hungary", "cleveland"]},
-    }
+    parameters = {"model.init_args.mu": {"values": [0.001, 1.0]}, "data.target": {"values": ["hungary", "cleveland"]}}
     main(["sweep", written(command=TINY, metric=metric, parameters=parameters)])
     printed = capsys.readouterr().out
     found = {(row["model.init_args.mu"], row["data.target"]): float(row["source/acc"]) for row in rows()}
@@ -577,8 +548,7 @@ def test_methods_are_not_ranked_by_a_score_of_one_method(capsys: pytest.CaptureF
 
 def test_trials_that_log_no_such_metric_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     path = written(command=TINY, metric={"name": "val_loss"}, parameters={"model.init_args.mu": {"values": [0.1]}})
-    with pytest.raises(SystemExit, match="1 of 1 trials failed"):
-        main(["sweep", path])
+    assert "1 of 1 trials failed" in refusal("sweep", path)
     printed = capsys.readouterr().out
     assert "it has not logged 'val_loss', the metric of sweep.yaml: rank by one of " in printed
     assert "target/score" in printed
@@ -588,10 +558,7 @@ def test_trials_that_log_no_such_metric_are_told(capsys: pytest.CaptureFixture[s
 
 def test_a_trial_is_one_run() -> None:
     path = written(command=[*TINY, "--seeds=[0,1]"], metric=SCORE, parameters={"model.init_args.mu": {"values": [0.1]}})
-    with pytest.raises(
-        SystemExit, match=r"a trial is one run from its start, but sweep.yaml has seeds: .*--seeds=null"
-    ):
-        main(["sweep", path])
+    assert "a trial is one run from its start, but sweep.yaml has seeds: " in refusal("sweep", path)
 
 
 @pytest.mark.slow
@@ -640,24 +607,14 @@ def test_the_page_has_a_sweep_and_commands_that_are_taken(capsys: pytest.Capture
 
 
 def test_the_pages_table_of_distributions_is_whole() -> None:
-    from fedlit.cli.sweep_file import _DISTRIBUTIONS
-
     text = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE)) == set(_DISTRIBUTIONS)
+    assert set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE)) == set(DISTRIBUTIONS)
 
 
 def test_a_sweep_that_is_tried_out_has_its_table_and_settings_of_one_method_may_be_compared(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = [
-        *COMMAND[:3],
-        "--config=data/heart_disease",
-        "--config=methods/fedprox",
-        "--trainer.max_epochs=1",
-        COMMAND[3],
-    ]
-    metric = {"name": "target/score", "goal": "maximize"}
-    sweep = written(command=command, metric=metric, parameters={"model.init_args.mu": {"values": [0.1, 1.0]}})
+    sweep = written(command=TINY, metric=SCORE, parameters={"model.init_args.mu": {"values": [0.1, 1.0]}})
     main(["sweep", sweep, "--", "--trainer.fast_dev_run=1"])
     assert "mu=1.0" in capsys.readouterr().out
     assert not [*Path("runs").rglob("table.*")]

@@ -27,25 +27,15 @@ _SHARE = 0.5
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data.
+    """A kind of data."""
 
-    Args:
-        what: They are.
-        depths: How deep files lie in a folder of them.
-        suffixes: Gives those of their files.
-        options: Adds the options that describe a user's data.
-        own: Makes the study of a user's data.
-        example: Makes the study of an example in a folder, and what writes its files.
-        method: Class of the recommended method, which names the folder of its runs.
-    """
-
-    what: str
-    depths: Sequence[str]
+    what: str  # summary
+    depths: Sequence[str]  # patterns of files in a folder of them
     suffixes: Callable[[], Sequence[str]]
-    options: Callable[[argparse.ArgumentParser], None]
-    own: Callable[[argparse.Namespace], Study]
-    example: Callable[[Path, Writers], Study]
-    method: str = "SourceOnly"
+    options: Callable[[argparse.ArgumentParser], None]  # adds those that describe a user's data
+    own: Callable[[argparse.Namespace], Study]  # of a user's data
+    example: Callable[[Path, Writers], Study]  # in a folder, with what writes its files
+    method: str = "SourceOnly"  # class of the recommended method, which names the folder of its runs
 
 
 KINDS = {
@@ -108,10 +98,10 @@ def _check(given: argparse.Namespace) -> None:
     own = [key for key in vars(given) if key not in ("kind", "dir", "data") and getattr(given, key) is not None]
     if own:
         sys.exit(f"fedlit: --{own[0]} is of your own data: give --data PATH, too, or leave it out for the example")
-    found = _data_in(folder, given.kind)
-    if found:
+    data = _data_in(folder, given.kind)
+    if data:
         sys.exit(
-            f"fedlit: '{folder}' has data already ({', '.join(found[:3])}{', ...' if len(found) > 3 else ''}): give "
+            f"fedlit: '{folder}' has data already ({', '.join(data[:3])}{', ...' if len(data) > 3 else ''}): give "
             f"--data {folder} to use them, or another DIR for an example"
         )
     for name in ("data", "features.npz"):
@@ -125,8 +115,8 @@ def _check(given: argparse.Namespace) -> None:
 def _data_in(folder: Path, kind: str) -> list[str]:
     """Names of what looks like one's own data."""
     suffixes = KINDS[kind].suffixes()
-    found = (file for depth in KINDS[kind].depths for file in folder.glob(depth))
-    return sorted({file.relative_to(folder).parts[0] for file in found if file.suffix.lower() in suffixes})
+    candidates = (file for depth in KINDS[kind].depths for file in folder.glob(depth))
+    return sorted({file.relative_to(folder).parts[0] for file in candidates if file.suffix.lower() in suffixes})
 
 
 # ---------------------------------------------------------------- what is written

@@ -13,27 +13,16 @@ Writers = list[Callable[[], None]]
 
 @dataclass(frozen=True)
 class Study:
-    """What is particular to some data.
+    """The facts of some data."""
 
-    Args:
-        files: Where they are, as the configuration has it.
-        target: The client that is adapted to.
-        labelled: Samples of the target whose label is known.
-        about: What the data are, in a sentence.
-        place: Where to put one's own data, in sentences.
-        listing: Entries of the README's list, for what is written besides.
-        regression: Whether labels are numbers to predict.
-        more: Placeholders of this kind of data.
-    """
-
-    files: object
-    target: str
-    labelled: int
-    about: str
-    place: str
-    listing: str = ""
+    files: object  # where they are, as the configuration has it
+    target: str  # the client that is adapted to
+    labelled: int  # samples of the target whose label is known
+    about: str  # the data, in a sentence
+    place: str  # where to put one's own data, in sentences
+    listing: str = ""  # entries of the README's list, for what is written besides
     regression: bool = False
-    more: dict[str, object] = field(default_factory=dict)
+    more: dict[str, object] = field(default_factory=dict)  # placeholders of this kind of data
 
 
 def seen_from(folder: Path, path: Path) -> str:

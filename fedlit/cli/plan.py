@@ -1,0 +1,321 @@
+"""Runs of one command: an experiment's or a sweep's, each trained once, one after the other or side by side.
+
+The same command again takes finished runs as they are, and goes on with those that were interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import IO, ClassVar
+
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from fedlit.callbacks import RunSummary, closing_table
+from fedlit.callbacks.summary import write_tables
+from fedlit.cli.command import causes
+from fedlit.cli.folders import ExperimentFolder, first_process
+from fedlit.cli.lightning_cli import FedlitCLI
+from fedlit.cli.parsed import Parsed
+from fedlit.cli.run_files import WarnOfRepeats
+from fedlit.remote import Seat
+from fedlit.remote.processes import LAST_LINES, PATIENCE, await_end
+
+_ONE = "FEDLIT_RUN"
+"""Set in the environment of a process that trains a single run: its number."""
+
+_HOPELESS = 3
+"""Failed runs, and none that did not fail, after which others are not tried."""
+
+
+class Plan(ABC):
+    """Runs that one command stands for.
+
+    Attributes:
+        parsed: Configuration from which ``jobs``, ``fresh`` and the number of hosts are taken.
+        goes_on: Whether a run that fails does not end the others.
+    """
+
+    parsed: Parsed
+    goes_on: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def runs(self) -> Sequence[object]:
+        """What is trained; each prints as the name of the run."""
+
+    @abstractmethod
+    def configuration(self, number: int) -> Parsed:
+        """What a run is trained with."""
+
+    @abstractmethod
+    def name(self, number: int) -> str | None:
+        """What tables call a run; ``None`` for its method's class."""
+
+    @property
+    @abstractmethod
+    def targets_tried(self) -> Sequence[str]:
+        """Clients that are the target of a run, as far as the command varies it."""
+
+    @cached_property
+    @abstractmethod
+    def folder(self) -> ExperimentFolder:
+        """Where finished runs are noted."""
+
+    @abstractmethod
+    def close(self, done: Mapping[int, RunSummary], failed: Mapping[int, str]) -> None:
+        """Print, and write, what the finished runs came to."""
+
+    @property
+    def is_many(self) -> bool:
+        """Whether runs share a table and a folder."""
+        return len(self.runs) > 1
+
+    @property
+    def root(self) -> Path:
+        """Folder of the runs' folders."""
+        return Path(self.parsed.arguments.trainer.default_root_dir or "runs")
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether runs only try the code for a few batches (fast_dev_run), and write nothing."""
+        return bool(self.parsed.arguments.trainer.fast_dev_run)
+
+    @cached_property
+    def _repeats(self) -> WarnOfRepeats | None:
+        return WarnOfRepeats(self.targets_tried, {}) if len(self.runs) > 1 else None
+
+    def start(
+        self,
+        number: int,
+        place: Callable[[Path], Path] | None = None,
+        checkpoint: Path | None = None,
+        seat: Seat | None = None,
+    ) -> RunSummary:
+        """Train and evaluate a run.
+
+        Args:
+            number: Of the run.
+            place: Makes its folder in the one that is passed; ``None`` takes the next number.
+            checkpoint: Of this run, in that folder, from which it goes on.
+            seat: In a federation across organisations.
+        """
+        cli = FedlitCLI(
+            self.configuration(number),
+            one_of_many=self.is_many,
+            name=self.name(number),
+            repeats=self._repeats,
+            place=place,
+            checkpoint=checkpoint,
+            seat=seat,
+        )
+        assert cli.summary is not None
+        return cli.summary
+
+    def run(self, args: list[str]) -> None:
+        """Train the runs that are not finished, and close.
+
+        Args:
+            args: Of the command line, for processes that train single runs.
+        """
+        one = os.environ.get(_ONE)  # left there for further processes of the same run
+        if one is not None:
+            threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+            self.train(int(one))
+            return
+        failed: dict[int, str] = {}
+        waiting = self.waiting()
+        jobs = 1 if self.is_dry else self.parsed.arguments.jobs  # dry runs leave no file for another process
+        clock = Clock(len(self.runs), len(waiting), min(jobs, max(1, len(waiting))))
+        try:
+            if jobs > 1:
+                self._side_by_side(args, waiting, clock, failed)
+            else:
+                self._one_by_one(waiting, clock, failed)
+        finally:  # a run that fails does not take the others' results with it
+            finished = ((number, self.folder.finished(number)) for number in range(len(self.runs)))
+            done = {number: summary for number, summary in finished if summary is not None}
+            if done:
+                self.close(done, failed)
+        if failed:
+            sys.exit(f"fedlit: {len(failed)} of {len(self.runs)} trials failed: the same command tries them again")
+
+    def write_tables(self, summaries: list[RunSummary], *more: Path) -> None:
+        """Write the tables of finished runs, and print where they and other files are."""
+        paths = [*write_tables(summaries, self.folder.path), *more]
+        say(f"tables: {', '.join(map(str, paths))}")
+
+    def train(self, number: int, seat: Seat | None = None, until: int | None = None) -> None:
+        """Train one run, unless another command has done so by now.
+
+        Args:
+            number: Of the run.
+            seat: In a federation across organisations.
+            until: Round that a checkpoint to go on from comes before at the latest.
+        """
+        folder, afresh = self.folder, self._afresh()
+        with folder.held(number):
+            if first_process() and folder.finished(number) is not None and not (seat and afresh):
+                if "LOCAL_RANK" in os.environ:  # the other processes of this one are in the run already
+                    sys.exit("fedlit: another command trains the same experiment: wait for its end")
+                return
+            checkpoint = None if afresh else folder.checkpoint(number, until)
+            folder.keep(number, self.start(number, partial(folder.place, number), checkpoint, seat))
+
+    def _afresh(self) -> bool:
+        """Whether to train all runs: also on several hosts, each with its disk, which would have to agree."""
+        arguments = self.parsed.arguments
+        hosts = max(arguments.trainer.num_nodes or 1, int(os.environ.get("GROUP_WORLD_SIZE", "1")))  # as of torchrun
+        return bool(arguments.fresh) or hosts > 1
+
+    def waiting(self) -> list[int]:
+        """Numbers of the runs that are not finished, and a sentence on those that are."""
+        jobs, total = self.parsed.arguments.jobs, len(self.runs)
+        if jobs < 1:
+            sys.exit(f"fedlit: jobs must be at least 1, got {jobs}: it is how many runs are trained side by side")
+        if jobs > 1 and "LOCAL_RANK" in os.environ:
+            sys.exit("fedlit: jobs starts processes by itself: leave torchrun out, or give --jobs 1")
+        waiting = [*range(total)]
+        if not self._afresh():
+            waiting = [number for number in waiting if self.folder.finished(number) is None]
+        elif first_process():
+            self.folder.forget()
+        if len(waiting) < total:
+            say(
+                f"{total - len(waiting)} of {total} runs are finished already, in '{self.root}': --fresh true "
+                "trains them again"
+            )
+        return waiting
+
+    def _announce(self, number: int, clock: Clock) -> None:
+        busy = "; another command trains it, and this one waits for its end" if self.folder.busy(number) else ""
+        say(clock.line(number, str(self.runs[number])) + busy)
+
+    def _fail(self, failed: dict[int, str], number: int, reason: str) -> None:
+        """Note why a run failed, or end with it where others do not go on."""
+        text = f"fedlit: run {number + 1} of {len(self.runs)} ({self.runs[number]}) failed{reason}"
+        if not self.goes_on:
+            sys.exit(text)
+        failed[number] = text
+        say(text)
+
+    def _one_by_one(self, waiting: Sequence[int], clock: Clock, failed: dict[int, str]) -> None:
+        for number in waiting:
+            self._announce(number, clock)
+            try:
+                self.train(number)
+            except (Exception, SystemExit) as error:
+                ended = any(isinstance(each, KeyboardInterrupt | SIGTERMException) for each in causes(error))
+                if not self.goes_on or ended:
+                    raise
+                reason = str(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+                self._fail(failed, number, f": {reason}")
+            clock.tick(failed)
+
+    def _side_by_side(self, args: list[str], waiting: Sequence[int], clock: Clock, failed: dict[int, str]) -> None:
+        """Train runs in processes of their own, each with its share of the cores."""
+        folder, queue = self.folder, [*waiting]
+        folder.path.mkdir(parents=True, exist_ok=True)
+        threads = max(1, (os.cpu_count() or 1) // clock.jobs)
+        running: dict[int, subprocess.Popen[bytes]] = {}
+        before = signal.signal(signal.SIGTERM, _end)
+        try:
+            while queue or running:
+                while queue and len(running) < clock.jobs:
+                    number = queue.pop(0)
+                    self._announce(number, clock)
+                    with folder.log(number).open("wb") as log:
+                        running[number] = _start(args, number, threads, log)
+                time.sleep(0.05)
+                for number in [number for number, process in running.items() if process.poll() is not None]:
+                    process = running.pop(number)
+                    if process.returncode or folder.finished(number) is None:
+                        lines = folder.log(number).read_text(encoding="utf-8", errors="replace").splitlines()
+                        ending = "\n".join(lines[-LAST_LINES:])
+                        self._fail(failed, number, f"; '{folder.log(number)}' ends with:\n{ending}")
+                    clock.tick(failed)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            for process in running.values():
+                process.terminate()
+            for process in running.values():
+                await_end(process)
+
+
+@dataclass
+class Clock:
+    """Shows which run it is, and how long the others will take.
+
+    Args:
+        total: Runs of the plan.
+        left: Of them, those that are not finished.
+        jobs: Trained side by side.
+    """
+
+    total: int
+    left: int
+    jobs: int
+
+    def __post_init__(self) -> None:
+        self._start, self._done = time.monotonic(), 0
+
+    def tick(self, failed: Mapping[int, str]) -> None:
+        """One more has ended; end with it if it is one of several that failed, and none is finished."""
+        self._done += 1
+        if len(failed) == self._done == _HOPELESS and self.left == self.total:
+            sys.exit(f"fedlit: the first {_HOPELESS} runs failed, and others are not tried")
+
+    def line(self, number: int, run: str) -> str:
+        """For the run of this number that starts."""
+        about = ""
+        if self._done:
+            seconds = (time.monotonic() - self._start) / self._done * (self.left - self._done)
+            minutes = round(seconds / 60)
+            about = f", about {minutes} min left" if minutes else ", less than a minute left"
+        return f"run {number + 1} of {self.total}{about}: {run}"
+
+
+def _end_with(parent: int) -> None:
+    """End this process if the one that has started it was killed, or else nobody would know of it."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    print("fedlit: the command that has started this run is gone: it ends, too", flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(PATIENCE)
+    os._exit(1)
+
+
+def _end(*_: object) -> None:
+    raise SIGTERMException
+
+
+def _start(args: list[str], number: int, threads: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    own = {_ONE: str(number), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+    # -P: the folder's files go before installed ones where they do in this process, and not in a clone, say
+    safe = [] if {"", os.getcwd()} & {*sys.path} else ["-P"]
+    command = [sys.executable, *safe, "-m", "fedlit.cli", *args]
+    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **own})
+
+
+@rank_zero_only
+def say(text: str) -> None:
+    """Print, in one process alone."""
+    print(text, flush=True)
+
+
+@rank_zero_only
+def print_table(summaries: list[RunSummary], one_method: bool = False) -> None:
+    """Print what runs came to; with ``one_method`` they are called by settings of one."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 140).print(closing_table(summaries, one_method))
