@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fedlit import FederatedModule
-from fedlit.data import HeartDisease
 from fedlit.export import export_target, target_model
-from fedlit.methods import APFL, Ditto, FedAvg, FedDaDiL, FedMMD, FedProx, FedRFTCA, KNNPer, SourceOnly
+from fedlit.methods import APFL, Ditto, FedAvg, FedDaDiL, FedMMD, FedProx, FedRFTCA, KNNPer
 from fedlit.models import MLP, SmallCNN
 from helpers import build, digits, same, trainer, weights
 from method_table import METHODS
@@ -141,20 +140,6 @@ def test_onnx_files_predict_as_the_trainer_does(trained_case: Trained, translati
     for part in PARTS:
         (found,) = session.run(["predictions"], {"inputs": inputs[part].numpy()})
         torch.testing.assert_close(torch.from_numpy(found), expected[part], atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("method", [SourceOnly, FedMMD])
-def test_in_regression_files_give_numbers(method: type[FederatedModule], elsewhere: Reader, tmp_path: Path) -> None:
-    data = HeartDisease(predict="heart_rate", seed=0)
-    module = build(method, data, extractor=MLP(data.in_features, [8]), task="regression")  # type: ignore[arg-type]
-    run = trainer(2)
-    run.fit(module, data)
-    expected = run.predict(module, data)[0][data.target]
-    export_target(module, tmp_path / "target.pt2", data.input_shape)
-    dataset = data.dataset(data.target, "test")
-    inputs = dataset.batch(torch.arange(len(dataset)))[0]  # type: ignore[attr-defined, arg-type]
-    assert not torch.allclose(expected.sum(dim=1), torch.ones(len(expected), dtype=torch.float64))
-    torch.testing.assert_close(elsewhere(tmp_path / "target.pt2", inputs), expected, atol=1e-6, rtol=1e-6)
 
 
 def trained(method: type[FederatedModule], **options: Any) -> FederatedModule:

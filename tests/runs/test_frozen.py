@@ -135,6 +135,6 @@ def test_methods_train_on_a_frozen_extractor_and_resume(
         torch.manual_seed(1)
         return build(method, data, extractor=MLP(64, [16]).requires_grad_(False), **kwargs)
 
-    whole = assert_resumes(make, lambda: data, tmp_path, [4], rounds=3, strategy={"local_steps": 2})
+    whole = assert_resumes(make, lambda: data, tmp_path, [3], rounds=3, strategy={"local_steps": 2})
     for client in data.clients:
         assert same(whole.replicas[client.name].extractor.state_dict(), whole.originals[0].state_dict())

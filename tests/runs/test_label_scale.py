@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import mean_squared_error, r2_score
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -332,7 +332,7 @@ class Numbers(Simple):
     """Somebody's, which scales by itself."""
 
     def __init__(self) -> None:
-        super().__init__(MLP(5, [8], out_features=1), lr=0.2)
+        super().__init__(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)))
         self.seen: list[float] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -341,6 +341,9 @@ class Numbers(Simple):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.seen.append(float(batch[1].mean()))
         return F.mse_loss(self.net(batch[0])[:, 0].double(), (batch[1] - 1e6) / 1e3)
+
+    def configure_optimizers(self) -> Any:
+        return Adam(self.parameters(), lr=0.02)
 
 
 def test_a_module_of_ones_own_is_given_labels_as_they_are_and_its_numbers_are_taken_so() -> None:

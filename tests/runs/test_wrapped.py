@@ -177,7 +177,9 @@ def test_resumed_is_straight(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=() if each in ("by itself", "FedDAN") else pytest.mark.slow) for each in MODULES]
+)
 def test_one_process_and_several_are_the_same(kind: str) -> None:
     alone = run(kind)
     several = processes.results(run, kind, 4, 3, ranks=3)
