@@ -23,7 +23,6 @@ from fedlit.federation import (
     Schedule,
     Summed,
 )
-from fedlit.federation.channel import declared_by
 from fedlit.federation.choices import Channels
 from fedlit.federation.leaks import seen_by_the_server
 from fedlit.federation.transport import OneProcess, Transport
@@ -285,13 +284,6 @@ def test_learners_differ_between_rounds_and_have_to_be_named() -> None:
     with pytest.raises(ChannelError, match="to must be given"):
         fed.exchange("news", each("t"))
     assert fed.mean("weights", each("a", "b", value=2.0), among=["a", "b"])["c"]["x"].tolist() == [2.0, 2.0]
-
-
-def test_others_may_call_something_else_channels() -> None:
-    class Image:
-        channels = 3
-
-    assert declared_by([Image(), object()]) == []
 
 
 def test_each_message_costs_privacy() -> None:
