@@ -1,6 +1,7 @@
 """What a configuration can name, read from the classes, their docstrings and the configurations.
 
-`fedlit.cli.known` keeps it in a file, as ``fedlit list`` need not import torch to print it. After a change in classes::
+`fedlit.cli.known` keeps it in a file, as ``fedlit list`` need not import torch to print it, and the documentation has a
+table of methods. After a change in classes::
 
     python -m fedlit.cli.catalogue
 """
@@ -168,5 +169,23 @@ def _scores() -> list[Row]:
     ]
 
 
+def table_of_methods() -> str:
+    """Return the table of the page of methods, in Markdown."""
+    lines = ["| class | source | sends | configuration |", "|---|---|---|---|"]
+    for row in rows("methods"):
+        files_of = ", ".join(f"`configs/{name}.yaml`" for name in row.extra.split())
+        lines.append(f"| `{row.name}` | {row.origin} | {row.sends} | {files_of} |")
+    return "\n".join(lines)
+
+
+def with_table(page: str) -> str:
+    """Return the page of methods with its table made anew."""
+    before, rest = page.split("| class |", 1)
+    return before + table_of_methods() + "\n\n" + rest.split("\n\n", 1)[1]
+
+
 if __name__ == "__main__":
     Path(str(FILE)).write_text(made(), encoding="utf-8")
+    page = Path(__file__).parents[2] / "docs" / "methods.md"
+    if page.is_file():  # in a clone
+        page.write_text(with_table(page.read_text(encoding="utf-8")), encoding="utf-8")
