@@ -36,7 +36,7 @@ from fedlit.privacy.masking.messages import HEADER_BYTES, binding, check_tag, re
 from fedlit.privacy.packing import is_wide, schema_of, unpack
 from fedlit.privacy.seal_format import fields as buffer_fields
 from fedlit.privacy.tenseal_keys import Context, join
-from fedlit.run.checkpoint import Part
+from fedlit.run.gathering import Part
 from mutations import Mutation, spoil
 
 

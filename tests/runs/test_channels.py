@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fedlit.callbacks import Validators
-from fedlit.federation import ChannelError, Fraction, Open, RosterError
+from fedlit.federation import ChannelError, Fraction, Open
 from fedlit.methods import FedAvg
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, PlainAffine
 from fedlit.run.run import Run
-from helpers import build, digits, same, trainer, weights
+from helpers import build, digits, trainer
 
 
 class Chatty(FedAvg):
@@ -82,31 +82,6 @@ def test_what_a_method_keeps_of_a_client_is_under_its_name(tmp_path: Path) -> No
     kept = torch.load(tmp_path / "diary.ckpt", weights_only=False)["clients"]
     assert {name: state["diary"] for name, state in kept.items()} == {"clean": 5, "blended": 7, "fonts": 5}
 
-
-def test_a_checkpoint_without_names_gives_its_weights_and_is_not_resumed(tmp_path: Path) -> None:
-    """Versions before channels wrote Lightning's own form, and what clients remember under keys of the federation."""
-    data = digits(target_labels=30)
-    first = build(FedAvg, data)
-    run = trainer(1)
-    run.fit(first, data)
-    run.save_checkpoint(tmp_path / "new.ckpt")
-    new = torch.load(tmp_path / "new.ckpt", weights_only=False)
-    kept = ("epoch", "global_step", "pytorch-lightning_version", "loops", "hyper_parameters", "callbacks")
-    old = {key: new[key] for key in kept if key in new} | {
-        "state_dict": first.state_dict(),
-        "optimizer_states": [],
-        "lr_schedulers": [],
-        "federation": {"roster": new["federation"]["roster"], "totals": {}},
-    }
-    torch.save(old, tmp_path / "old.ckpt")
-    second = build(FedAvg, data)
-    with torch.no_grad():
-        for parameter in second.parameters():
-            parameter.zero_()
-    trainer(1).test(second, data, ckpt_path=str(tmp_path / "old.ckpt"), weights_only=False, verbose=False)
-    assert same(weights(first, "fonts"), weights(second, "fonts"))
-    with pytest.raises(RosterError, match="did not keep each"):
-        trainer(2).fit(build(FedAvg, data), data, ckpt_path=str(tmp_path / "old.ckpt"), weights_only=False)
 
 
 def test_an_open_channel_takes_no_backend() -> None:
