@@ -56,10 +56,10 @@ def derive(secret: bytes, *about: object, length: int = KEY_BYTES) -> bytes:
 def check_members(
     names: Iterable[str], clients: Collection[str], what: str, error: type[PrivacyError] = AuthenticationError
 ) -> None:
-    """Raise ``error`` unless all who do ``what`` are ``clients``."""
+    """Raise ``error`` if one of ``names``, which are about to do ``what``, is not one of ``clients``."""
     strangers = [name for name in names if name not in clients]
     if strangers:
-        raise error(f"{strangers} {what}, but are not in {list(clients)}")
+        raise error(f"clients {strangers} cannot {what}: they are not in {list(clients)}")
 
 
 @final

@@ -118,7 +118,7 @@ class SharedKeyAggregation(SecureAggregation):
         """Raise a `QuorumError` at too few clients, a `RangeError` at too many, a `KeyCheckError` at strangers."""
         self.check_clients(len(clients))
         self.check_headroom(len(clients))
-        check_members(clients, roster, "open a round, before they enrol", KeyCheckError)
+        check_members(clients, roster, "open a round before they enrol", KeyCheckError)
 
     def check_step(self, step: str) -> None:
         """Raise a `ValueError` unless there is such a step."""

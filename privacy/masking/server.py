@@ -245,7 +245,7 @@ class MaskingServer(AggregationServer):
         """Shares of each client's secret by the points of their holders."""
         shares: dict[str, dict[int, bytes]] = {name: {} for name in opened.commitments}
         for name, answer in answers.items():
-            check_members([name], opened.confirming, "answer without a question")
+            check_members([name], opened.confirming, "answer without being asked")
             if not answer:
                 continue
             about = binding("unmask", party(name), agreed.digest)
