@@ -357,8 +357,8 @@ class Federation(Participants):
             receivers = resolved.everyone("to") if to is None else receivers
             participants = self._participants(channel, absent_too)
             absent = frozenset(receivers.difference(participants))
-            present = ([name for name in participants if name in some] for some in (senders, receivers))
-            return self._sums.run(Recipe(channel, *present, absent, weights), mine, around)
+            sending, receiving = ([name for name in participants if name in some] for some in (senders, receivers))
+            return self._sums.run(Recipe(channel, sending, receiving, absent, weights), mine, around)
 
     # ---------------------------------------------------------------- checkpoints
 
