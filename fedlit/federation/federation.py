@@ -357,7 +357,8 @@ class Federation(Participants):
             receivers = resolved.everyone("to") if to is None else receivers
             participants = self._participants(channel, absent_too)
             absent = frozenset(receivers.difference(participants))
-            sending, receiving = ([name for name in participants if name in some] for some in (senders, receivers))
+            sending = [name for name in participants if name in senders]
+            receiving = [name for name in participants if name in receivers]
             return self._sums.run(Recipe(channel, sending, receiving, absent, weights), mine, around)
 
     # ---------------------------------------------------------------- checkpoints
