@@ -100,7 +100,7 @@ def stop() -> None:
 def _serve(other_end: Any, pipe: Any) -> None:
     import torch
 
-    other_end.close()  # or its end would not be told
+    other_end.close()  # or its end would not show
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.zeros(1),))  # compiles its rules once, for all forks
@@ -140,26 +140,26 @@ def _fork(call: bytes, ranks: int, timeout: float) -> list[Ended]:
 
 def _collect(pipes: list[Any], processes: list[Any], folder: Path, timeout: float) -> list[Ended]:
     """Results as they come; a process whose pipe closes has ended, with or without one."""
-    told: dict[int, tuple[Any, str]] = {}
+    sent: dict[int, tuple[Any, str]] = {}
     deadline = time.monotonic() + timeout
     pending = {pipe: rank for rank, pipe in enumerate(pipes)}
     while pending:
         ready = wait(list(pending), max(0.0, deadline - time.monotonic()))
         if not ready:
-            said = "\n".join(_read(folder / str(rank)) for rank in range(len(pipes)))
-            raise AssertionError(f"ranks {sorted(pending.values())} did not end within {timeout:g} s:\n{said}")
+            output = "\n".join(_read(folder / str(rank)) for rank in range(len(pipes)))
+            raise AssertionError(f"ranks {sorted(pending.values())} did not end within {timeout:g} s:\n{output}")
         for pipe in ready:
             rank = pending.pop(pipe)
             try:
-                told[rank] = pickle.loads(pipe.recv_bytes())
+                sent[rank] = pickle.loads(pipe.recv_bytes())
             except EOFError:
-                told[rank] = (None, "")
+                sent[rank] = (None, "")
     ended = []
     for rank, process in enumerate(processes):
         process.join(max(1.0, deadline - time.monotonic()))
         if process.exitcode is None:
             raise AssertionError(f"rank {rank} returned, but did not end within {timeout:g} s")
-        ended.append(Ended(*told[rank], process.exitcode, _read(folder / str(rank))))
+        ended.append(Ended(*sent[rank], process.exitcode, _read(folder / str(rank))))
     return ended
 
 
@@ -168,7 +168,7 @@ def _read(path: Path) -> str:
 
 
 def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """What Lightning's own launcher tells a process."""
+    """Environment that Lightning's launcher sets."""
     launched = dict(zip(LAUNCHED, ("127.0.0.1", str(port), "0", str(rank)), strict=True)) if ranks > 1 else {}
     return {"GLOO_SOCKET_IFNAME": "lo", "PL_GLOBAL_SEED": "0", **launched}
 
