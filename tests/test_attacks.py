@@ -1,10 +1,8 @@
 """Attacks that once worked, as somebody would carry them out; each gets nothing now.
 
-They use no names that came with what stops them, so that they run against versions before it. Those that are not here
-stand where what they attack is tested: the key of CKKS (tests/privacy/test_ckks_key.py), sums over other clients
-(tests/federation/test_repeated_sums.py), a server that leaves a vector out (tests/federation/test_lying_server.py),
-losses beside differential privacy (tests/runs/test_reports.py), data files, reports and checkpoints of strangers
-(tests/data/test_files.py, tests/cli/test_report.py, tests/cli/test_export.py).
+Others stand beside the tests of their target: tests/privacy/test_ckks_key.py, tests/federation/test_repeated_sums.py
+and test_lying_server.py, tests/runs/test_reports.py, tests/data/test_files.py, tests/cli/test_report.py and
+test_export.py.
 """
 
 from __future__ import annotations
@@ -37,14 +35,14 @@ ROUNDS = ["--method", "FedAvg", "--privacy", "PairwiseMasking()", "--everyone", 
 
 @pytest.mark.parametrize("number", [3, 5, 7, 9, 19])
 def test_1_a_lying_server_and_one_client_read_no_vector(number: int) -> None:
-    """It tells two halves of the others that the other half vanished, and the client confirms both views."""
+    """It reports to each half of the others that the other half dropped out, and the client confirms both views."""
     backend, names = PairwiseMasking(), names_of(number)
     readable = collude(backend, names, 1).readable(backend.shares_needed(number))
     assert not [group for group in readable if len(group - {names[0]}) == 1]
 
 
 class MakesFolder:
-    """Whoever unpickles it makes a folder with its rank."""
+    """Makes a folder named after the rank that unpickles it."""
 
     def __init__(self, folder: Path) -> None:
         self.code = f"__import__('os').mkdir('{folder}/stolen from ' + __import__('os').environ['LOCAL_RANK'])"
@@ -54,15 +52,15 @@ class MakesFolder:
 
 
 def with_a_hostile_first_rank(folder: Path) -> None:
-    """Rank 1 is honest; rank 0 tells it an object, in the way in which torch.distributed does."""
+    """Rank 1 is honest; rank 0 sends it an object, as torch.distributed does."""
     join(folder, 2)
     transport = ProcessGroup(timedelta(seconds=3))
     with suppress(RuntimeError, FederationError, PrivacyError):
         if dist.get_rank():
             Federation(["a", "b", "t"], "t", transport=transport).agree("seed", 1)
         else:
-            told: list[Any] = [None, None]
-            dist.all_gather_object(told, MakesFolder(folder), group=transport._group)
+            received: list[Any] = [None, None]
+            dist.all_gather_object(received, MakesFolder(folder), group=transport._group)
 
 
 @pytest.mark.multiprocess

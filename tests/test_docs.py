@@ -61,7 +61,7 @@ def parameters(thing: Any, variadic: bool = False) -> set[str]:
 
 
 def problems(name: str, thing: Any) -> list[str]:
-    """What the docstring of a public class or function leaves out or makes up."""
+    """Errors in the docstring of a public class or function."""
     doc = thing.__doc__
     # dataclasses and named tuples without a docstring get their signature as one
     if not doc or doc.startswith(f"{name}("):
@@ -107,7 +107,7 @@ class Base:
         self.shared = shared
 
 
-def test_the_checker_finds_what_is_left_out_and_made_up() -> None:
+def test_the_checker_finds_missing_and_invented_parameters() -> None:
     class Child(Base):
         """A child.
 
@@ -150,7 +150,7 @@ def test_the_checker_finds_what_is_left_out_and_made_up() -> None:
     ]
 
 
-def test_the_security_table_is_what_backends_say_of_themselves() -> None:
+def test_the_security_table_is_that_of_the_backends() -> None:
     for library in ("phe", "tenseal"):
         pytest.importorskip(library)
     from fedlit import privacy
@@ -171,7 +171,7 @@ def submodules(package: str) -> list[str]:
     return [package, *(module.name for module in pkgutil.iter_modules(path, f"{package}."))]
 
 
-def test_examples_in_docstrings_give_what_they_say() -> None:
+def test_examples_in_docstrings_are_right() -> None:
     attempted = 0
     for name in dict.fromkeys(module for package in MODULES for module in submodules(package)):
         found = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch}, report=True)

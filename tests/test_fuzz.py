@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedlit.privacy.masking import server as masking_server
-
 pytest.importorskip("tenseal")
 pytest.importorskip("phe")
 
@@ -42,46 +40,37 @@ def test_so_it_is_in_every_format_with_other_seeds(tmp_path: Path):
     assert failures(rows) == []
 
 
-def refuses(_: bytes) -> None:
-    raise ValueError("this is no message")
+def raising(error: Exception) -> Callable[[], object]:
+    def read() -> None:
+        raise error
+
+    return read
 
 
-def fails(_: bytes) -> None:
-    {}["no"]
-
-
-def sums_wrongly(_: bytes) -> None:
-    raise WrongSumError("3 in place of 4")
-
-
-def sleeps(_: bytes) -> None:
-    time.sleep(60)
-
-
-READERS: dict[str, Callable[[bytes], object]] = {
-    "read": len,
-    "typed": refuses,
-    "untyped": fails,
-    "hang": sleeps,
-    "crash": lambda _: os.abort(),
-    "wrong sum": sums_wrongly,
+READERS: dict[str, Callable[[], object]] = {
+    "read": lambda: None,
+    "typed": raising(ValueError("this is no message")),
+    "untyped": raising(KeyError("no")),
+    "hang": lambda: time.sleep(60),
+    "crash": os.abort,
+    "wrong sum": raising(WrongSumError("3 in place of 4")),
 }
 
 
 @pytest.mark.parametrize("outcome", fuzz.OUTCOMES)
-def test_each_outcome_is_known_and_is_that_of_its_case(outcome: str):
+def test_each_outcome_is_recognised_at_its_case(outcome: str):
     form = Format(
         share=1,
         draw=lambda rng: bytes([rng.randrange(4)]),
-        read=lambda case: READERS[outcome](case) if case == b"\0" else None,
+        read=lambda case: READERS[outcome]() if case == b"\0" else None,
         typed=(ValueError,),
     )
     expected = [outcome if form.draw(fuzz.random_of(0, "a", number)) == b"\0" else "read" for number in range(6)]
     found = list(fuzz.outcomes(form, "a", 0, range(6), limit=0.5))
     assert [kind for kind, _ in found] == expected
     assert expected.count(outcome) >= 1
-    told = {"untyped": "KeyError", "crash": "exit code -6", "wrong sum": "3 in place of 4"}
-    assert all(told.get(outcome, "") in text or kind == "read" for kind, text in found)
+    texts = {"untyped": "KeyError", "crash": "exit code -6", "wrong sum": "3 in place of 4"}
+    assert all(texts.get(outcome, "") in text or kind == "read" for kind, text in found)
 
 
 def test_a_case_is_the_same_each_time(tmp_path: Path):
@@ -102,13 +91,16 @@ def test_a_reader_that_lets_errors_of_others_through_is_caught(tmp_path: Path, m
     assert bytes.fromhex(first["input"])
 
 
-@pytest.mark.parametrize("missing", ["check_tag", "_check_newest"])
-def test_a_backend_without_one_of_its_checks_is_caught(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    if missing == "check_tag":
-        monkeypatch.setattr(masking_server, missing, lambda *_: None)
-        rows = fuzz.run(["masked rounds"], 300, seed=0, deadline=math.inf, folder=tmp_path)
-    else:
-        monkeypatch.setattr("fedlit.privacy.shared_key.SharedKeyClient._check_newest", lambda *_: None)
-        rows = fuzz.run(["Paillier rounds"], 300, seed=0, deadline=math.inf, folder=tmp_path)
-    (row,) = rows.values()
+@pytest.mark.parametrize(
+    ("check", "rounds"),
+    [
+        ("fedlit.privacy.masking.server.check_tag", "masked rounds"),
+        ("fedlit.privacy.shared_key.SharedKeyClient._check_newest", "Paillier rounds"),
+    ],
+)
+def test_a_backend_without_one_of_its_checks_is_caught(
+    check: str, rounds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(check, lambda *_: None)
+    (row,) = fuzz.run([rounds], 300, seed=0, deadline=math.inf, folder=tmp_path).values()
     assert row.outcomes["wrong sum"] > 0

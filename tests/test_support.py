@@ -28,7 +28,7 @@ def test_an_error_reaches_the_test_with_its_traceback() -> None:
         processes.results(operator.truediv, 1, 0, ranks=2)
 
 
-def test_output_and_exit_code_are_told() -> None:
+def test_output_and_exit_code_are_returned() -> None:
     (ended,) = processes.run(os.system, "echo spoken")
     assert (ended.result, ended.error, ended.exit_code, ended.output) == (0, "", 0, "spoken\n")
     (ended,) = processes.run(os._exit, 3)
@@ -37,15 +37,15 @@ def test_output_and_exit_code_are_told() -> None:
         processes.results(os._exit, 3)
 
 
-def say_who_and_sleep() -> None:
+def print_pid_and_sleep() -> None:
     print(os.getpid())
     time.sleep(60)
 
 
 def test_after_the_time_limit_no_process_is_left() -> None:
-    with pytest.raises(AssertionError, match=r"(?s)ranks \[0, 1\] did not end within 0\.5 s:\n\d+\n\n\d+\n") as told:
-        processes.run(say_who_and_sleep, ranks=2, timeout=0.5)
-    pids = [int(line) for line in str(told.value).splitlines()[1:] if line]
+    with pytest.raises(AssertionError, match=r"(?s)ranks \[0, 1\] did not end within 0\.5 s:\n\d+\n\n\d+\n") as raised:
+        processes.run(print_pid_and_sleep, ranks=2, timeout=0.5)
+    pids = [int(line) for line in str(raised.value).splitlines()[1:] if line]
     assert len(set(pids)) == 2
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -62,9 +62,7 @@ def test_threads_exchange_copies_in_rank_order_and_give_up_on_the_silent() -> No
         swapped = transport.swap([(0, 1, 1), (1, 2, 1), (2, 0, 1)], [torch.tensor([transport.rank])], "a test")
         return [int(frame) for frame in frames], gathered, int(swapped[0])
 
-    assert on_ranks(talk, 3) == [
-        ([0, 1, 2], [0, 1, 2], (rank - 1) % 3) for rank in range(3)
-    ]  # fmt: skip
+    assert on_ranks(talk, 3) == [([0, 1, 2], [0, 1, 2], (rank - 1) % 3) for rank in range(3)]
 
     def silent(transport):
         if transport.rank == 0:

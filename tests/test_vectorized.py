@@ -35,8 +35,13 @@ def batch(generator: torch.Generator, **sizes: int) -> Batch:
     }
 
 
+def pairs(replicas: dict[str, nn.Module], others: dict[str, nn.Module]) -> list[tuple[Tensor, Tensor]]:
+    names = [(name, key) for name in NAMES for key, _ in replicas[name].named_parameters()]
+    return [(replicas[name].get_parameter(key), others[name].get_parameter(key)) for name, key in names]
+
+
 def looped(replicas: dict[str, nn.Module], batches: list[Batch]) -> list[dict[str, Tensor]]:
-    """The reference: losses of one client after the other, and their gradients added up over the batches."""
+    """Losses of one client after the other, and their gradients added up over the batches."""
     losses = [{name: F.cross_entropy(replicas[name](x), y) for name, (x, y) in one.items()} for one in batches]
     for one in losses:
         for loss in one.values():
@@ -57,13 +62,10 @@ def vectorised(stacked: StackedReplicas, batches: list[Batch]) -> list[dict[str,
 @pytest.mark.parametrize(
     "sizes",
     [
-        [{"a": 4, "b": 4, "c": 4}],
         [{"a": 5, "b": 1, "c": 3}],
         [{"a": 2, "c": 6}],
-        [{"b": 1}],
         [{"a": 4, "b": 2, "c": 3}, {"a": 1, "b": 5, "c": 3}],
         [{"a": 4, "b": 2, "c": 3}, {"b": 5}],  # "a" and "c" have run out of samples
-        [{"a": 4, "c": 3}, {}],
         [{}, {"a": 4, "c": 3}],
         [{}],
     ],
@@ -78,11 +80,10 @@ def test_losses_and_gradients_are_those_of_the_loop(sizes: list[dict[str, int]],
         assert list(one) == list(other)
         for name in one:
             torch.testing.assert_close(one[name], other[name], rtol=1e-12, atol=1e-12)
-    for name in NAMES:
-        for param, twin in zip(replicas[name].parameters(), reference[name].parameters(), strict=True):
-            assert (param.grad is None) == (twin.grad is None)  # who was away in all batches has no gradient
-            if twin.grad is not None:
-                torch.testing.assert_close(param.grad, twin.grad, rtol=1e-12, atol=1e-12)
+    for param, twin in pairs(replicas, reference):
+        assert (param.grad is None) == (twin.grad is None)  # a client that was absent in all batches has no gradient
+        if twin.grad is not None:
+            torch.testing.assert_close(param.grad, twin.grad, rtol=1e-12, atol=1e-12)
 
 
 def test_parameters_are_the_same_objects_and_views_of_the_stack() -> None:
@@ -118,9 +119,8 @@ def test_training_with_momentum_and_absences_is_that_of_the_loop(generator: torc
         looped(reference, [one])
         for optimizer in optimizers:
             optimizer.step()
-    for name in NAMES:
-        for param, twin in zip(replicas[name].parameters(), reference[name].parameters(), strict=True):
-            torch.testing.assert_close(param, twin, rtol=1e-10, atol=1e-10)
+    for param, twin in pairs(replicas, reference):
+        torch.testing.assert_close(param, twin, rtol=1e-10, atol=1e-10)
     assert torch.equal(stacked.stacked["0.weight"][2], replicas["c"].get_parameter("0.weight"))
 
 
@@ -138,23 +138,17 @@ def test_lightnings_order_of_clearing_between_loss_and_backward_works(generator:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "word"),
     [
-        (lambda nets: dict.fromkeys(nets, nn.BatchNorm1d(3)), "needs networks without buffers, got .'running_mean'"),
-        (lambda nets: nets["a"].requires_grad_(False), "needs trainable parameters throughout, .'0.weight'"),
-        (lambda nets: nets["b"][2].requires_grad_(False), "needs trainable parameters throughout, .'2.weight'"),
-        (
-            lambda nets: nets.update(b=nn.Sequential(nn.Linear(3, 9))),
-            "equal networks, that of client 'b' differs",
-        ),
-        (
-            lambda nets: nets.update(c=nn.Linear(3, 2)),
-            "equal networks, that of client 'c' differs from that",
-        ),
+        (lambda nets: dict.fromkeys(nets, nn.BatchNorm1d(3)), "running_mean"),
+        (lambda nets: nets["a"].requires_grad_(False), "0.weight"),
+        (lambda nets: nets["b"][2].requires_grad_(False), "2.weight"),
+        (lambda nets: nets | {"b": nn.Sequential(nn.Linear(3, 9))}, "'b'"),
+        (lambda nets: nets | {"c": nn.Linear(3, 2)}, "'c'"),
     ],
 )
-def test_networks_that_cannot_be_stacked_are_refused(change: Any, message: str) -> None:
+def test_networks_that_cannot_be_stacked_are_refused(change: Any, word: str) -> None:
     replicas = networks()
     changed = change(replicas)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=word):
         StackedReplicas(changed if isinstance(changed, dict) else replicas)

@@ -110,15 +110,15 @@ def test_a_batch_is_normalised_by_the_mixture_of_its_moments_with_the_others(gen
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("received", [False, True])
 def test_with_nobody_to_mix_with_it_is_batchnorm(
-    momentum: float | None, told: bool, generator: torch.Generator
+    momentum: float | None, received: bool, generator: torch.Generator
 ) -> None:
-    """Before it is told anything, or with a share of 1: outputs, gradients and running statistics."""
-    layer = mixed(1.0 if told else 0.6, momentum=momentum)
+    """Before it has received anything, or with a share of 1: outputs, gradients and running statistics."""
+    layer = mixed(1.0 if received else 0.6, momentum=momentum)
     plain = nn.BatchNorm1d(3, momentum=momentum)
     plain.load_state_dict({name: layer.state_dict()[name] for name in plain.state_dict()})
-    if told:
+    if received:
         layer.receive_(torch.ones(3), torch.full((3,), 4.0))
     for _ in range(3):
         x = samples(16, generator)[:, :3]

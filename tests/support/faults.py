@@ -1,4 +1,4 @@
-"""What happens to one site at one moment of a run: it is killed, frozen, or cut off."""
+"""Faults of one site at one moment of a run: it is killed, frozen, or cut off."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Fault(pl.Callback):
 
     Args:
         words: ``SITE:PHASE:NUMBER:KIND``, of the names above; numbers count from 0.
-        folder: Where a file ``struck`` tells of it.
+        folder: Folder of the files ``struck`` and ``noticed``.
     """
 
     def __init__(self, words: str, folder: str) -> None:
@@ -53,11 +53,11 @@ class Fault(pl.Callback):
             setattr(owner, name, self.before(getattr(owner, name)))
 
     def noticing(self, original: Callable[..., None]) -> Callable[..., None]:
-        def dismissed(*args: Any) -> None:
+        def dropped(*args: Any) -> None:
             Path(self.folder, "noticed").touch()
             original(*args)
 
-        return dismissed
+        return dropped
 
     def before(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def struck(*args: Any, **kwargs: Any) -> Any:
