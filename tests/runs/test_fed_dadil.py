@@ -586,7 +586,7 @@ def test_a_validation_within_a_round_changes_nothing() -> None:
         ({"sampling": "sorted"}, "sampling must be 'balanced' or 'uniform', got 'sorted'"),
         ({"sample_weights": "sorted"}, "sample_weights must be 'balanced' or 'uniform', got 'sorted'"),
         ({"predict_with": "both"}, "predict_with must be 'reconstruction' or 'ensemble', got 'both'"),
-        ({"entropy": 0.0}, "entropy must be positive and finite, or None for exact transport, got 0.0"),
+        ({"entropy": 0.0}, "entropy must be positive and finite, got 0.0"),
         ({"label_cost": -2.0}, r"label_cost \(beta\) must be at least 0 and finite, or 'adaptive', got -2.0"),
     ],
 )

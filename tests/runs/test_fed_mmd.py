@@ -464,9 +464,9 @@ def test_a_checkpoint_within_a_round_resumes_bit_for_bit(exchange: Any, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"degree": 4}, "degree must be 1, 2 or 3, got 4"),
+        ({"degree": 4}, r"degree \(D\) must be one of \[1, 2, 3\], got 4"),
         ({"alpha": -1.0}, "alpha must be positive and finite, got -1.0"),
-        ({"center": -1.0}, "center must be a squared distance"),
+        ({"center": -1.0}, r"center \(c\) must be at least 0, got -1"),
         ({"within": "all"}, "within must be 'truncated' or 'exact', got 'all'"),
         ({"mmd_weight": math.nan}, r"mmd_weight \(lambda\) must be at least 0 and finite, got nan"),
         ({"exchange": "closed"}, "exchange must be 'summed', 'pairwise' or 'open', got 'closed'"),
