@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -35,22 +34,6 @@ def random_updates(
         }
         for _ in range(number)
     ]
-
-
-def test_weighted_mean_by_hand() -> None:
-    # (1 * 10 + 3 * 20) / 4 = 17.5 and (1 * -1 + 3 * 1) / 4 = 0.5
-    mean = fedavg([{"a": torch.tensor([10.0, -1.0])}, {"a": torch.tensor([20.0, 1.0])}], weights=[1, 3])
-    assert mean["a"].tolist() == [17.5, 0.5]
-
-
-@pytest.mark.parametrize("weights", [None, [1.0, 1.0, 1.0], [2, 0, 5], torch.tensor([0.5, 1.5, 3.0])])
-def test_agrees_with_numpy_average(weights: Sequence[float] | Tensor | None, generator: torch.Generator) -> None:
-    updates = random_updates(3, generator)
-    mean = fedavg(updates, weights)
-    for name in ("weight", "scale"):
-        stacked = np.stack([update[name].numpy() for update in updates])
-        given_weights = None if weights is None else np.asarray(weights, dtype=np.float64)
-        np.testing.assert_allclose(mean[name].numpy(), np.average(stacked, axis=0, weights=given_weights), rtol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])

@@ -14,7 +14,6 @@ from fedlit.functional import (
     confident_votes,
     consensus_focus,
     knowledge_vote,
-    left_out_focus,
     mixup,
 )
 from fedlit.functional.knowledge import agreement, standing_votes
@@ -136,18 +135,6 @@ def test_shapley_values_are_means_over_all_orders(generator: torch.Generator) ->
     left_out = consensus_focus(probabilities, 0.6)
     assert (left_out >= 0).all()
     assert float((focus - left_out).abs().max()) > 0.1  # sources disagree here
-
-
-def test_focus_follows_the_sources_and_needs_the_total_alone(generator: torch.Generator) -> None:
-    probabilities = random_probabilities(generator)
-    order = [2, 0, 3, 1]
-    for rule in ("leave_one_out", "shapley"):
-        focus = consensus_focus(probabilities, 0.6, rule)  # type: ignore[arg-type]
-        torch.testing.assert_close(consensus_focus(probabilities[order], 0.6, rule), focus[order])  # type: ignore[arg-type]
-    votes = confident_votes(probabilities, 0.6)
-    total = votes.double().sum(dim=0)
-    alone = torch.stack([left_out_focus(total, own) for own in votes])
-    assert torch.equal(alone, consensus_focus(probabilities, 0.6))
 
 
 def test_between_class_variance_is_the_total_less_that_within(generator: torch.Generator) -> None:

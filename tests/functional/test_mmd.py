@@ -58,14 +58,6 @@ def test_means_under_equal_distributions_are_zero_unbiased_and_known_biased(gene
     assert expected[1] > 10 * error[1]
 
 
-def test_grows_with_the_gap_and_is_symmetric(domains: tuple[Tensor, Tensor]) -> None:
-    x, y = domains
-    gaps = [mmd_squared(x, x.mean(0) + 0.1 * y + shift, 1.0).item() for shift in (0.0, 1.0, 2.0)]
-    assert gaps == sorted(gaps)
-    assert mmd_squared(x, y, 1.0).item() == pytest.approx(mmd_squared(y, x, 1.0).item(), rel=1e-12)
-    assert mmd_squared(x, x, 1.0, unbiased=False).item() == pytest.approx(0, abs=1e-15)
-
-
 def test_float32_keeps_the_digits_of_a_small_discrepancy(generator: torch.Generator) -> None:
     """Means of 1e6 kernel values near 1 cancel to 1e-5; sums in float32 would be off by a part in a hundred."""
     x, y = (torch.randn(1000, 2, generator=generator) for _ in range(2))

@@ -77,13 +77,6 @@ def test_moments_of_two_features_by_hand() -> None:
 
 
 @pytest.mark.parametrize("degree", DEGREES)
-def test_moments_are_means_over_samples(degree: int, domains: tuple[Tensor, Tensor]) -> None:
-    x, _ = domains
-    each = torch.stack([taylor_moments(sample[None], degree) for sample in x])
-    torch.testing.assert_close(taylor_moments(x, degree), each.mean(dim=0), rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize("degree", DEGREES)
 def test_mean_squared_distance_is_that_of_all_pairs(degree: int, domains: tuple[Tensor, Tensor]) -> None:
     f, g = (taylor_moments(each, degree) for each in domains)
     assert float(mean_squared_distance(f, g, 4, degree)) == pytest.approx(float(distances(*domains).mean()), rel=1e-13)

@@ -50,13 +50,6 @@ def test_coral_takes_samples_without_a_domain_for_the_targets():
         fitted.transform(samples[:1], sample_domain=[0])
 
 
-def test_coral_of_equal_domains_changes_nothing():
-    samples = np.random.default_rng(0).normal(size=(20, 3))
-    domain = np.repeat([1, -1], 20)
-    twice = np.vstack([samples, samples])
-    np.testing.assert_allclose(CORAL().fit_transform(twice, sample_domain=domain), twice)
-
-
 def test_gfk_is_the_kernel_of_the_domains_principal_subspaces():
     samples, _, domain = two_domains()
     fitted = GFK(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from functools import partial
 
 import numpy as np
@@ -204,18 +203,6 @@ def test_pandas_frames_in_and_out(built):
     assert list(fitted.feature_names_in_) == list("abcd")
     plain = clone(built).fit_transform(samples, labels, sample_domain=domain)
     np.testing.assert_allclose(out.to_numpy(), plain, atol=1e-9)
-
-
-@every_built
-def test_a_fitted_estimator_survives_pickling_and_its_clone_is_not_fitted(built):
-    samples, labels, domain = two_domains()
-    fitted = clone(built).fit(samples, labels, sample_domain=domain)
-    restored = pickle.loads(pickle.dumps(fitted))
-    np.testing.assert_array_equal(restored.transform(samples), fitted.transform(samples))
-    copy = clone(fitted)
-    assert copy.get_params() == built.get_params()
-    with pytest.raises(sklearn.exceptions.NotFittedError):
-        copy.transform(samples)
 
 
 @every_built
