@@ -42,18 +42,18 @@ class RunSummary:
         processes: Number of processes.
         target_sha256: Fingerprint of the target's weights, to compare runs bit by bit.
         backends: Descriptions by channel, of channels with a privacy backend.
-        channels: Protection, contents, senders, receivers and frequency of each channel's messages, as declared.
         selected_accuracy: Accuracy on the target's hidden validation labels in the first validation with the highest
             ``target_score``, that is after choosing a round without labels. ``None`` without validation.
         best_accuracy: The highest such accuracy in any validation, which no federation could choose: an oracle.
-        oracle_balanced_accuracy: As `oracle_accuracy`, mean recall over classes.
-        oracle_f1: As `oracle_accuracy`, F1 scores of classes weighted by their samples.
-        oracle_alternatives: As `oracle_accuracy`, of the method's other predictions of the target, by name.
+        oracle_balanced_accuracy: Mean recall over classes; this and the others as `oracle_accuracy`.
+        oracle_f1: F1 scores of classes weighted by their samples.
         oracle_r2: In regression, the share of the hidden labels' variance that is explained, at most 1.
-        oracle_ece: As `oracle_accuracy`, expected calibration error of the predicted probabilities.
-        oracle_brier: As `oracle_accuracy`, Brier score of the predicted probabilities, in [0, 2].
-        oracle_auc: As `oracle_accuracy`, area under the ROC curve, of several classes each against the rest.
-        oracle_class_accuracy: As `oracle_accuracy`, on each class that the target has, by name.
+        oracle_alternatives: Accuracy of the method's other predictions of the target, by name.
+        channels: Protection, contents, senders, receivers and frequency of each channel's messages, as declared.
+        oracle_ece: Expected calibration error of the predicted probabilities.
+        oracle_brier: Brier score of the predicted probabilities, in [0, 2].
+        oracle_auc: Area under the ROC curve, of several classes each against the rest.
+        oracle_class_accuracy: Accuracy on each class that the target has, by name.
         oracle_confusion: Test samples by true class (row) and predicted class (column).
         oracle_reliability: In 10 equal bins of the predicted class's probability: number of test samples, mean
             probability, and share that is right.
