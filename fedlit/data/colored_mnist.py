@@ -8,10 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedlit.data.base import Domain, DomainDataModule, Transform
+from fedlit.checks import check_between, check_one_of
+from fedlit.data.base import DomainDataModule
 from fedlit.data.fashion_mnist import bytes_of_pixels
 from fedlit.data.idx import load_idx
 from fedlit.data.raw_inputs import RawInputs
+from fedlit.data.samples import Domain, Transform
 from fedlit.data.transforms import to_unit
 from fedlit.federation.streams import stable_seed
 
@@ -52,10 +54,8 @@ class ColoredMNIST(DomainDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(target=target, **kwargs)
-        if image_size not in (14, 28):
-            raise ValueError(f"image_size must be 14 or 28 pixels, got {image_size}")
-        if not 0 <= label_noise <= 0.5:
-            raise ValueError(f"label_noise must lie in [0, 0.5], got {label_noise}")
+        check_one_of("image_size", image_size, (14, 28))
+        check_between("label_noise", label_noise, 0, 0.5)
         self.root = root
         self.download = download
         self.image_size = image_size
@@ -63,11 +63,11 @@ class ColoredMNIST(DomainDataModule):
         self.check_roster()
 
     def domain_names(self) -> list[str]:
-        """The three domains."""
+        """Return the three domains."""
         return list(COLOUR_NOISE)
 
     def class_names(self) -> list[str]:
-        """What the digits of each class are, but for the flipped labels."""
+        """Return what the digits of each class are, but for the flipped labels."""
         return ["5 to 9", "0 to 4"]
 
     @cached_property
@@ -75,7 +75,7 @@ class ColoredMNIST(DomainDataModule):
         return load_idx(self.root, "MNIST", self.download)
 
     def positions(self, domain: str) -> Tensor:
-        """Positions of a domain's digits among the 70,000 (training files first), ascending; the same in every run."""
+        """Return positions of a domain's digits among the 70,000 (training files first), ascending, always the same."""
         count = len(self._images[1])
         order = torch.randperm(count, generator=torch.Generator().manual_seed(stable_seed("ColoredMNIST", "parts")))
         return order[self.domain_names().index(domain) :: len(COLOUR_NOISE)].sort().values
@@ -96,9 +96,9 @@ class ColoredMNIST(DomainDataModule):
         return Domain(x, y)
 
     def transform(self, training: bool) -> Transform:
-        """Bytes to floats in [0, 1]."""
+        """Convert bytes to floats in [0, 1]."""
         return to_unit
 
     def raw_inputs(self) -> RawInputs:
-        """Bytes of pixels, of a red and a green channel."""
+        """Return bytes of pixels, of a red and a green channel."""
         return bytes_of_pixels((2, self.image_size, self.image_size))

@@ -1,6 +1,4 @@
-"""Pixels of image files: the one decoder of everything that reads images.
-
-Every file becomes 8-bit red, green and blue, by fixed rules that do not depend on the other images of a client:
+"""Pixels of image files: 8-bit red, green and blue, by rules that do not depend on the other images of a client.
 
 * An image is turned upright by its EXIF orientation.
 * Transparent pixels show a white background.
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
-from fedlit.data.base import DatasetLayoutError
+from fedlit.data.samples import DatasetLayoutError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,10 +30,9 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 VERSION = 2
 """Increased whenever some file is decoded to other pixels than before, so that features made earlier are not reused."""
 
-_MOST_PIXELS = 1 << 27
+_MAX_PIXELS = 1 << 27
 """Largest size of one image after it is resized."""
 
-_WHITE = (255, 255, 255)
 _OPAQUE = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 _ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 _DEEP_GREY = ("I;16", "I;16B", "I;16L", "I;16N")
@@ -51,14 +48,7 @@ _dark_folders: set[Path] = set()
 def decode(path: Path, resized_side: int, side: int, interpolation: Interpolation = "bilinear") -> Tensor:
     """Read an image, scale its shorter side to ``resized_side`` and cut out the middle square of ``side`` pixels.
 
-    Args:
-        path: The file.
-        resized_side: Pixels of the shorter side after scaling, at least ``side``.
-        side: Pixels of the square.
-        interpolation: Of scaling; both methods average over the pixels that are merged (antialiasing).
-
-    Returns:
-        Red, green and blue, uint8, shape (3, side, side).
+    Returns red, green and blue, uint8, shape (3, side, side). Scaling is antialiased.
 
     Raises:
         DatasetLayoutError: If the file is no image, is damaged or too large, or has values without a known range.
@@ -68,7 +58,7 @@ def decode(path: Path, resized_side: int, side: int, interpolation: Interpolatio
 
     image = read_rgb(path)
     # a strip of pixels becomes large if its shorter side does
-    if max(image.size) * resized_side**2 > min(image.size) * _MOST_PIXELS:
+    if max(image.size) * resized_side**2 > min(image.size) * _MAX_PIXELS:
         raise _unreadable(path, f"{image.width}x{image.height} pixels are too narrow a strip")
     image = F.resize(image, [resized_side], interpolation=InterpolationMode(interpolation))
     pixels: Tensor = F.pil_to_tensor(F.center_crop(image, [side, side]))
@@ -76,11 +66,7 @@ def decode(path: Path, resized_side: int, side: int, interpolation: Interpolatio
 
 
 def read_rgb(path: Path) -> Image:
-    """Read an image as 8-bit red, green and blue, upright and without transparency.
-
-    Raises:
-        DatasetLayoutError: As `decode`.
-    """
+    """Read an image as 8-bit red, green and blue, upright and without transparency; errors as of `decode`."""
     from PIL import Image
 
     try:
@@ -206,13 +192,13 @@ def _over_white(image: Image, path: Path) -> Image:
     alpha = image.getchannel("A")
     if alpha.getextrema() == (0, 0):
         warnings.warn(f"{str(path)!r} is transparent everywhere, and so becomes white: mend or remove it", stacklevel=2)
-    background = Image.new("RGB", image.size, _WHITE)
+    background = Image.new("RGB", image.size, "white")
     background.paste(image.convert("RGB"), mask=alpha)
     return background
 
 
 def _without_colour(rgb: Image, mode: str, transparency: Any, path: Path, file: Any) -> Image:
-    """Put white in the place of the one colour that a file without alpha channel declares transparent."""
+    """Paint the one colour white that a file without alpha channel declares transparent."""
     from PIL import Image
 
     bits = 8
@@ -224,10 +210,10 @@ def _without_colour(rgb: Image, mode: str, transparency: Any, path: Path, file: 
             f"{str(path)!r} declares one colour of 16 bits transparent, which cannot be distinguished from its "
             "neighbours once it has 8: save the image with 8 bits per channel, or without transparency"
         )
-    most = (1 << bits) - 1
-    colour = np.array(transparency) & most
+    maximum = (1 << bits) - 1
+    colour = np.array(transparency) & maximum
     if mode == "1":
         colour = (np.array(transparency) > 0).astype(np.int64)
     pixels = np.array(rgb)
-    pixels[(pixels == colour * (255 // most)).all(axis=2)] = 255
+    pixels[(pixels == colour * (255 // maximum)).all(axis=2)] = 255
     return Image.fromarray(pixels)

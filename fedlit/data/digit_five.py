@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule, Transform
+from fedlit.checks import check_at_least, check_between
+from fedlit.data.base import DomainDataModule
 from fedlit.data.digits import DEJAVU_FONTS, NUM_CLASSES, photo_patches, printed_digits, written_digits
 from fedlit.data.files import read_npz
+from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, Domain, Transform
 from fedlit.data.splits import apportion, shuffled_by_class
 from fedlit.data.transforms import flatten
 from fedlit.federation.streams import stable_seed
@@ -27,7 +29,7 @@ _FONTS = [
     *(f"cm{style}10.ttf" for style in ("r", "b", "ss", "tt")),
 ]
 _PER_RENDERED_CLASS = 200
-_LEAST_CONTRAST = 0.4
+_MIN_CONTRAST = 0.4
 
 
 class DigitFive(DomainDataModule):
@@ -42,21 +44,17 @@ class DigitFive(DomainDataModule):
       tenth of the image, light on dark or dark on light, as in Synthetic Digits (Ganin et al., 2016).
 
     The published benchmark has SVHN where ``optdigits`` is, and MNIST-M and Synthetic Digits in colour, so its figures
-    are no reference for these. Images have one channel: repeating the grey of the other domains in three would cost
-    three times as much and add nothing. They are brought to one size with the margins that they come with, which are
-    part of the shift.
+    are no reference for these. Images are brought to one size with their margins, which are part of the shift.
 
     The file has ``mnist_x`` (n, 28, 28) and ``usps_x`` (n, 16, 16), uint8 and light on dark, and their digits
     ``mnist_y`` and ``usps_y`` (n,). Other entries are ignored: splits are made here, for all domains alike.
 
     Args:
         path: The ``.npz`` file.
-        image_size: Height and width of all images, 8 to 64 pixels; bilinear, and antialiased where it is smaller than
-            the original.
-        max_samples: Samples that each domain keeps at most, at least 10, with the class shares that it has; ``None``
-            keeps all.
-        photo_strength: Weight of the photographs in domain ``blended``, in [0, 1]; MNIST-M has 1. In grey,
-            a digit vanishes where the weighted patch is half as bright as its strokes, which up to 0.5 is nowhere.
+        image_size: Height and width of all images, 8 to 64 pixels; bilinear and antialiased.
+        max_samples: Samples that each domain keeps at most, at least 10, with its class shares; ``None`` keeps all.
+        photo_strength: Weight of the photographs in domain ``blended``, in [0, 1]; MNIST-M has 1. Above 0.5, grey
+            strokes vanish where the patch is half as bright.
         flatten: Give samples as vectors of ``image_size ** 2`` numbers, for networks without convolutions.
         target: The domain that is adapted to.
         kwargs: See `DomainDataModule`.
@@ -79,15 +77,11 @@ class DigitFive(DomainDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(target=target, **kwargs)
-        if not 8 <= image_size <= 64:
-            raise ValueError(
-                f"image_size must lie in 8..64 pixels, got {image_size}: below 8 digits cannot be distinguished, and "
-                "no original has more than 28"
-            )
-        if max_samples is not None and max_samples < NUM_CLASSES:
-            raise ValueError(f"max_samples must be at least {NUM_CLASSES}, one of each digit, got {max_samples}")
-        if not 0 <= photo_strength <= 1:
-            raise ValueError(f"photo_strength must lie in [0, 1], got {photo_strength}")
+        way_out = "below 8 digits cannot be distinguished, and no original has more than 28"
+        check_between("image_size", image_size, 8, 64, way_out)
+        if max_samples is not None:
+            check_at_least("max_samples", max_samples, NUM_CLASSES, "samples, one of each digit")
+        check_between("photo_strength", photo_strength, 0, 1)
         self.path = Path(path)
         self.image_size = image_size
         self.max_samples = max_samples
@@ -97,11 +91,11 @@ class DigitFive(DomainDataModule):
         self.check_roster()
 
     def domain_names(self) -> list[str]:
-        """The five domains."""
+        """Return the five domains."""
         return ["mnist", "usps", "optdigits", "blended", "rendered"]
 
     def class_names(self) -> list[str]:
-        """The ten digits."""
+        """Return the ten digits."""
         return [str(digit) for digit in range(NUM_CLASSES)]
 
     def load(self, domain: str) -> Domain:
@@ -129,7 +123,7 @@ class DigitFive(DomainDataModule):
         return x[:, None].float() / 255, y.long()
 
     def mnist_positions(self, domain: str) -> Tensor:
-        """Positions in the file of the MNIST digits of ``"mnist"`` or ``"blended"``, ascending; the two share none.
+        """Return positions in the file of the MNIST digits of ``"mnist"`` or ``"blended"``, ascending, disjoint.
 
         ``mnist`` has the first half of each class in random order, the same in every run, and ``blended`` the rest.
         """
@@ -153,26 +147,23 @@ class DigitFive(DomainDataModule):
 
 
 def resize(x: Tensor, size: int) -> Tensor:
-    """Bring images in [0, 1], shape (n, channels, height, width), to ``size`` x ``size`` pixels.
-
-    Antialiased when they get smaller, bilinear when larger.
-    """
+    """Bring images in [0, 1], shape (n, channels, height, width), to ``size`` x ``size`` pixels, bilinear."""
     resized = F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
     return resized.clamp(0, 1)  # the weights of a pixel add up to 1 but for rounding errors
 
 
 @lru_cache(maxsize=4)  # drawing takes seconds, and a run over all targets and seeds asks for it each time
 def rendered_digits(size: int) -> tuple[Tensor, Tensor]:
-    """2000 printed digits in many fonts with random greys of stroke and background, the same in each run.
+    """Return 2000 printed digits in many fonts with random greys of stroke and background, the same in each run.
 
     The two greys differ by 0.4 to 1; either may be the lighter one, with equal probability. All calls share the result,
     images in [0, 1] of shape (2000, 1, size, size) and digits of shape (2000,): copy it before you change it.
     """
     x, y = printed_digits(_PER_RENDERED_CLASS, size, _FONTS, max_angle=20.0, heights=(0.5, 0.8), max_shift=1 / 10)
     generator = torch.Generator().manual_seed(stable_seed("DigitFive", "greys"))
-    contrast, place, side = torch.rand(3, len(y), 1, 1, 1, generator=generator)
-    contrast = _LEAST_CONTRAST + (1 - _LEAST_CONTRAST) * contrast
-    darker = (1 - contrast) * place
+    contrast, shift, side = torch.rand(3, len(y), 1, 1, 1, generator=generator)
+    contrast = _MIN_CONTRAST + (1 - _MIN_CONTRAST) * contrast
+    darker = (1 - contrast) * shift
     x = torch.where(side < 0.5, x, 1 - x)
     return (darker + contrast * x).clamp(0, 1), y
 
@@ -186,24 +177,24 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
             "and numpy.savez saves them"
         )
     content = read_npz(path)
-    arrays, found = {key: content[key] for key in _KEYS if key in content}, sorted(content)
-    missing = [key for key in _KEYS if key not in arrays]
+    missing = [key for key in _KEYS if key not in content]
     if missing:
-        raise DatasetLayoutError(f"{str(path)!r} must hold arrays {_KEYS}, got {found}: add {missing}")
+        raise DatasetLayoutError(f"{str(path)!r} must hold arrays {_KEYS}, got {sorted(content)}: add {missing}")
     for name, side in _SIDES.items():
-        x, y = arrays[f"{name}_x"], arrays[f"{name}_y"]
-        if x.shape[1:] != (side, side) or x.dtype != np.uint8:
+        x, y = content[f"{name}_x"], content[f"{name}_y"]
+        images = f"uint8 images of shape (n, {side}, {side})"
+        labels = f"one whole number for each of the {len(x)} images"
+        for key, array, rule, holds in (
+            (f"{name}_x", x, images, x.shape[1:] == (side, side) and x.dtype == np.uint8),
+            (f"{name}_y", y, labels, y.shape == x.shape[:1] and np.issubdtype(y.dtype, np.integer)),
+        ):
+            if not holds:
+                raise DatasetLayoutError(
+                    f"{key} in {str(path)!r} must be {rule}, got shape {array.shape} of {array.dtype}"
+                )
+        digits = sorted(set(y.tolist()))
+        if digits != [*range(NUM_CLASSES)]:
             raise DatasetLayoutError(
-                f"{name}_x in {str(path)!r} must be uint8 images of shape (n, {side}, {side}), got shape {x.shape} of "
-                f"{x.dtype}"
+                f"{name}_y in {str(path)!r} must hold all digits 0 to 9 and nothing else, got {digits}"
             )
-        if y.shape != x.shape[:1] or not np.issubdtype(y.dtype, np.integer):
-            raise DatasetLayoutError(
-                f"{name}_y in {str(path)!r} must be one whole number for each of the {len(x)} images, got shape "
-                f"{y.shape} of {y.dtype}"
-            )
-        if set(y.tolist()) != set(range(NUM_CLASSES)):
-            raise DatasetLayoutError(
-                f"{name}_y in {str(path)!r} must hold all digits 0 to 9 and nothing else, got {sorted(set(y.tolist()))}"
-            )
-    return arrays
+    return content

@@ -1,8 +1,4 @@
-"""Optical digits as four domains: written by hand, blended with photographs, printed in fonts, and noisy.
-
-Everything comes with scikit-learn (the digits of Alpaydin and Kaynak, UCI 1998, and two photographs) and matplotlib
-(the DejaVu fonts), so nothing is downloaded.
-"""
+"""Optical digits as four domains, from what comes with scikit-learn (Alpaydin and Kaynak, UCI 1998) and matplotlib."""
 
 from __future__ import annotations
 
@@ -16,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlit.data.base import Domain, DomainDataModule, Transform
+from fedlit.checks import check_at_least, check_between
+from fedlit.data.base import DomainDataModule
+from fedlit.data.samples import Domain, Transform
 from fedlit.data.shifts import add_noise, check_shifts, label_share, source_labels
 from fedlit.data.splits import shuffled_by_class
 from fedlit.data.transforms import flatten
@@ -50,14 +48,13 @@ class Digits(DomainDataModule):
 
     Args:
         noisy_std: Standard deviation of the noise in domain ``noisy``, at least 0; pixels lie in [0, 1].
-        photo_strength: Weight of the photographs in domain ``blended``, in [0, 1]; MNIST-M has 1, which at 8x8 pixels
-            leaves little of a digit.
-        noise_level: Standard deviation of noise added to the target's images whichever domain it is, at least 0 and
-            not clipped ("noisy features"; the paper takes 0.2, 0.4, 0.6 and 0.8).
+        photo_strength: Weight of the photographs in domain ``blended``, in [0, 1]; 1, as of MNIST-M, leaves little.
+        noise_level: Standard deviation of noise added to the target's images, whichever domain it is, at least 0 and
+            not clipped ("noisy features"; 0.2 to 0.8 in the paper).
         label_shift: The paper's eta in [0, 0.5] ("label shifts"): each source keeps eta of its digits 0 to 2 and
             1 - eta of its digits 3 to 9, and the target the other way round. ``None`` keeps all.
         labels_per_source: Classes that each source keeps, 1 to 10 (the paper's "labels available", table 14). ``None``
-            keeps all. At most one of this and ``label_shift`` can be given.
+            keeps all. It excludes ``label_shift``.
         flatten: Give samples as vectors of 64 numbers, for networks without convolutions.
         target: The domain that is adapted to.
         kwargs: See `DomainDataModule`.
@@ -79,11 +76,9 @@ class Digits(DomainDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(target=target, **kwargs)
-        for name, value in (("noisy_std", noisy_std), ("noise_level", noise_level)):
-            if not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be a standard deviation of at least 0, got {value}")
-        if not 0 <= photo_strength <= 1:
-            raise ValueError(f"photo_strength must lie in [0, 1], got {photo_strength}")
+        check_at_least("noisy_std", noisy_std, 0)
+        check_at_least("noise_level", noise_level, 0)
+        check_between("photo_strength", photo_strength, 0, 1)
         check_shifts(NUM_CLASSES, label_shift, labels_per_source)
         self.noisy_std = noisy_std
         self.photo_strength = photo_strength
@@ -95,11 +90,11 @@ class Digits(DomainDataModule):
         self.check_roster()
 
     def domain_names(self) -> list[str]:
-        """The four domains."""
+        """Return the four domains."""
         return ["clean", "blended", "fonts", "noisy"]
 
     def class_names(self) -> list[str]:
-        """The ten digits."""
+        """Return the ten digits."""
         return [str(digit) for digit in range(NUM_CLASSES)]
 
     def load(self, domain: str) -> Domain:
@@ -134,9 +129,9 @@ class Digits(DomainDataModule):
 
 
 def written_digits(part: int, num_parts: int = len(_WRITTEN)) -> tuple[Tensor, Tensor]:
-    """One of ``num_parts`` disjoint, stratified parts of scikit-learn's handwritten digits.
+    """Return one of ``num_parts`` disjoint, stratified parts of scikit-learn's handwritten digits.
 
-    Returns images in [0, 1], shape (n, 1, 8, 8), and digits, shape (n,).
+    Images are in [0, 1], of shape (n, 1, 8, 8), digits of shape (n,).
     """
     from sklearn.datasets import load_digits
 
@@ -151,7 +146,7 @@ def written_digits(part: int, num_parts: int = len(_WRITTEN)) -> tuple[Tensor, T
 
 
 def photo_patches(number: int, zoom: int = 2, size: int = 8) -> Tensor:
-    """Random grey square patches of scikit-learn's photographs ``china.jpg`` and ``flower.jpg``, the same in each run.
+    """Cut random grey squares out of scikit-learn's photographs ``china.jpg`` and ``flower.jpg``, always the same.
 
     ``zoom`` is photograph pixels per patch pixel along each axis; ``size * zoom`` is at most 427, the height of the
     photographs. Returns values in [0, 1], shape (number, 1, size, size).
@@ -177,13 +172,10 @@ def printed_digits(
     heights: tuple[float, float] = (0.85, 1.05),
     max_shift: float = 1 / 16,
 ) -> tuple[Tensor, Tensor]:
-    """Digits printed in fonts, white on black, turned, scaled and shifted at random; the same in each run.
+    """Draw digits printed in fonts, white on black, turned, scaled and shifted at random; the same in each run.
 
-    Each image takes one of ``fonts``, files among those of matplotlib, and is turned by at most ``max_angle`` degrees
-    either way. Shares of its ``size`` in pixels are the least and largest of ``heights``, before the turn, and
-    ``max_shift``, along each axis either way.
-
-    Returns images in [0, 1], shape (10 * per_class, 1, size, size), and digits, shape (10 * per_class,).
+    Each image takes one of matplotlib's ``fonts``. It is turned by at most ``max_angle`` degrees; ``heights`` and
+    ``max_shift`` are shares of its ``size`` in pixels. Images are in [0, 1], of shape (10 * per_class, 1, size, size).
     """
     import matplotlib as mpl
     from PIL import Image, ImageDraw, ImageFont

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property, partial
 from typing import Any
 
@@ -10,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedlit.data.base import Domain, DomainDataModule, DomainDataset, Transform
+from fedlit.checks import check, check_at_least
+from fedlit.data.base import DomainDataModule
 from fedlit.data.idx import load_idx
 from fedlit.data.raw_inputs import PixelNetwork, RawInputs
+from fedlit.data.samples import Domain, DomainDataset, Transform
 from fedlit.data.shifts import add_noise, check_shifts, label_share, source_labels
 from fedlit.data.splits import apportion, shuffled_by_class
 from fedlit.data.transforms import to_unit
@@ -39,12 +40,11 @@ class FashionMNIST(DomainDataModule):
         noise_level: Standard deviation of the noise added to the target's images, at least 0, not clipped.
         source_noise: The same for the sources: one number, or one for each source.
         redraw_noise: Draw new noise each time an image is trained on, as the published code does, which augments
-            the data: few images with much noise are learned better. ``False`` gives each image one noise for good.
-            Validation and test images have that in either case.
+            the data. ``False`` gives each image one noise for good, as validation and test images have.
         label_shift: The paper's eta in [0, 0.5]: the target holds 1 - eta of the images of the first three classes and
             eta of the others, and the sources share the rest equally. ``None`` for no shift.
-        labels_per_source: Classes that each source has, 1 to 10 (the paper's "labels available", table 14); an image
-            whose class no source has is used by none. ``None`` for all. At most one of this and ``label_shift``.
+        labels_per_source: Classes that each source has, 1 to 10 (the paper's "labels available", table 14); ``None``
+            for all. It excludes ``label_shift``.
         target: Always ``"target"``.
         kwargs: See `DomainDataModule`.
 
@@ -69,27 +69,16 @@ class FashionMNIST(DomainDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(target=target, **kwargs)
-        if target != TARGET:
-            raise RosterError(
-                f"target of FashionMNIST is always {TARGET!r}, got {target!r}: the shifts are made for it"
-            )
-        if num_sources < 1:
-            raise ValueError(f"num_sources must be at least 1, got {num_sources}")
-        fewest = len(CLASSES) * (num_sources + 1)
-        if max_samples is not None and max_samples < fewest:
-            raise ValueError(
-                f"max_samples must be at least {fewest}, one image of each class for each of {num_sources + 1} "
-                f"clients, got {max_samples}"
-            )
+        check(target == TARGET, "target", f"{TARGET!r}, for which the shifts are made", target, error=RosterError)
+        check_at_least("num_sources", num_sources, 1)
+        if max_samples is not None:
+            unit = f"images, one of each class for each of {num_sources + 1} clients"
+            check_at_least("max_samples", max_samples, len(CLASSES) * (num_sources + 1), unit)
         levels = source_noise if isinstance(source_noise, list) else [source_noise] * num_sources
-        if len(levels) != num_sources:
-            raise ValueError(f"source_noise must be one number or {num_sources} (num_sources), got {source_noise}")
-        for level in (noise_level, *levels):
-            if not (level >= 0 and math.isfinite(level)):
-                raise ValueError(
-                    f"noise_level and source_noise must be standard deviations of at least 0, got {noise_level} and "
-                    f"{source_noise}"
-                )
+        check(len(levels) == num_sources, "source_noise", f"one number or {num_sources} (num_sources)", source_noise)
+        check_at_least("noise_level", noise_level, 0)
+        for level in levels:
+            check_at_least("source_noise", level, 0)
         check_shifts(len(CLASSES), label_shift, labels_per_source)
         self.root = root
         self.download = download
@@ -103,11 +92,11 @@ class FashionMNIST(DomainDataModule):
         self.check_roster()
 
     def domain_names(self) -> list[str]:
-        """The sources, then the target."""
+        """Return the sources, then the target."""
         return [*(f"source_{number}" for number in range(1, self.num_sources + 1)), TARGET]
 
     def class_names(self) -> list[str]:
-        """Kinds of clothing."""
+        """Return types of clothing."""
         return CLASSES
 
     @cached_property
@@ -142,7 +131,7 @@ class FashionMNIST(DomainDataModule):
         return {name: torch.cat(parts).sort().values for name, parts in shares.items()}
 
     def load(self, domain: str) -> Domain:
-        """One client's images with their noise."""
+        """Return one client's images with their noise."""
         level = self._levels[domain]
         x = self._clean(domain)
         if level > 0:  # otherwise they stay bytes, a quarter of the memory
@@ -153,7 +142,7 @@ class FashionMNIST(DomainDataModule):
         return self._images[0][self._shares[domain]][:, None]
 
     def make_dataset(self, client: str, positions: Tensor, y: Tensor, training: bool) -> Dataset[Any]:
-        """The samples of ``client`` at ``positions``, where asked with noise that is drawn batch by batch."""
+        """Return the samples of ``client`` at ``positions``, where asked with noise that is drawn batch by batch."""
         level = self._levels[client]
         if not (training and self.redraw_noise and level > 0):
             return super().make_dataset(client, positions, y, training)
@@ -161,21 +150,21 @@ class FashionMNIST(DomainDataModule):
         return DomainDataset(self._clean(client)[positions], y, partial(with_new_noise, std=level), augments=True)
 
     def transform(self, training: bool) -> Transform:
-        """Bytes to floats in [0, 1]."""
+        """Convert bytes to floats in [0, 1]."""
         return to_unit
 
     def raw_inputs(self) -> RawInputs | None:
-        """Bytes of pixels; images with noise are no bytes, and are taken as they are."""
+        """Return bytes of pixels; images with noise are no bytes, and are taken as they are."""
         return None if self._levels[self.target] > 0 else bytes_of_pixels((1, 28, 28))
 
 
 def bytes_of_pixels(shape: tuple[int, int, int]) -> RawInputs:
-    """Images as bytes, of shape (channels, height, width), and the network that does what `to_unit` does."""
-    words = "Pixels of images, from 0 to 255; the model divides them by 255 by itself."
-    return RawInputs(PixelNetwork([0.0], [1.0]), torch.zeros(1, *shape, dtype=torch.uint8), words)
+    """Return images as bytes, of shape (channels, height, width), and the network that does what `to_unit` does."""
+    text = "Pixels of images, from 0 to 255; the model divides them by 255 by itself."
+    return RawInputs(PixelNetwork([0.0], [1.0]), torch.zeros(1, *shape, dtype=torch.uint8), text)
 
 
 def with_new_noise(x: Tensor, std: float) -> Tensor:
-    """Images in [0, 1] with Gaussian noise from torch's global generator."""
+    """Return images in [0, 1] with Gaussian noise from torch's global generator."""
     x = to_unit(x)
     return x + std * torch.randn(x.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -12,12 +11,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataModule
+from fedlit.checks import check, check_one_of
+from fedlit.data.base import DomainDataModule
 from fedlit.data.files import read_mat, read_npz
 from fedlit.data.raw_inputs import RankNetwork, RawInputs, VectorNetwork
-from fedlit.data.table_numbers import some
+from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, Domain
+from fedlit.data.tables.messages import some
 from fedlit.federation.labels import UNLABELLED
 from fedlit.federation.names import alike, check_list, difference, shown
+
+Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 _MAT_FEATURES = ("fts", "feas", "features")
 _MAT_LABELS = ("labels", "label")
@@ -47,11 +50,9 @@ class FeatureDomains(DomainDataModule):
     Args:
         path: The ``.npz`` file, or the folder of ``.npz`` or ``.mat`` files.
         normalise: ``"unit"`` scales each sample to Euclidean length 1 (a sample of zeros stays); ``"zscore"``
-            standardises each feature with mean and standard deviation of the client's own training split, and
-            ``"zscore_unit"`` scales what comes of it to length 1; ``"ranks"`` takes each feature's rank among the
-            client's own training split to the number that a standard normal sample has there (`normal_scores`; between
-            two ranks, what lies between), and scales to length 1; ``"none"`` leaves them. Where domains differ in
-            brightness or style, what is standardised at each client by itself is more alike. An exported model of
+            standardises each feature with mean and standard deviation of the client's own training split;
+            ``"zscore_unit"`` does both; ``"ranks"`` takes each feature's rank among the client's training split to
+            `normal_scores`, interpolated, and scales to length 1; ``"none"`` leaves them. An exported model of
             ``"ranks"`` has all values of the target's training samples in it, each feature's in order.
         classes: Names of the classes to keep, in the order of their new labels; ``None`` keeps all. Samples of
             other classes are left out.
@@ -73,41 +74,64 @@ class FeatureDomains(DomainDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(target=target, **kwargs)
-        if normalise not in (known := get_args(Normalise)):
-            raise ValueError(f"normalise must be one of {list(known)}, got {normalise!r}")
+        check_one_of("normalise", normalise, get_args(Normalise))
         self.path = Path(path)
         self.normalise = normalise
         self._wanted = classes
         self.spread = self.path.is_dir()  # others' files may be on their machines
-        self._arrays = self._open()
+        self._arrays, self._stored_classes = self._read()
         self._all_classes = self._name_classes()
         check_list("classes", classes)
         for name in classes or ():
-            if name not in self._all_classes:
-                raise ValueError(f"classes has {name!r}, which is not among the classes {self._all_classes}")
-        if classes is not None and len(set(classes)) < max(2, len(classes)):
-            raise ValueError(f"classes must name at least 2 classes, each once, got {classes}")
+            check_one_of("classes", name, self._all_classes)
+        at_least_two = classes is None or len(set(classes)) >= max(2, len(classes))
+        check(at_least_two, "classes", "at least 2 names, each once", classes)
         self.check_roster()
 
-    def _open(self) -> _Arrays:
+    def _read(self) -> tuple[dict[str, Pair], list[str] | None]:
         if not self.path.exists():
             raise DatasetNotFoundError(
                 f"no features at path={str(self.path)!r} (looked for {str(self.path.absolute())!r}): give the .npz "
-                "file, or the folder with one .npz or .mat file per domain. FeatureDomains documents the layout: write "
-                "them with fedlit features, save the output of any extractor with numpy.savez, or get the DeCAF or "
-                "SURF features that others published"
+                "file, or the folder with one .npz or .mat file per domain, as FeatureDomains documents. fedlit "
+                "features and numpy.savez write them; others published DeCAF and SURF features"
             )
         if self.path.is_dir():
-            return _NpzFolder(self.path) if any(self.path.glob("*.npz")) else _MatFolder(self.path)
+            return _read_npz_folder(self.path) if any(self.path.glob("*.npz")) else _read_mat_folder(self.path)
         if self.path.suffix != ".npz":
             raise DatasetLayoutError(
                 f"path must be an .npz file or a folder of .npz or .mat files, got the file {str(self.path)!r}"
                 + (": give the folder it is in" if self.path.suffix == ".mat" else "")
             )
-        return _NpzFile(self.path)
+        return _read_npz_file(self.path)
+
+    def _labels_at(self, domain: str) -> npt.NDArray[np.int64]:
+        """Labels of a domain as stored, from 0, checked."""
+        y = self._arrays[domain][1]
+        whose = f"labels of domain {domain!r} in {str(self.path)!r} must be whole numbers of shape (n,), got"
+        if y.ndim != 1 or y.dtype.kind not in "iuf":
+            raise DatasetLayoutError(
+                f"{whose} shape {y.shape} of {y.dtype}: number the classes from 0, and put their names into the array "
+                "classes"
+            )
+        wrong = np.flatnonzero(~np.isfinite(y) | (y % 1 != 0))
+        if len(wrong):
+            raise DatasetLayoutError(
+                f"{whose} {y[wrong[0]]} at sample {wrong[0]} ({len(wrong)} such): number the classes from 0, and give "
+                f"samples without a label {UNLABELLED}"
+            )
+        return y.astype(np.int64)
+
+    def _features_at(self, domain: str) -> Tensor:
+        x = self._arrays[domain][0]
+        if x.ndim != 2 or x.dtype.kind not in "iuf" or x.shape[1] == 0:
+            raise DatasetLayoutError(
+                f"features of domain {domain!r} in {str(self.path)!r} must be numbers of shape (n, d), got shape "
+                f"{x.shape} of {x.dtype}: give one vector per sample"
+            )
+        return torch.from_numpy(x.astype(np.float32))  # also out of uint8, in which arithmetic wraps around
 
     def _name_classes(self) -> list[str]:
-        names = self._arrays.classes
+        names = self._stored_classes
         if names is not None:
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
@@ -122,36 +146,36 @@ class FeatureDomains(DomainDataModule):
                         "rename one, or name all in classes if they are different"
                     )
             return names
-        labels = [self._arrays.labels(name) for name in self._arrays.names]
-        highest, most = max(int(y.max(initial=0)) for y in labels), sum(map(len, labels))
-        if highest > most:
+        labels = [self._labels_at(name) for name in self._arrays]
+        highest, size = max(int(y.max(initial=0)) for y in labels), sum(map(len, labels))
+        if highest > size:
             raise DatasetLayoutError(
-                f"labels in {str(self.path)!r} go up to {highest}, but there are {most} samples in all: number the "
+                f"labels in {str(self.path)!r} go up to {highest}, but there are {size} samples in all: number the "
                 "classes from 0 without gaps, or name them in classes"
             )
         return [str(label) for label in range(highest + 1)]
 
-    def check_facts(self, told: Mapping[str, Any]) -> None:
-        """As of the base; and labels that nobody has named must begin at 0."""
-        super().check_facts(told)
-        has = {name: each["has"] for name, each in told.items() if each["has"] is not None}
-        if self._arrays.classes is None and self._wanted is None and has and not any(each[0] for each in has.values()):
+    def check_facts(self, facts: Mapping[str, Any]) -> None:
+        """As of the base; and labels without names must begin at 0."""
+        super().check_facts(facts)
+        has = {name: each["has"] for name, each in facts.items() if each["has"] is not None}
+        if self._stored_classes is None and self._wanted is None and has and not any(each[0] for each in has.values()):
             raise DatasetLayoutError(
                 f"labels must begin at 0, and no sample of {[*has]} has 0: if theirs count from 1, subtract 1; if not, "
                 f"name the classes that there are in classes, of {self._all_classes[1:]}"
             )
 
     def domain_names(self) -> list[str]:
-        """Domains found at the path, in the order in which they are stored."""
-        return self._arrays.names
+        """Return domains at the path, in the order in which they are stored."""
+        return [*self._arrays]
 
     def class_names(self) -> list[str]:
-        """The classes kept; those that have no names are called by their labels."""
+        """Return the classes kept; those that have no names are called by their labels."""
         return self._all_classes if self._wanted is None else self._wanted
 
     def load(self, domain: str) -> Domain:
-        """Features of one domain as floats."""
-        x, y = self._arrays.features(domain), torch.from_numpy(self._arrays.labels(domain))
+        """Return features of one domain as floats."""
+        x, y = self._features_at(domain), torch.from_numpy(self._labels_at(domain))
         rows = torch.arange(len(x))
         if len(x) == len(y) and self._wanted is not None:
             if len(y) and int(y.max()) >= len(self._all_classes):
@@ -185,7 +209,7 @@ class FeatureDomains(DomainDataModule):
         return x
 
     def raw_inputs(self) -> RawInputs | None:
-        """Features as they are in the target's file, and the network that normalises them."""
+        """Return features as they are in the target's file, and the network that normalises them."""
         if self.normalise == "none":
             return None
         x = self.load(self.target).x
@@ -194,10 +218,12 @@ class FeatureDomains(DomainDataModule):
         if self.normalise == "ranks":
             network = RankNetwork(train)
         else:
-            own = _statistics(train) if self.normalise != "unit" else (torch.zeros(x.shape[1]), torch.ones(x.shape[1]))
-            network = VectorNetwork(*own, unit=self.normalise != "zscore")
-        words = f"Features as they are in {self.path.name!r}; the model {_HOW[self.normalise]} by itself."
-        return RawInputs(network, x[:1] * 0, words)
+            plain = (torch.zeros(x.shape[1]), torch.ones(x.shape[1]))
+            network = VectorNetwork(
+                *(plain if self.normalise == "unit" else _statistics(train)), unit=self.normalise != "zscore"
+            )
+        text = f"Features as they are in {self.path.name!r}; the model {_HOW[self.normalise]} by itself."
+        return RawInputs(network, x[:1] * 0, text)
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,127 +233,82 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.mean(dim=0), x.std(dim=0, correction=0).masked_fill(constant, 1.0)
 
 
-class _Arrays(ABC):
-    """Names of the domains at a path, and their arrays when asked for."""
-
-    names: list[str]
-    classes: list[str] | None = None
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @abstractmethod
-    def raw(self, domain: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Features and labels (from 0) of one domain, as stored."""
-
-    def labels(self, domain: str) -> npt.NDArray[np.int64]:
-        y = self.raw(domain)[1]
-        if y.ndim != 1 or y.dtype.kind not in "iuf":
+def _read_npz_file(path: Path) -> tuple[dict[str, Pair], list[str] | None]:
+    """Features and labels of each domain of a file, and the names of the classes, if it has them."""
+    arrays = read_npz(path)
+    names = [key[:-2] for key in arrays if key.endswith("_x") and len(key) > 2]
+    if not names:
+        raise DatasetLayoutError(
+            f"{str(path)!r} must hold arrays DOMAIN_x and DOMAIN_y for each domain, got {sorted(arrays)}"
+        )
+    known = {"classes"} | {f"{name}_{part}" for name in names for part in "xy"}
+    for key, array in arrays.items():
+        if key not in known and array.ndim > 0:
             raise DatasetLayoutError(
-                f"labels of domain {domain!r} in {str(self.path)!r} must be whole numbers of shape (n,), got shape "
-                f"{y.shape} of {y.dtype}: number the classes from 0, and put their names into the array classes"
+                f"{str(path)!r} has an array {key!r} of shape {array.shape} that is neither DOMAIN_x, DOMAIN_y nor "
+                "classes: rename it or leave it out"
             )
-        wrong = np.flatnonzero(~np.isfinite(y) | (y % 1 != 0))
-        if len(wrong):
+    classes = None
+    if "classes" in arrays:
+        texts = np.atleast_1d(arrays["classes"])
+        classes = [text.decode() if isinstance(text, bytes) else str(text) for text in texts]
+    pairs = {}
+    for name in names:
+        x = arrays[f"{name}_x"]
+        pairs[name] = (x, arrays.get(f"{name}_y", np.full(len(x) if x.ndim else 0, UNLABELLED)))
+    return pairs, classes
+
+
+def _read_npz_folder(path: Path) -> tuple[dict[str, Pair], list[str] | None]:
+    """The same of all files in a folder."""
+    pairs: dict[str, Pair] = {}
+    file_of: dict[str, Path] = {}
+    classes_of: dict[str, list[str] | None] = {}
+    for file in sorted(path.glob("*.npz")):
+        own, classes_of[file.name] = _read_npz_file(file)
+        for name in own.keys() & pairs.keys():
+            both = f"{str(file_of[name])!r} and {str(file)!r}"
+            raise DatasetLayoutError(f"{both} both have domain {name!r}: take one away")
+        pairs |= own
+        file_of |= dict.fromkeys(own, file)
+    (first, classes), *others = classes_of.items()
+    for other, theirs in others:
+        if theirs != classes:
             raise DatasetLayoutError(
-                f"labels of domain {domain!r} in {str(self.path)!r} must be whole numbers of shape (n,), got "
-                f"{y[wrong[0]]} at sample {wrong[0]} ({len(wrong)} such): number the classes from 0, and give samples "
-                f"without a label {UNLABELLED}"
+                f"classes of all files in {str(path)!r} must be the same, but {first!r} has {classes} and {other!r} "
+                f"{theirs}: write them with the same classes"
             )
-        return y.astype(np.int64)
-
-    def features(self, domain: str) -> Tensor:
-        x = self.raw(domain)[0]
-        if x.ndim != 2 or x.dtype.kind not in "iuf" or x.shape[1] == 0:
-            raise DatasetLayoutError(
-                f"features of domain {domain!r} in {str(self.path)!r} must be numbers of shape (n, d), got shape "
-                f"{x.shape} of {x.dtype}: give one vector per sample"
-            )
-        return torch.from_numpy(x.astype(np.float32))  # also out of uint8, in which arithmetic wraps around
+    return pairs, classes
 
 
-class _NpzFile(_Arrays):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.arrays = read_npz(path)
-        self.names = [key[:-2] for key in self.arrays if key.endswith("_x") and len(key) > 2]
-        if not self.names:
-            raise DatasetLayoutError(
-                f"{str(path)!r} must hold arrays DOMAIN_x and DOMAIN_y for each domain, got {sorted(self.arrays)}"
-            )
-        known = {"classes"} | {f"{name}_{part}" for name in self.names for part in "xy"}
-        for key, array in self.arrays.items():
-            if key not in known and array.ndim > 0:
-                raise DatasetLayoutError(
-                    f"{str(path)!r} has an array {key!r} of shape {array.shape} that is neither DOMAIN_x, DOMAIN_y nor "
-                    "classes: rename it or leave it out"
-                )
-        if "classes" in self.arrays:
-            names = np.atleast_1d(self.arrays["classes"])
-            self.classes = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
-
-    def raw(self, domain: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        x = self.arrays[f"{domain}_x"]
-        return x, self.arrays.get(f"{domain}_y", np.full(len(x) if x.ndim else 0, UNLABELLED))
+def _read_mat_folder(path: Path) -> tuple[dict[str, Pair], None]:
+    """The same of a folder with a .mat file for each domain."""
+    pairs = {file.stem: _read_mat_file(file) for file in sorted(path.glob("*.mat"))}
+    if not pairs:
+        raise DatasetLayoutError(
+            f"folder {str(path)!r} must hold one .npz or .mat file per domain, got none: give the folder with these "
+            "files, or an .npz file"
+        )
+    return pairs, None
 
 
-class _NpzFolder(_Arrays):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.files: dict[str, _NpzFile] = {}
-        for file in (_NpzFile(each) for each in sorted(path.glob("*.npz"))):
-            for name in file.names:
-                if name in self.files:
-                    both = f"{str(self.files[name].path)!r} and {str(file.path)!r}"
-                    raise DatasetLayoutError(f"{both} both have domain {name!r}: take one away")
-                self.files[name] = file
-        self.names = list(self.files)
-        first = next(iter(self.files.values()))
-        self.classes = first.classes
-        for other in self.files.values():
-            if other.classes != first.classes:
-                raise DatasetLayoutError(
-                    f"classes of all files in {str(path)!r} must be the same, but {first.path.name!r} has "
-                    f"{first.classes} and {other.path.name!r} {other.classes}: write them with the same classes"
-                )
-
-    def raw(self, domain: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        return self.files[domain].raw(domain)
-
-
-class _MatFolder(_Arrays):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.names = sorted(file.stem for file in path.glob("*.mat"))
-        self.cache: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]] = {}
-        if not self.names:
-            raise DatasetLayoutError(
-                f"folder {str(path)!r} must hold one .npz or .mat file per domain, got none: give the folder with "
-                "these files, or an .npz file"
-            )
-
-    def raw(self, domain: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        if domain not in self.cache:
-            self.cache[domain] = self._read(self.path / f"{domain}.mat")
-        return self.cache[domain]
-
-    def _read(self, file: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        found = read_mat(file)
-        x, y = (next((found[key] for key in keys if key in found), None) for keys in (_MAT_FEATURES, _MAT_LABELS))
-        if x is None or y is None:
-            raise DatasetLayoutError(
-                f"{str(file)!r} must hold features as one of {list(_MAT_FEATURES)} and labels as one of "
-                f"{list(_MAT_LABELS)}, got {sorted(found)}"
-            )
-        y = y.reshape(-1)
-        if x.ndim == 2 and len(x) != len(y) and x.shape[1] == len(y):
-            raise DatasetLayoutError(
-                f"features in {str(file)!r} must have one row per sample, got shape {x.shape} with {len(y)} labels: "
-                "transpose them"
-            )
-        if y.size and y.min() < 1:
-            raise DatasetLayoutError(
-                f"labels in {str(file)!r} must count from 1, got {y.min()}: add 1, or save the data as .npz, whose "
-                "labels count from 0"
-            )
-        return x, y.astype(np.float64) - 1
+def _read_mat_file(file: Path) -> Pair:
+    arrays = read_mat(file)
+    x, y = (next((arrays[key] for key in keys if key in arrays), None) for keys in (_MAT_FEATURES, _MAT_LABELS))
+    if x is None or y is None:
+        raise DatasetLayoutError(
+            f"{str(file)!r} must hold features as one of {list(_MAT_FEATURES)} and labels as one of "
+            f"{list(_MAT_LABELS)}, got {sorted(arrays)}"
+        )
+    y = y.reshape(-1)
+    if x.ndim == 2 and len(x) != len(y) and x.shape[1] == len(y):
+        raise DatasetLayoutError(
+            f"features in {str(file)!r} must have one row per sample, got shape {x.shape} with {len(y)} labels: "
+            "transpose them"
+        )
+    if y.size and y.min() < 1:
+        raise DatasetLayoutError(
+            f"labels in {str(file)!r} must count from 1, got {y.min()}: add 1, or save the data as .npz, whose labels "
+            "count from 0"
+        )
+    return x, y.astype(np.float64) - 1

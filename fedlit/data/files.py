@@ -1,4 +1,4 @@
-"""Arrays from files that anybody may have made: read within bounds, or refused by one kind of error."""
+"""Arrays from files that anybody may have made: read within bounds, or refused by one type of error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedlit.data.base import DatasetLayoutError
+from fedlit.data.samples import DatasetLayoutError
 from fedlit.federation.transport import MOST_BYTES
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -31,7 +31,7 @@ np.savez(sys.argv[2], **numeric)
 
 
 def read_npz(path: str | Path) -> Arrays:
-    """The arrays of an .npz file.
+    """Read the arrays of an .npz file.
 
     Raises:
         DatasetLayoutError: If it is no such file, holds objects, or unpacks to more than this machine's memory.
@@ -54,7 +54,7 @@ def read_npz(path: str | Path) -> Arrays:
 
 
 def read_mat(path: str | Path, seconds: float = 600.0) -> Arrays:
-    """The numeric arrays of a MATLAB file of version 7 or older, sparse ones as full ones.
+    """Read the numeric arrays of a MATLAB file of version 7 or older, sparse ones as full ones.
 
     Raises:
         DatasetLayoutError: If it is no such file, or reading it takes longer than so many ``seconds``.
@@ -75,7 +75,7 @@ def read_mat(path: str | Path, seconds: float = 600.0) -> Arrays:
 
 
 def unzipped(path: str | Path) -> bytes:
-    """The content of a .gz file.
+    """Read the content of a .gz file.
 
     Raises:
         DatasetLayoutError: If it is no such file, or unpacks to more than this machine's memory.

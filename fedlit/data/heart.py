@@ -13,8 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlit.data.base import Domain, DomainDataModule
+from fedlit.checks import check_one_of
+from fedlit.data.base import DomainDataModule
+from fedlit.data.plots import plot_components, plot_labels
 from fedlit.data.raw_inputs import RawRows, TableNetwork, ZeroIsMissing
+from fedlit.data.samples import Domain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +61,7 @@ class HeartDisease(DomainDataModule):
     cholesterol at all. Zeros for blood pressure and cholesterol are missing values too.
 
     Each patient is a vector of 38 numbers: five measurements, a mark for each of the four that can be missing, and
-    one-hot categories with one more place for "missing" where that happens. Which category comes where is fixed by the
+    one-hot categories with one more level for "missing" where that happens. Which category comes where is fixed by the
     code book, so no hospital learns anything from another one to write its table.
 
     With ``predict="heart_rate"`` it is a regression: the highest heart rate that a patient reaches (``thalch``), in
@@ -85,33 +88,28 @@ class HeartDisease(DomainDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(target=target, **kwargs)
-        if predict not in ("disease", "heart_rate"):
-            raise ValueError(f"predict must be 'disease' or 'heart_rate', got {predict!r}")
-        if normalise not in ("local", "none"):
-            raise ValueError(f"normalise must be 'local' or 'none', got {normalise!r}")
+        check_one_of("predict", predict, ("disease", "heart_rate"))
+        check_one_of("normalise", normalise, ("local", "none"))
         self.normalise = normalise
         self.task = "classification" if predict == "disease" else "regression"
         self.numeric = [name for name in NUMERIC if self.task == "classification" or name != RATE]
         self.check_roster()
 
     def domain_names(self) -> list[str]:
-        """The four hospitals."""
+        """Return the four hospitals."""
         return list(HOSPITALS)
 
     def class_names(self) -> list[str]:
-        """Healthy and ill; or the heart rate."""
+        """Return healthy and ill; or the heart rate."""
         return ["healthy", "disease"] if self.task == "classification" else ["heart rate, 25 per minute above 140"]
 
     def feature_names(self) -> list[str]:
-        """What each of a patient's numbers is."""
-        names = list(self.numeric)
-        names += [f"{name} missing" for name in self.numeric if name not in NEVER_MISSING]
-        for name in CATEGORIES:
-            names += [f"{name}={place}" for place in _places(name)]
-        return names
+        """Return names of a patient's numbers."""
+        marks = [f"{name} missing" for name in self.numeric if name not in NEVER_MISSING]
+        return [*self.numeric, *marks, *(f"{name}={level}" for name in CATEGORIES for level in _levels(name))]
 
     def load(self, domain: str) -> Domain:
-        """One hospital's patients; missing measurements are NaN until `finish`."""
+        """Return one hospital's patients; missing measurements are NaN until `finish`."""
         x, y = _table(HOSPITALS[domain], self.task, tuple(self.numeric))
         return Domain(x.clone(), y.clone())
 
@@ -127,46 +125,43 @@ class HeartDisease(DomainDataModule):
     def _statistics(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and deviation by which measurements are standardised, from those of training patients, shape (n, d)."""
         mean, deviation = torch.zeros(numbers.shape[1]), torch.ones(numbers.shape[1])
-        for place, column in enumerate(numbers.T if self.normalise == "local" else ()):
+        for index, column in enumerate(numbers.T if self.normalise == "local" else ()):
             known = column[~column.isnan()]
             if len(known) > 0:
-                mean[place] = known.mean()
-                # A measurement that is the same for all its known patients has nothing to scale.
-                deviation[place] = known.std(correction=0) if known.min() < known.max() else 1.0
+                mean[index] = known.mean()
+                # a measurement that is the same for all its known patients has nothing to scale
+                deviation[index] = known.std(correction=0) if known.min() < known.max() else 1.0
         return mean, deviation
 
     def raw_inputs(self) -> RawRows:
-        """Rows of the table, and the network that makes a patient's vector of them."""
+        """Return rows of the table, and the network that makes a patient's vector of them."""
         x, train = self.load(self.target).x, self.split(self.target).train
         mean, deviation = self._statistics(x[train, : len(self.numeric)])
-        columns = (*((name, None) for name in self.numeric), *((name, _places(name)) for name in CATEGORIES))
+        columns = (*((name, None) for name in self.numeric), *((name, _levels(name)) for name in CATEGORIES))
         network = nn.Sequential(
             ZeroIsMissing([self.numeric.index(name) for name in ZERO_IS_MISSING], len(columns)),
             TableNetwork(
                 range(len(self.numeric)),
-                [place for place, name in enumerate(self.numeric) if name not in NEVER_MISSING],
-                [(len(self.numeric) + place, len(_places(name))) for place, name in enumerate(CATEGORIES)],
+                [index for index, name in enumerate(self.numeric) if name not in NEVER_MISSING],
+                [(len(self.numeric) + index, len(_levels(name))) for index, name in enumerate(CATEGORIES)],
                 mean.tolist(),
                 deviation.tolist(),
             ),
         )
-        words = (
+        text = (
             "Rows as they are in heart_disease_uci.csv; the model replaces missing measurements, and standardises them "
             "if the data did, by itself."
         )
-        return RawRows(network, torch.zeros(1, len(columns), dtype=torch.float64), words, columns, "missing")
+        return RawRows(network, torch.zeros(1, len(columns), dtype=torch.float64), text, columns, "missing")
 
     def plot(self, num_samples: int = 10) -> Figure:
-        """Patients in two principal components, what is to be predicted, and what each hospital did not measure.
-
-        It is for people and shows the target's true classes as well; ``num_samples`` is not used.
-        """
+        """Draw patients in two principal components, what is to be predicted, and what hospitals did not measure."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(15, 4.8), layout="constrained")
         scatter, histogram, missing = figure.subplots(1, 3, width_ratios=[1.2, 0.8, 1.2])
-        self._scatter(scatter)
-        self._class_shares(histogram)
+        plot_components(self, scatter)
+        plot_labels(self, histogram)
         columns = [*NUMERIC, *CATEGORIES]
         names = [client.name for client in self.check_roster()]
         shares = np.array([[_missing_share(name, column) for name in names] for column in columns], np.float32)
@@ -182,7 +177,7 @@ class HeartDisease(DomainDataModule):
 
 @cache
 def patients() -> list[dict[str, str]]:
-    """The rows of the table as they stand, one per patient."""
+    """Return the rows of the table as they stand, one per patient."""
     table = resources.files("fedlit.data").joinpath("heart_disease_uci.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(table.splitlines()))
 
@@ -203,21 +198,15 @@ def _measurement(row: dict[str, str], name: str) -> float:
     return math.nan if value == 0 and name in ZERO_IS_MISSING else value
 
 
-def _places(name: str) -> tuple[str, ...]:
+def _levels(name: str) -> tuple[str, ...]:
     return CATEGORIES[name] if name in NEVER_MISSING else (*CATEGORIES[name], "missing")
 
 
 def _vector(row: dict[str, str], numeric: Sequence[str]) -> list[float]:
     numbers = [_measurement(row, name) for name in numeric]
-    marks = [
-        float(math.isnan(value)) for name, value in zip(numeric, numbers, strict=True) if name not in NEVER_MISSING
-    ]
-    one_hot: list[float] = []
-    for name in CATEGORIES:
-        places = _places(name)
-        chosen = places.index(row[name] or "missing")
-        one_hot += [float(place == chosen) for place in range(len(places))]
-    return numbers + marks + one_hot
+    marks = [math.isnan(_measurement(row, name)) for name in numeric if name not in NEVER_MISSING]
+    one_hot = [level == (row[name] or "missing") for name in CATEGORIES for level in _levels(name)]
+    return [*numbers, *map(float, (*marks, *one_hot))]
 
 
 def _missing_share(domain: str, column: str) -> float:

@@ -1,23 +1,22 @@
-"""The idx files of MNIST and its relatives, gzipped or not, from wherever they were put."""
+"""The idx files of MNIST and its relatives, gzipped or not, wherever they are."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedlit.data.base import DatasetLayoutError, DatasetNotFoundError
 from fedlit.data.files import unzipped
+from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError
 
 _PARTS = ("train", "t10k")
-_FILES = [f"{part}-{kind}-ubyte" for part in _PARTS for kind in ("images-idx3", "labels-idx1")]
+_FILES = [f"{part}-{content}-ubyte" for part in _PARTS for content in ("images-idx3", "labels-idx1")]
 
 
 def load_idx(root: str, name: str, download: bool, elsewhere: str = "") -> tuple[Tensor, Tensor]:
-    """All 70,000 images of an MNIST-like data set, the 60,000 training images first.
+    """Read all 70,000 images of an MNIST-like data set, the 60,000 training images first.
 
     The four idx files are in ``root``, in its ``raw/`` or, as torchvision puts them, in ``NAME/raw/``; the class
     ``name`` of ``torchvision.datasets`` downloads them there if asked to. Errors add how to get them ``elsewhere``.
@@ -25,38 +24,33 @@ def load_idx(root: str, name: str, download: bool, elsewhere: str = "") -> tuple
     Returns:
         Images, uint8, shape (n, height, width), and labels, int64, shape (n,).
     """
-    places = [Path(root), Path(root) / "raw", Path(root) / name / "raw"]
-    files = _find(places)
+    folders = [Path(root), Path(root) / "raw", Path(root) / name / "raw"]
+    files = _find(folders)
     if files is None and download:
         _download(root, name)
-        files = _find(places)
+        files = _find(folders)
     if files is None:
         raise DatasetNotFoundError(
-            f"no idx files of {name} ({', '.join(_FILES)}, each with or without .gz) in "
-            f"{[str(place) for place in places]}: set download=True, or root to the folder that has them{elsewhere}"
+            f"no idx files of {name} ({', '.join(_FILES)}, each with or without .gz) in {[*map(str, folders)]}: set "
+            f"download=True, or root to the folder that has them{elsewhere}"
         )
-    parts = [_read(files[f"{part}-images-idx3-ubyte"], num_dims=3) for part in _PARTS]
-    if parts[0].shape[1:] != parts[1].shape[1:]:
+    images = [_read(files[f"{part}-images-idx3-ubyte"]) for part in _PARTS]
+    labels = torch.cat([_read(files[f"{part}-labels-idx1-ubyte"]) for part in _PARTS])
+    folder = str(files[_FILES[0]].parent)
+    if images[0].shape[1:] != images[1].shape[1:] or sum(map(len, images)) != len(labels):
         raise DatasetLayoutError(
-            f"the idx files in {str(next(iter(files.values())).parent)!r} hold images of {tuple(parts[0].shape[1:])} "
-            f"and of {tuple(parts[1].shape[1:])} pixels: they do not belong together, get them again"
+            f"the idx files in {folder!r} hold images of shape {' and '.join(str(tuple(x.shape)) for x in images)} and "
+            f"{len(labels)} labels: they do not belong together, get them again"
         )
-    images = torch.cat(parts)
-    labels = torch.cat([_read(files[f"{part}-labels-idx1-ubyte"], num_dims=1) for part in _PARTS]).long()
-    if len(images) != len(labels):
-        raise DatasetLayoutError(
-            f"the idx files in {str(next(iter(files.values())).parent)!r} hold {len(images)} images but {len(labels)} "
-            "labels: they do not belong together, get them again"
-        )
-    return images, labels
+    return torch.cat(images), labels
 
 
-def _find(places: list[Path]) -> dict[str, Path] | None:
-    """The four files, if one of the places has all of them; where one is there twice, not the gzipped one."""
-    for place in places:
-        found = {name: f for name in _FILES for f in (place / f"{name}.gz", place / name) if f.is_file()}
-        if len(found) == len(_FILES):
-            return found
+def _find(folders: list[Path]) -> dict[str, Path] | None:
+    """The four files, if a folder has all of them; where one is there twice, not the gzipped one."""
+    for folder in folders:
+        files = {name: f for name in _FILES for f in (folder / f"{name}.gz", folder / name) if f.is_file()}
+        if len(files) == len(_FILES):
+            return files
     return None
 
 
@@ -75,13 +69,20 @@ def _download(root: str, name: str) -> None:
             ) from error
 
 
-def _read(file: Path, num_dims: int) -> Tensor:
-    content = unzipped(file) if file.suffix == ".gz" else file.read_bytes()
-    # Two zeros, 8 for unsigned bytes, the number of dimensions, and each dimension as a big-endian int32.
-    start = 4 + 4 * num_dims
-    shape = [int(size) for size in np.frombuffer(content[4:start], dtype=">i4")] if len(content) >= start else []
-    if content[:4] != bytes([0, 0, 8, num_dims]) or math.prod(shape) != len(content) - start:
-        raise DatasetLayoutError(
-            f"{str(file)!r} is not an idx file of bytes with {num_dims} dimensions, or is cut short: get it again"
-        )
-    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8, offset=start).copy()).view(shape)
+def _read(file: Path) -> Tensor:
+    """The images or labels of a file."""
+    from torchvision.datasets.mnist import read_image_file, read_label_file
+
+    read = read_image_file if "images" in file.name else read_label_file
+    with TemporaryDirectory() as folder:
+        path = file
+        if file.suffix == ".gz":
+            path = Path(folder, file.stem)
+            path.write_bytes(unzipped(file))
+        try:
+            values: Tensor = read(str(path))
+        except Exception as error:  # assertions among them
+            raise DatasetLayoutError(
+                f"{str(file)!r} is not an idx file of bytes, or is cut short: get it again"
+            ) from error
+    return values

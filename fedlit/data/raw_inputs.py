@@ -1,4 +1,4 @@
-"""What samples are before they are normalised, and a network that normalises them: for models that are exported."""
+"""Samples before they are normalised, and networks that normalise them: for models that are exported."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ class RawRows(RawInputs):
     """Rows of a table, whose numbers are float64, NaN where one is missing, and whose categories are codes.
 
     Args:
-        columns: Their names, in order, each with the levels of a category, or ``None`` for a number. A level's code is
-            its place in the list; a value that is none of them has -1.
+        columns: Names, each with the levels of a category, whose codes are their indices, or ``None`` for a number.
         missing: Level that stands for a missing value of a category.
         reading: Arguments by which pandas reads the file of such a table.
     """
@@ -42,9 +41,8 @@ class RawRows(RawInputs):
     reading: Mapping[str, Any] = field(default_factory=dict)
 
     def codes(self, name: str, values: Sequence[str | None]) -> list[int]:
-        """Codes of a category's values; ``None`` is a missing one."""
-        levels = dict(self.columns)[name] or ()
-        code = {level: place for place, level in enumerate(levels)}
+        """Return codes of a category's values, -1 for one that is no level; ``None`` is a missing one."""
+        code = {level: number for number, level in enumerate(dict(self.columns)[name] or ())}
         return [code.get(self.missing if value is None else value, -1) for value in values]
 
 
@@ -60,12 +58,12 @@ class PixelNetwork(nn.Module):
         self.register_buffer("deviation", torch.tensor(deviation).view(-1, 1, 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Float32 of uint8, shape (n, channels, height, width)."""
+        """Normalise uint8, shape (n, channels, height, width), to float32."""
         return (pixels.float() / 255 - self.mean) / self.deviation
 
 
 class VectorNetwork(nn.Module):
-    """Features less their mean, by their deviation; and then, if asked to, by their length where that is not 0."""
+    """Standardises features, and scales samples to length 1 if asked to."""
 
     mean: Tensor
     deviation: Tensor
@@ -77,18 +75,16 @@ class VectorNetwork(nn.Module):
         self.unit = unit
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of shape (n, d), float32."""
+        """Normalise samples of shape (n, d), float32."""
         x = (x - self.mean) / self.deviation
         return F.normalize(x, dim=1) if self.unit else x
 
 
 class RankNetwork(nn.Module):
-    """Features to `normal_scores` among given samples, and then to length 1.
+    """Features to `normal_scores` among samples ``x``, shape (n, d), and then to length 1.
 
-    A value between two of theirs has a score between, as far along as it is; one beyond all has that of the nearest.
-
-    Args:
-        x: The samples, shape (n, d), at least one. All their values are kept, each feature's in order.
+    Scores between two values of ``x`` are interpolated; beyond all, that of the nearest is taken. All values of ``x``
+    are kept, each feature's in order.
     """
 
     values: Tensor
@@ -103,7 +99,7 @@ class RankNetwork(nn.Module):
         self.register_buffer("scores", normal_scores(values).T.contiguous())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of shape (m, d), float32."""
+        """Rank and scale samples of shape (m, d), float32."""
         columns = x.float().T.contiguous()
         last = self.values.shape[1] - 1
         above = self._number_below(columns, torch.lt).clamp(max=last)
@@ -115,26 +111,18 @@ class RankNetwork(nn.Module):
         return F.normalize(scores.T, dim=1)
 
     def _number_below(self, columns: Tensor, below: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Of how many of its feature's values it holds that they are below each number, by bisection.
-
-        This is `torch.searchsorted`, which ONNX does not have.
-        """
+        """Count values below each number by bisection, as `torch.searchsorted`, which ONNX does not have."""
         size = self.values.shape[1]
-        found = torch.zeros_like(columns, dtype=torch.int64)
+        count = torch.zeros_like(columns, dtype=torch.int64)
         for step in (2**power for power in reversed(range(size.bit_length()))):
-            further = found + step
+            further = count + step
             fits = (further <= size) & below(self.values.gather(1, further.clamp(max=size) - 1), columns)
-            found = torch.where(fits, further, found)
-        return found
+            count = torch.where(fits, further, count)
+        return count
 
 
 class ZeroIsMissing(nn.Module):
-    """Replaces 0 by NaN in columns whose zeros stand for missing values.
-
-    Args:
-        columns: Their indices.
-        width: Number of all columns.
-    """
+    """Replaces 0 by NaN in ``columns`` (indices, of ``width``) whose zeros stand for missing values."""
 
     zeros: Tensor
 
@@ -143,7 +131,7 @@ class ZeroIsMissing(nn.Module):
         self.register_buffer("zeros", torch.tensor([index in columns for index in range(width)]))
 
     def forward(self, table: Tensor) -> Tensor:
-        """Rows of shape (n, columns), floating."""
+        """Replace zeros of rows of shape (n, width), floating."""
         return torch.where(self.zeros & (table == 0), torch.nan, table)
 
 
@@ -151,10 +139,10 @@ class TableNetwork(nn.Module):
     """Standardises numbers, marks those that are missing, and chooses among levels: `TableFeatures`, as a network.
 
     Args:
-        numbers: Places of columns of numbers.
-        marked: Places of those of which a missing one is marked.
-        categories: Place and number of levels of each category.
-        mean: Of each number, which takes the place of missing ones.
+        numbers: Indices of columns of numbers.
+        marked: Indices of those of which a missing one is marked.
+        categories: Index and number of levels of each category.
+        mean: Of each number, which replaces missing ones.
         deviation: Of each number; where it is 0, a number is centred alone.
     """
 
@@ -176,9 +164,9 @@ class TableNetwork(nn.Module):
         self.register_buffer("deviation", torch.where(deviations > 0, deviations, 1.0))
 
     def forward(self, table: Tensor) -> Tensor:
-        """Features, shape (n, d), float32, of rows of shape (n, columns), float64."""
+        """Return features, shape (n, d), float32, of rows of shape (n, columns), float64."""
         x = table[:, self.numbers]
         parts = [torch.where(x.isnan(), 0.0, (x - self.mean) / self.deviation), table[:, self.marked].isnan().double()]
-        for place, number in self.categories:
-            parts.append((table[:, place, None] == torch.arange(number, dtype=torch.float64)).double())
+        for index, number in self.categories:
+            parts.append((table[:, index, None] == torch.arange(number, dtype=torch.float64)).double())
         return torch.cat(parts, dim=1).float()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedlit.checks import check, check_between
 from fedlit.federation.streams import stable_seed
 
 NUM_FIRST_CLASSES = 3
@@ -13,22 +14,17 @@ NUM_FIRST_CLASSES = 3
 
 def check_shifts(num_classes: int, label_shift: float | None, labels_per_source: int | None) -> None:
     """Refuse a label shift (eta, or ``None``) or a number of ``labels_per_source`` out of range, and both at once."""
-    if label_shift is not None and not 0 <= label_shift <= 0.5:
-        raise ValueError(
-            f"label_shift (eta) must lie in [0, 0.5], got {label_shift}: 0.5 is no shift, 0 gives sources and target "
-            "no class in common"
-        )
-    if labels_per_source is not None and not 1 <= labels_per_source <= num_classes:
-        raise ValueError(f"labels_per_source must lie in 1..{num_classes}, got {labels_per_source}")
-    if label_shift is not None and labels_per_source is not None:
-        raise ValueError(
-            f"label_shift ({label_shift}) and labels_per_source ({labels_per_source}) both decide which classes a "
-            "source has: give one of them"
-        )
+    if label_shift is not None:
+        way_out = "0.5 is no shift, 0 gives sources and target no class in common"
+        check_between("label_shift (eta)", label_shift, 0, 0.5, way_out)
+    if labels_per_source is not None:
+        check_between("labels_per_source", labels_per_source, 1, num_classes)
+        rule = "left out with label_shift, as both decide which classes a source has"
+        check(label_shift is None, "labels_per_source", rule, labels_per_source)
 
 
 def label_share(label: int, label_shift: float, is_target: bool) -> float:
-    """Share of a class's samples that the sources together (or the target) hold under a label shift of eta.
+    """Return the share of a class's samples that the sources together (or the target) hold under a label shift of eta.
 
     With D1 the first three classes and D2 the others, the sources hold eta of D1 and 1 - eta of D2, and the target
     1 - eta of D1 and eta of D2. At 0.5, the largest eta, both hold the same mixture; at 0 they share no class.
@@ -37,7 +33,7 @@ def label_share(label: int, label_shift: float, is_target: bool) -> float:
 
 
 def source_labels(source: int, labels_per_source: int, num_classes: int) -> list[int]:
-    """Classes that a source (a number from 0) has when it has only some, ascending.
+    """Return classes that a source (a number from 0) has when it has only some, ascending.
 
     Following NIID-Bench (Li et al., 2022), as FedGP does: source i has class i modulo the number of classes, and others
     at random (the same ones in each run).

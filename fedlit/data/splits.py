@@ -1,24 +1,115 @@
-"""Which of a client's samples train, validate and test, and which of the target's keep their labels."""
+"""Splits of a client's samples into training, validation and test, and the choice of labels that the target keeps."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedlit.checks import check, check_one_of, refuse
+from fedlit.federation.errors import RosterError
+from fedlit.federation.labels import UNLABELLED, known_labels
 from fedlit.federation.streams import stable_seed
+
+
+@dataclass(frozen=True)
+class Split:
+    """Positions of a client's samples, each ascending; ``labelled`` are those of ``train`` with labels in training."""
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+    labelled: Tensor
+
+
+@dataclass(frozen=True)
+class SplitRules:
+    """How every client's samples are split; `DomainDataModule` documents the arguments."""
+
+    val_fraction: float
+    test_fraction: float
+    target_labels: int | float
+    target_label_draw: Literal["random", "balanced"]
+    transductive: bool
+
+    def __post_init__(self) -> None:
+        for name in ("val_fraction", "test_fraction"):
+            fraction = getattr(self, name)
+            check(isinstance(fraction, Real), name, "a number in [0, 1)", fraction, error=TypeError)
+            check(0 <= fraction < 1, name, "in [0, 1)", fraction, "it is a share of each client's samples")
+        rule = f"below 1 together with test_fraction ({self.test_fraction})"
+        check(self.val_fraction + self.test_fraction < 1, "val_fraction", rule, self.val_fraction, "some must train")
+        labels = self.target_labels
+        rule = "a number of samples (an integer, at least 0) or a share of them (a float in (0, 1])"
+        check(isinstance(labels, (Integral, float)), "target_labels", rule, labels, error=TypeError)
+        fits = labels >= 0 and (labels <= 1 or not isinstance(labels, float))
+        check(fits and not isinstance(labels, bool), "target_labels", rule, labels)
+        check_one_of("target_label_draw", self.target_label_draw, ("random", "balanced"))
+
+    def split(self, name: str, y: Tensor, stratified: bool, is_target: bool, seed: int) -> Split:
+        """Split the samples of client ``name``, which depends on them and the seed alone.
+
+        Raises:
+            RosterError: If they are too few.
+            ValueError: If the target has too few labels for ``target_labels``.
+        """
+        generator = torch.Generator().manual_seed(stable_seed(seed, "split", name))
+        known = known_labels(y)
+        if not stratified:
+            y = torch.where(known, 0, UNLABELLED)  # one stratum, and one of samples without labels
+        train, val, test = stratified_split(y, self.val_fraction, self.test_fraction, generator)
+        for part, positions, fraction in (("val", val, self.val_fraction), ("test", test, self.test_fraction)):
+            if fraction > 0 and len(positions) == 0:
+                raise RosterError(
+                    f"client {name!r} has {len(y)} samples, too few for a {part} split with {part}_fraction={fraction} "
+                    f"and one training sample of each class: raise {part}_fraction, set it to 0, or leave the client "
+                    "out of clients"
+                )
+        if not is_target:
+            return Split(train, val, test, train)
+        candidates = train
+        if self.transductive:
+            train = test = torch.arange(len(y))
+            candidates = train[~torch.isin(train, val)]
+        candidates = candidates[known[candidates]]
+        number = self._num_labels(name, len(train), int(known[train].sum()), len(candidates))
+        generator = torch.Generator().manual_seed(stable_seed(seed, "target_labels", name))
+        if self.target_label_draw == "balanced":
+            labelled = balanced_choice(y, candidates, number, generator)
+        else:
+            labelled = random_choice(candidates, number, generator)
+        if self.transductive:
+            test = test[~torch.isin(test, labelled)]  # samples whose labels are trained on would score too high
+        return Split(train, val, test, labelled)
+
+    def _num_labels(self, target: str, num_train: int, num_known: int, num_candidates: int) -> int:
+        """Number of training labels that the target keeps."""
+        asked = self.target_labels
+        number = max(1, round(asked * num_known)) if isinstance(asked, float) and asked > 0 else int(asked)
+        if number > num_candidates:
+            held_out = "; transductive holds out the validation samples" if self.transductive else ""
+            whose = "training samples" if num_known == num_train else "training samples with labels"
+            rule = f"at most what target {target!r} has: {num_candidates} {whose} to choose from{held_out}"
+            refuse("target_labels", rule, asked, "lower target_labels")
+        if self.transductive and number == num_train:
+            rule = f"below all {num_train} samples of target {target!r}, which leaves transductive none to test on"
+            refuse("target_labels", rule, asked, "lower target_labels or set transductive=False")
+        return number
 
 
 def stratified_split(
     y: Tensor, val_fraction: float, test_fraction: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions of training, validation and test samples: disjoint, covering, ascending, with equal class shares.
+    """Return positions of training, validation and test samples: disjoint, covering, ascending, equal in class shares.
 
     Fractions in [0, 1) are of all samples. Of each class, the number held out is within one of its exact share, and one
     sample always stays in training.
     """
     order = torch.randperm(len(y), generator=generator)
-    labels: Tensor = torch.unique(y)
-    labels = labels[torch.randperm(len(labels), generator=generator)]  # so that ties in `apportion` favour no class
+    labels = _shuffled_labels(y, generator)
     groups = [order[y[order] == label] for label in labels]
     counts = torch.tensor([len(group) for group in groups])
     num_test = apportion(counts, test_fraction, counts - 1)
@@ -31,8 +122,14 @@ def stratified_split(
     return tuple(torch.cat(part).sort().values for part in (train, val, test))  # type: ignore[return-value]
 
 
+def _shuffled_labels(y: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the labels that occur, in random order, so that ties favour no class."""
+    labels: Tensor = torch.unique(y)
+    return labels[torch.randperm(len(labels), generator=generator)]
+
+
 def shuffled_by_class(y: Tensor, num_classes: int, *stream: object) -> list[Tensor]:
-    """Positions of each class's samples in random order; the same name (``stream``) gives the same order."""
+    """Return positions of each class's samples in random order, fixed by the name (``stream``)."""
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(stable_seed(*stream)))
     return [order[y[order] == label] for label in range(num_classes)]
 
@@ -50,15 +147,14 @@ def apportion(counts: Tensor, fraction: float, room: Tensor) -> Tensor:
 
 
 def random_choice(candidates: Tensor, number: int, generator: torch.Generator) -> Tensor:
-    """``number`` of the ``candidates`` (int64, shape (n,)), ascending, each equally likely."""
+    """Draw ``number`` of the ``candidates`` (int64, shape (n,)), ascending, each equally likely."""
     return candidates[torch.randperm(len(candidates), generator=generator)[:number]].sort().values
 
 
 def balanced_choice(y: Tensor, candidates: Tensor, number: int, generator: torch.Generator) -> Tensor:
-    """``number`` of the ``candidates`` (positions in ``y``), ascending, with as equal class counts as possible."""
+    """Draw ``number`` of the ``candidates`` (positions in ``y``), ascending, with class counts as equal as possible."""
     order = candidates[torch.randperm(len(candidates), generator=generator)]
-    labels: Tensor = torch.unique(y)
-    labels = labels[torch.randperm(len(labels), generator=generator)]
-    # Take a first sample of each class, then a second of each, and so on.
-    queue = [(nth, place, int(i)) for place, c in enumerate(labels) for nth, i in enumerate(order[y[order] == c])]
+    labels = _shuffled_labels(y, generator)
+    # a first sample of each class, then a second of each, and so on
+    queue = [(nth, rank, int(i)) for rank, c in enumerate(labels) for nth, i in enumerate(order[y[order] == c])]
     return torch.tensor(sorted(position for _, _, position in sorted(queue)[:number]), dtype=torch.int64)

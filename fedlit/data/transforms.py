@@ -9,15 +9,15 @@ from torch import Tensor
 
 
 def flatten(x: Tensor) -> Tensor:
-    """Each sample of a batch as one vector."""
+    """Flatten each sample of a batch to one vector."""
     return x.flatten(1)
 
 
 def to_unit(x: Tensor) -> Tensor:
-    """Bytes to floats in [0, 1]; floats stay as they are."""
+    """Convert bytes to floats in [0, 1]; floats stay as they are."""
     return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
 def may_draw(transform: Callable[[Tensor], Tensor] | None) -> bool:
-    """Whether a transform may draw random numbers: any may, but those that are known here or have ``draws`` False."""
+    """Return whether a transform may draw random numbers: any may, but those named here and with ``draws`` False."""
     return transform not in (None, flatten, to_unit) and getattr(transform, "draws", True)

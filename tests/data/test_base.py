@@ -11,13 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataModule, DomainDataset, FederatedLoader
-from fedlit.data.base import Domain
-from fedlit.data.splits import apportion, balanced_choice, stratified_split
+from fedlit.data import (
+    DatasetLayoutError,
+    DatasetNotFoundError,
+    Domain,
+    DomainDataModule,
+    DomainDataset,
+    FederatedLoader,
+)
+from fedlit.data.splits import apportion, balanced_choice, random_choice
 from fedlit.federation.client import Client
 from fedlit.federation.errors import LabelGuardError, RosterError
 from fedlit.federation.labels import UNLABELLED, GuardedLabels, reveal_for_oracle
-from fedlit.federation.reading import BatchedDataset
+from fedlit.federation.loader import BatchedDataset
+from refused import refused
 
 CLASS_SHARES = {"a": [50, 30, 20], "b": [40, 40, 40], "c": [9, 40, 11], "d": [30, 30, 31]}
 
@@ -61,10 +68,16 @@ def test_splits_are_disjoint_covering_and_stratified():
         assert len(split.val) == round(0.1 * sum(shares))
         assert len(split.test) == round(0.25 * sum(shares))
         y = truth(module, name)
+        assert set(y[split.train].tolist()) == {0, 1, 2}
         for part, fraction in ((split.val, 0.1), (split.test, 0.25)):
             assert part.tolist() == sorted(part.tolist())
             counts = torch.bincount(y[part], minlength=3)
             assert ((counts - fraction * torch.tensor(shares)).abs() < 1).all()
+
+
+def test_every_class_keeps_a_training_sample():
+    rare = Blobs({"a": [20, 1, 2], "b": [9, 9, 9]}, val_fraction=0.4, test_fraction=0.4)
+    assert set(truth(rare, "a")[rare.split("a").train].tolist()) == {0, 1, 2}
 
 
 def test_a_clients_split_depends_on_neither_the_other_clients_nor_its_role():
@@ -86,15 +99,7 @@ def test_seed_is_read_from_seed_everything_when_first_needed(monkeypatch):
     assert module.seed == 7
 
 
-def test_every_class_keeps_a_training_sample():
-    y = torch.tensor([0] * 20 + [1] + [2, 2])
-    train, val, test = stratified_split(y, 0.4, 0.4, torch.Generator().manual_seed(0))
-    assert set(y[train].tolist()) == {0, 1, 2}
-    assert len(train) + len(val) + len(test) == len(y)
-
-
 def test_apportion_deals_by_largest_remainders():
-    """Shares 2.5, 1.5, 1.0 of 5 seats: floors 2, 1, 1, and the one left to a remainder of 0.5 (the first)."""
     seats = apportion(torch.tensor([5, 3, 2]), 0.5, torch.tensor([5, 3, 2]))
     assert seats.tolist() == [3, 1, 1]
     assert apportion(torch.tensor([5, 3, 2]), 0.5, torch.tensor([1, 3, 2])).tolist() == [1, 2, 1]
@@ -142,31 +147,25 @@ def test_target_labels_is_a_number_or_a_share(wanted, number):
 
 
 def test_kept_labels_are_drawn_at_random():
-    """Of 900 and 100 samples 60 labels are 54 and 6 on average, and every sample is as likely as any other."""
-    shares = {"a": [900, 100, 0], "b": [900, 100, 0]}
     kept, times = torch.zeros(1000), 400
     for seed in range(times):
-        module = Blobs(shares, target="b", target_labels=60, val_fraction=0.0, test_fraction=0.0, seed=seed)
-        kept[module.split("b").labelled] += 1
-    rare = kept[900:].sum() / times
-    assert rare == pytest.approx(6, abs=5 * (60 * 0.1 * 0.9 / times) ** 0.5)
+        kept[random_choice(torch.arange(1000), 60, torch.Generator().manual_seed(seed))] += 1
     assert kept.sum() == 60 * times
     # each count is binomial (400, .06): 1,000 of them have a variance of 22.6 up to chance, and no strangers
-    assert kept.var() == pytest.approx(times * 0.06 * 0.94, rel=0.25)
+    assert kept[900:].sum() / times == pytest.approx(6, abs=6 * (60 * 0.1 * 0.9 / times) ** 0.5)
+    assert kept.var() == pytest.approx(times * 0.06 * 0.94, rel=0.3)
     assert kept.max() < 24 + 6 * 22.6**0.5
 
 
-def test_a_run_says_how_many_labels_it_keeps(monkeypatch):
-    said = []
-    monkeypatch.setattr(logging.getLogger("lightning.pytorch.fedlit.data"), "info", said.append)
-    for wanted, words in (
-        (1, "keeps the labels of 1 of its 42 training samples (target_labels=1: drawn at random; 1 of 3 classes"),
-        (1.0, "keeps the labels of 42 of its 42 training samples (target_labels=1.0: all that it has; 3 of 3 classes"),
-    ):
+def test_a_run_logs_how_many_labels_it_keeps(monkeypatch):
+    logged = []
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch.fedlit.data"), "info", logged.append)
+    for wanted, number, classes in ((1, 1, 1), (1.0, 42, 3)):
         Blobs(target="c", target_labels=wanted).train_dataloader()
-        assert words in said.pop()
+        assert f"the labels of {number} of its 42" in logged[-1]
+        assert f"{classes} of 3 classes" in logged[-1]
     Blobs(target="c").train_dataloader()
-    assert said == []
+    assert len(logged) == 2
 
 
 def test_balanced_labels_are_an_option():
@@ -253,36 +252,15 @@ def test_loaders_hold_the_local_clients_only():
 def test_a_model_with_other_clients_is_refused():
     module = Blobs(target="b")
     module.trainer = trainer_of(["a"], ["a", "b"])
-    with pytest.raises(RosterError, match=r"model's clients \['a', 'b'\] and the data module's"):
+    with pytest.raises(RosterError, match="the model's clients"):
         module.train_dataloader()
 
 
-def test_a_pass_holds_every_training_sample_once():
-    module = Blobs(target="b", batch_size=7)
-    seen: dict[str, list[int]] = {name: [] for name in CLASS_SHARES}
-    for batch in module.train_dataloader():
-        for name, (x, _) in batch.items():
-            seen[name] += x[:, 1].long().tolist()
-    for name, positions in seen.items():
-        assert positions != sorted(positions)
-        assert sorted(positions) == module.split(name).train.tolist()
-
-
-def test_drop_last_and_batch_sizes_reach_the_loader():
-    module = Blobs(batch_size=8, eval_batch_size=3, drop_last=True)
-    assert all(len(x) == 8 for batch in module.train_dataloader() for x, _ in batch.values())
-    assert max(len(x) for batch in module.test_dataloader() for x, _ in batch.values()) == 3
-
-
-def test_the_target_can_have_a_batch_size_of_its_own():
-    module = Blobs(target="b", batch_size=8, target_batch_size=3, target_labels=7)
-    most: dict[str, int] = {}
-    for batch in module.train_dataloader():
-        for name, (x, _) in batch.items():
-            most[name] = max(len(x), most.get(name, 0))
-    assert most.pop("b") == 3
-    assert set(most.values()) == {8}
-    assert max(len(x) for batch in module.test_dataloader() for x, _ in batch.values()) > 8
+def test_batch_sizes_reach_the_loader():
+    module = Blobs(target="b", batch_size=8, target_batch_size=3, target_labels=7, eval_batch_size=5, drop_last=True)
+    sizes = {(name, len(x)) for batch in module.train_dataloader() for name, (x, _) in batch.items()}
+    assert sizes == {("a", 8), ("b", 3), ("c", 8), ("d", 8)}
+    assert max(len(x) for batch in module.test_dataloader() for x, _ in batch.values()) == 5
 
 
 class Bystander(L.LightningModule):
@@ -312,15 +290,8 @@ class Bystander(L.LightningModule):
 @pytest.mark.parametrize("val_fraction", [0.0, 0.1])
 def test_a_plain_trainer_runs_all_stages(val_fraction):
     module, model = Blobs(target="b", val_fraction=val_fraction), Bystander()
-    trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", num_sanity_val_steps=0, **quiet)
     trainer.fit(model, module)
     trainer.test(model, module, verbose=False)
     assert model.stages == (["val"] if val_fraction else []) + ["test"]
@@ -349,87 +320,72 @@ def test_dataset_is_read_a_batch_at_a_time_and_transformed_as_a_whole():
     assert isinstance(Blobs().train_dataloader(), FederatedLoader)
 
 
-BAD_ROSTERS = [
-    ({"clients": ["a", "x"]}, r"clients \['x'\] are not among the domains of Blobs: \['a', 'b', 'c', 'd'\]"),
-    ({"target": "x"}, "target 'x' is not among the domains of Blobs"),
-    ({"clients": ["a", "b"], "target": "c"}, r"target must be one of \['a', 'b'\], got 'c'"),
-    ({"clients": ["a"]}, "at least 2 clients, got 1"),
-    ({"clients": []}, "clients is empty"),
-    ({"clients": ["a", "b", "a"]}, r"must be unique, got \['a'\]"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), BAD_ROSTERS)
-def test_a_roster_that_cannot_work_is_refused_at_once(arguments, message):
-    with pytest.raises(RosterError, match=message):
-        Blobs(**arguments)
-
-
-BAD_NUMBERS = [
-    ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-    ({"target_batch_size": 0}, "target_batch_size must be at least 1, got 0"),
-    ({"eval_batch_size": 0}, "eval_batch_size must be at least 1"),
-    ({"num_workers": -1}, "num_workers must be at least 0"),
-    ({"val_fraction": 1.0}, r"val_fraction must lie in \[0, 1\), got 1.0"),
-    ({"test_fraction": -0.1}, r"test_fraction must lie in \[0, 1\)"),
-    ({"val_fraction": 0.5, "test_fraction": 0.5}, "their sum must stay below 1"),
-    ({"target_labels": -1}, "target_labels must be a number"),
-    ({"target_labels": 1.5}, "target_labels must be a number"),
-    ({"target_labels": float("nan")}, "target_labels must be a number"),
-    ({"target_labels": True}, "target_labels must be a number"),
-    ({"target_label_draw": "stratified"}, "target_label_draw must be 'random' or 'balanced', got 'stratified'"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), BAD_NUMBERS)
-def test_a_number_out_of_range_is_refused_at_once(arguments, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"clients": ["a", "x"]}, r"\['x'\] are not among"),
+        ({"target": "x"}, "'x' is not among"),
+        ({"clients": ["a", "b"], "target": "c"}, "'c' is not one of"),
+        ({"clients": ["a"]}, "at least 2 clients"),
+        ({"clients": []}, "empty"),
+        ({"clients": ["a", "b", "a"]}, "unique"),
+        ({"shares": {"sources": [9, 9, 9], "a": [9, 9, 9]}, "pool_sources": True}, "'sources'"),
+    ],
+)
+def test_a_roster_that_cannot_work_is_refused_at_once(arguments, word):
+    with pytest.raises(RosterError, match=word):
         Blobs(**arguments)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("argument", "value"),
     [
-        ({"batch_size": "32"}, "batch_size must be an integer, at least 1, got '32'"),
-        ({"num_workers": 1.0}, "num_workers must be an integer, at least 0, got 1.0"),
-        ({"target_labels": "10"}, "target_labels must be a number of samples .* got '10'"),
-        ({"target_labels": None}, "target_labels must be a number of samples .* got None"),
-        ({"val_fraction": "0.1"}, r"val_fraction must be a number in \[0, 1\), got '0.1'"),
+        *(("batch_size", 0), ("target_batch_size", 0), ("eval_batch_size", 0), ("num_workers", -1)),
+        *(("val_fraction", 1.0), ("val_fraction", 0.8), ("test_fraction", -0.1), ("target_label_draw", "stratified")),
+        *(("target_labels", value) for value in (-1, 1.5, float("nan"), True)),
     ],
 )
-def test_an_argument_that_is_no_number_is_refused_by_name(arguments, message):
-    with pytest.raises(TypeError, match=message):
-        Blobs(**arguments)
+def test_a_number_out_of_range_is_refused_at_once(argument, value):
+    with refused(argument):
+        Blobs(**{argument: value})
 
 
-def test_more_labels_than_samples_are_refused():
-    with pytest.raises(ValueError, match="asks for 43 labelled samples, but target 'c' has 42"):
-        Blobs(target="c", target_labels=43).split("c")
-    with pytest.raises(ValueError, match="leaves transductive none to test on"):
-        Blobs(target="c", target_labels=1.0, transductive=True, val_fraction=0.0).split("c")
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("batch_size", "32"),
+        ("num_workers", 1.0),
+        ("target_labels", "10"),
+        ("target_labels", None),
+        ("val_fraction", "0"),
+    ],
+)
+def test_an_argument_that_is_no_number_is_refused_by_name(argument, value):
+    with refused(argument, TypeError):
+        Blobs(**{argument: value})
 
 
-BAD_DATA = [
-    ({"shares": {"a": [9, 9, 9], "b": [0, 0, 0]}}, RosterError, "client 'b' has no samples"),
-    ({"shares": {"a": [9, 9, 9], "b": [1, 1, 1]}}, RosterError, "client 'b' has 3 samples, too few for a test split"),
-    (
-        {"shares": {"a": [9, 9, 9], "b": [9, 9, 9, 5]}},
-        DatasetLayoutError,
-        r"labels of domain 'b' must lie in 0..2 \(3 classes\), got 0..3",
-    ),
-    (
-        {"shares": {"a": [9, 9, 9], "b": [20, 20]}, "target_labels": 1.0},
-        DatasetLayoutError,
-        "class 'blue' occurs at client 'a' only",
-    ),
-    ({"width": {"b": 2}}, DatasetLayoutError, r"must have one shape, got \{'a': \(2,\), 'b': \(4,\)"),
-]
+@pytest.mark.parametrize(
+    "arguments", [{"target_labels": 43}, {"target_labels": 1.0, "transductive": True, "val_fraction": 0.0}]
+)
+def test_more_labels_than_samples_are_refused(arguments):
+    with refused("target_labels"):
+        Blobs(target="c", **arguments).split("c")
 
 
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD_DATA)
-def test_data_that_do_not_fit_are_refused_when_loaded(arguments, error, message):
+@pytest.mark.parametrize(
+    ("arguments", "error", "word"),
+    [
+        ({"shares": {"a": [9, 9, 9], "b": [0, 0, 0]}}, RosterError, "'b' has no samples"),
+        ({"shares": {"a": [9, 9, 9], "b": [1, 1, 1]}}, RosterError, "too few for a test split"),
+        ({"shares": {"a": [9, 9, 9], "b": [9, 9, 9, 5]}}, DatasetLayoutError, r"'b' must lie in 0\.\.2"),
+        ({"shares": {"a": [9, 9, 9], "b": [20, 20]}, "target_labels": 1.0}, DatasetLayoutError, "'blue' occurs at"),
+        ({"width": {"b": 2}}, DatasetLayoutError, "one shape"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_when_loaded(arguments, error, word):
     module = Blobs(val_fraction=0.0, **arguments)
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=word):
         module.train_dataloader()
 
 
@@ -468,9 +424,9 @@ def test_numbers_are_split_hidden_and_kept_as_classes_are():
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (lambda y: y.long(), "must be 1 floating-point numbers per sample"),
-        (lambda y: torch.stack([y, y], dim=1), "must be 1 floating-point numbers per sample"),
-        (lambda y: y / 0, "must be finite, got infinity in rows 0, .*: leave out samples without a value"),
+        (lambda y: y.long(), "1 floating-point"),
+        (lambda y: torch.stack([y, y], dim=1), "1 floating-point"),
+        (lambda y: y / 0, "infinity in rows 0, "),
     ],
 )
 def test_bad_numbers_are_refused(y, message):
@@ -501,11 +457,6 @@ def test_pooled_sources_have_the_samples_that_they_have_one_by_one():
     assert sorted(batch) == ["b", "sources"]
 
 
-def test_a_domain_called_sources_cannot_be_pooled():
-    with pytest.raises(RosterError, match="pool_sources makes a client 'sources', as a domain is called already"):
-        Blobs(shares={"sources": [10, 10, 10], "a": [10, 10, 10], "b": [10, 10, 10]}, pool_sources=True)
-
-
 # A target whose labels are partly unknown, and data that lie elsewhere.
 
 
@@ -522,7 +473,7 @@ class PartlyLabelled(Blobs):
 def test_a_target_may_lack_labels_and_keeps_those_it_is_asked_for():
     module = PartlyLabelled(target="c", target_labels=1.0)
     split = module.split("c")
-    y = module._domain("c").y
+    y = module.labels("c")
     known = y >= 0
     assert split.labelled.tolist() == [i for i in split.train.tolist() if known[i]]
     assert sorted([*split.train.tolist(), *split.val.tolist(), *split.test.tolist()]) == list(range(60))
@@ -531,7 +482,7 @@ def test_a_target_may_lack_labels_and_keeps_those_it_is_asked_for():
     assert module.num_samples("c") == len(split.labelled)
     dataset = module.dataset("c", "train")
     assert torch.equal(dataset.y >= 0, known[split.train])
-    with pytest.raises(ValueError, match=r"asks for 40 labelled .*'c' has \d+ training samples with labels to choose"):
+    with refused("target_labels"):
         PartlyLabelled(target="c", target_labels=40).split("c")
     assert len(module.plot().axes) == 2
 
@@ -543,10 +494,7 @@ def test_only_the_target_may_lack_labels():
             found.y[:2] = UNLABELLED
             return found
 
-    with pytest.raises(
-        DatasetLayoutError,
-        match=r"2 of \d+ samples of source 'a' have no label \(-1 in rows 0 and 1\), .* 'a' the target",
-    ):
+    with pytest.raises(DatasetLayoutError, match=r"source 'a' have no label \(-1 in rows 0 and 1\)"):
         Careless(target="c").split("a")
 
 
@@ -569,7 +517,7 @@ def test_data_of_others_need_not_be_here():
     assert list(module.predict_dataloader().datasets) == ["c"]
     assert module.loads == ["a", "c"]
     module.trainer = trainer_of(["b"], ["a", "b", "c"])
-    with pytest.raises(DatasetNotFoundError, match=r"no data of client 'b' here, which has those of \['a', 'c'\]"):
+    with pytest.raises(DatasetNotFoundError, match="no data of client 'b' here"):
         module.train_dataloader()
-    with pytest.raises(RosterError, match=r"clients \['x', 'y'\] are not among the domains"):
+    with pytest.raises(RosterError, match="are not among the domains"):
         _ = Spread(clients=["x", "y"]).clients

@@ -32,7 +32,6 @@ def check(config):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_config_builds_its_data_module(path, tmp_path):
-    """On stand-ins for what cannot be shipped."""
     config = yaml.safe_load(path.read_text())
     config["data"]["init_args"].update(write_stand_in(path.stem, tmp_path))
     check(config)

@@ -13,7 +13,6 @@ import pytest
 from PIL import Image, ImageCms
 from torchvision.transforms import v2
 
-from fedlit.cli.new import command
 from fedlit.data import DatasetLayoutError, ImageDomains, decoding
 from fedlit.data.decoding import SUFFIXES, decode, read_rgb
 
@@ -33,11 +32,9 @@ TURNS = {
     6: lambda x: np.rot90(x, -1),
     7: lambda x: x[::-1, ::-1].swapaxes(0, 1),
     8: lambda x: np.rot90(x, 1),
+    9: lambda x: x,
 }
 """What a viewer does to an image with each orientation, from the definition of EXIF."""
-
-MODES = ["1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"]
-MODES += ["I", "F", "I;16", "I;16B", "I;16L", "I;16N"]
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +96,6 @@ def tiff(path: Path, pixels: np.ndarray, bits: int, photometric: int = 1, sample
 def test_eight_bits_of_red_green_and_blue_give_the_pixels_that_pillow_and_torchvision_give(
     tmp_path: Path, suffix: str
 ) -> None:
-    """What this package did before: convert, resize, cut."""
     path = tmp_path / f"a.{suffix}"
     wide = np.concatenate([COLOURS, COLOURS[:, ::-1], COLOURS[:, :9]], axis=1)
     Image.fromarray(wide).save(path)
@@ -107,13 +103,6 @@ def test_eight_bits_of_red_green_and_blue_give_the_pixels_that_pillow_and_torchv
     assert np.array_equal(decode(path, 40, 32).numpy(), np.asarray(plain).transpose(2, 0, 1))
     if suffix in ("png", "bmp", "tif"):
         assert np.array_equal(read(path), wide)
-
-
-def test_the_interpolation_is_the_one_that_is_given(tmp_path: Path) -> None:
-    Image.fromarray(COLOURS).save(tmp_path / "a.png")
-    for name in ("bilinear", "bicubic"):
-        by_hand = Image.fromarray(COLOURS).resize((40, 40), Image.Resampling[name.upper()]).crop((4, 4, 36, 36))
-        assert np.array_equal(decode(tmp_path / "a.png", 40, 32, name).numpy(), np.asarray(by_hand).transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif", "tiff"])
@@ -167,7 +156,7 @@ def test_colours_and_alpha_of_16_bits_are_read_by_their_high_bits(tmp_path: Path
 def test_a_dark_image_of_16_bits_is_warned_of_once_in_a_folder(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         Image.fromarray(DEEP >> 4).save(tmp_path / name)
-    with pytest.warns(UserWarning, match=r"grey values of '.*a.png' reach 4095, less than a quarter .* 16 for 12 bits"):
+    with pytest.warns(UserWarning, match=r"'.*a.png' reach 4095"):
         found = read(tmp_path / "a.png")
     assert found.max() == 15
     with warnings.catch_warnings():
@@ -195,7 +184,6 @@ def test_transparent_grey_values_show_white(tmp_path: Path) -> None:
 
 
 def test_alpha_that_is_multiplied_in_is_taken_for_that(tmp_path: Path) -> None:
-    """As some programs write TIFFs: colours over black, which white is added to."""
     multiplied = (COLOURS * (ALPHA[..., None] / 255)).round().astype(np.uint8)
     Image.fromarray(np.dstack([multiplied, ALPHA])).save(tmp_path / "a.tif")
     content = (tmp_path / "a.tif").read_bytes()
@@ -223,7 +211,6 @@ def test_transparent_colours_of_a_palette_show_white(tmp_path: Path, suffix: str
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
 def test_the_one_transparent_value_of_a_grey_png_shows_white(tmp_path: Path, bits: int) -> None:
-    """It is given in the units of the file, which Pillow scales in the pixels alone."""
     values = (DEEP >> (16 - bits)).astype(np.uint16)
     most = (1 << bits) - 1
     for transparent in (0, 1, most):
@@ -240,14 +227,12 @@ def test_the_one_transparent_colour_of_a_png_shows_white(tmp_path: Path) -> None
     assert 1 < there.sum() < SIDE**2
     assert np.array_equal(read(tmp_path / "a.png"), np.where(there[..., None], 255, colours))
     png(tmp_path / "a.png", DEEP[..., None].repeat(3, axis=2), 16, 2, struct.pack(">3H", 0, 0, 0))
-    with pytest.raises(
-        DatasetLayoutError, match=r"a.png' declares one colour of 16 bits transparent.*: save the image"
-    ):
+    with pytest.raises(DatasetLayoutError, match="one colour of 16 bits"):
         read(tmp_path / "a.png")
 
 
 def test_an_image_that_is_transparent_everywhere_is_warned_of(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"a.png' is transparent everywhere, and so becomes white"):
+    with pytest.warns(UserWarning, match="transparent everywhere"):
         found = saved(tmp_path / "a.png", Image.fromarray(np.dstack([COLOURS, 0 * ALPHA])))
     assert (found == 255).all()
 
@@ -265,24 +250,11 @@ def test_images_are_turned_upright(tmp_path: Path, suffix: str, orientation: int
     assert np.abs(found.astype(int) - expected)[2:-2, 2:-2].mean() < 12  # lossy at the borders of colours
     if suffix in ("png", "tif"):
         assert np.array_equal(found, expected)
-
-
-@pytest.mark.parametrize("orientation", [6, 8])
-def test_images_of_16_bits_and_with_alpha_are_turned_upright(tmp_path: Path, orientation: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    for suffix in ("png", "tif"):
-        found = saved(tmp_path / f"a.{suffix}", Image.fromarray(DEEP), exif=exif)
-        assert np.array_equal(found, TURNS[orientation](three((DEEP >> 8).astype(np.uint8))))
-    found = saved(tmp_path / "a.png", Image.fromarray(np.dstack([COLOURS, ALPHA])), exif=exif)
-    np.testing.assert_allclose(found, TURNS[orientation](over_white(COLOURS, ALPHA)), atol=0.51)
-
-
-@pytest.mark.parametrize("orientation", [0, 9, 1000])
-def test_an_orientation_that_does_not_exist_is_none(tmp_path: Path, orientation: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    assert np.array_equal(saved(tmp_path / "a.png", Image.fromarray(COLOURS), exif=exif), COLOURS)
+        deep = saved(tmp_path / f"b.{suffix}", Image.fromarray(DEEP), exif=exif)
+        assert np.array_equal(deep, TURNS[orientation](three((DEEP >> 8).astype(np.uint8))))
+    if suffix == "png":
+        found = saved(tmp_path / "c.png", Image.fromarray(np.dstack([COLOURS, ALPHA])), exif=exif)
+        np.testing.assert_allclose(found, TURNS[orientation](over_white(COLOURS, ALPHA)), atol=0.51)
 
 
 def test_exif_data_that_are_broken_leave_the_image_as_it_is(tmp_path: Path) -> None:
@@ -290,22 +262,6 @@ def test_exif_data_that_are_broken_leave_the_image_as_it_is(tmp_path: Path) -> N
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert np.array_equal(saved(tmp_path / "a.png", Image.fromarray(COLOURS), exif=broken), COLOURS)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_each_mode_of_pillow_is_read_or_refused_by_name(tmp_path: Path, mode: str) -> None:
-    """Whatever a file gives in that mode; those that no file of ours has are handed over in memory."""
-    (file := Image.new("RGB", (1, 1))).format = "TIFF"
-    file.tag_v2 = {}  # type: ignore[attr-defined]
-    image = Image.new(mode, (2, 2))
-    path = tmp_path / "a.tif"
-    if mode in ("I", "F"):
-        with pytest.raises(DatasetLayoutError, match=rf"a.tif' has values of Pillow's mode {mode}, .*: save it with 8"):
-            decoding._to_rgb(image, path, file)
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # transparent everywhere
-        assert decoding._to_rgb(image, path, file).mode == "RGB"
 
 
 def test_four_inks_and_luminance_are_converted_by_their_formulas(tmp_path: Path) -> None:
@@ -352,9 +308,7 @@ def test_values_without_a_known_range_are_refused(
     tmp_path: Path, values: np.ndarray, bits: int, sample_format: int, what: str
 ) -> None:
     tiff(tmp_path / "scan.tif", values, bits, sample_format=sample_format)
-    with pytest.raises(
-        DatasetLayoutError, match=rf"scan\.tif' has {what}, whose range is not known: save it with 8 or"
-    ):
+    with pytest.raises(DatasetLayoutError, match=rf"scan\.tif' has {what}"):
         read(tmp_path / "scan.tif")
 
 
@@ -362,14 +316,13 @@ def test_values_without_a_known_range_are_refused(
 def test_several_frames_or_pages_are_refused(tmp_path: Path, name: str, kind: str) -> None:
     frames = [Image.new("RGB", (SIDE, SIDE), colour) for colour in ("red", "lime", "blue")]
     frames[0].save(tmp_path / name, format=kind, save_all=True, append_images=frames[1:])
-    with pytest.raises(DatasetLayoutError, match=rf"{name}' has 3 pages or frames, .*: save the one that is meant"):
+    with pytest.raises(DatasetLayoutError, match=f"{name}' has 3 pages or frames"):
         read(tmp_path / name)
 
 
 @pytest.mark.skipif(PILLOW == 10, reason="Pillow 10 writes the first page's tags for all")
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_page_is_chosen_over_its_preview(tmp_path: Path, order: int) -> None:
-    """Cameras write previews as further pages, before or after the image."""
     image, preview = Image.fromarray(COLOURS), Image.fromarray(COLOURS[::2, ::2])
     image.encoderinfo = {"tiffinfo": {254: 0, 274: 6}}
     preview.encoderinfo = {"tiffinfo": {254: 1}}
@@ -393,9 +346,7 @@ def test_files_that_end_early_are_named(tmp_path: Path, suffix: str) -> None:
     content = path.read_bytes()
     for share in (0, 0.01, 0.5, 0.95):
         path.write_bytes(content[: int(share * len(content))])
-        with pytest.raises(
-            DatasetLayoutError, match=rf"cut.{suffix}' cannot be read as an image \(.+\): mend or remove"
-        ):
+        with pytest.raises(DatasetLayoutError, match=f"cut.{suffix}' cannot be read as an image"):
             read(path)
 
 
@@ -405,7 +356,7 @@ def test_images_that_would_fill_the_memory_are_named(tmp_path: Path) -> None:
     content[16:24] = struct.pack(">II", 50000, 50000)
     content[29:33] = struct.pack(">I", zlib.crc32(bytes(content[12:29])))
     (tmp_path / "bomb.png").write_bytes(content)
-    with pytest.raises(DatasetLayoutError, match=r"bomb.png' cannot be read as an image \(Image size \(2500000000"):
+    with pytest.raises(DatasetLayoutError, match="cannot be read as an image"):
         read(tmp_path / "bomb.png")
 
 
@@ -416,4 +367,3 @@ def test_each_suffix_is_read_from_folders_of_domains(tmp_path: Path, suffix: str
         for number in range(5):
             Image.fromarray(COLOURS).save(folder / f"{number}{suffix if number else suffix.upper()}")
     assert len(ImageDomains(str(tmp_path), image_size=8).load("a").y) == 10
-    assert command._data_in(tmp_path, "images") == ["a", "b"]

@@ -13,8 +13,9 @@ from sklearn.linear_model import LogisticRegression
 
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DigitFive
 from fedlit.data.digit_five import rendered_digits, resize
-from fedlit.data.digits import photo_patches, printed_digits
+from fedlit.data.digits import photo_patches
 from fedlit.federation.errors import RosterError
+from refused import refused
 
 NAMES = ["mnist", "usps", "optdigits", "blended", "rendered"]
 SIZES = {"mnist": 303, "usps": 450, "optdigits": 1797, "blended": 297, "rendered": 2000}
@@ -52,7 +53,7 @@ def test_five_domains_of_ten_digits_have_one_shape_and_lie_in_the_unit_interval(
     assert module.target == "mnist"
     assert module.input_shape == (1, 16, 16)
     for name in NAMES:
-        domain = module._domain(name)
+        domain = module.load(name)
         assert domain.x.shape == (SIZES[name], 1, 16, 16), name
         assert domain.x.dtype == torch.float32
         assert domain.y.dtype == torch.int64
@@ -85,19 +86,10 @@ def test_images_that_have_the_size_already_are_the_bytes_of_the_file(path):
 
 @pytest.mark.parametrize(("before", "after"), [(28, 16), (16, 32), (8, 16), (28, 8)])
 def test_resizing_is_what_pillow_does(before, after):
-    """Pillow's bilinear filter is antialiased when it shrinks, too."""
     x = torch.rand(3, 1, before, before, generator=torch.Generator().manual_seed(0))
     for ours, image in zip(resize(x, after), x, strict=True):
         theirs = Image.fromarray(image[0].numpy()).resize((after, after), Image.Resampling.BILINEAR)
         np.testing.assert_allclose(ours[0].numpy(), np.asarray(theirs), atol=1e-5)
-
-
-def test_resizing_by_a_whole_number_keeps_the_mean_and_no_checkerboard():
-    """Picking every second pixel of a checkerboard would give all black; an antialiased one is grey."""
-    board = (torch.arange(28)[:, None] + torch.arange(28)) % 2 == 0
-    small = resize(board.float()[None, None], 14)
-    assert (small - 0.5).abs().max() < 0.05
-    assert resize(torch.ones(1, 1, 28, 28), 16).max() == 1
 
 
 def test_mnist_and_blended_hold_different_digits_and_together_all(module):
@@ -133,16 +125,6 @@ def test_rendered_digits_are_balanced_and_as_often_dark_as_light():
     assert (high - low).min() > 0.2  # the greys differ by at least 0.4, and thin strokes are averaged with it
 
 
-def test_printing_without_variation_gives_one_image_of_each_digit_and_font():
-    x, y = printed_digits(5, size=16, fonts=["cmr10.ttf"], max_angle=0, heights=(0.5, 0.5), max_shift=0)
-    for digit in range(10):
-        images = x[y == digit]
-        assert (images == images[0]).all()
-        rows = (images[0, 0].amax(dim=1) > 0.2).sum()  # half of 16 pixels
-        assert 7 <= rows <= 9, digit
-    assert len(torch.unique(x.flatten(1), dim=0)) == 10
-
-
 def test_data_depend_neither_on_the_seed_nor_on_who_takes_part_nor_on_the_target(module, path):
     other = DigitFive(path, seed=7, target="rendered")
     pair = DigitFive(path, clients=["mnist", "blended"], seed=1)
@@ -168,66 +150,37 @@ def test_max_samples_keeps_class_shares_and_is_the_same_in_every_run(module, pat
     assert torch.equal(limited.load("blended").x, module.load("blended").x)  # 297 are fewer than 300
 
 
-def test_ten_samples_are_enough_to_build_but_nine_are_refused(path):
-    assert len(DigitFive(path, max_samples=10).load("rendered").y.unique()) == 10
-    with pytest.raises(ValueError, match="max_samples must be at least 10, one of each digit, got 9"):
-        DigitFive(path, max_samples=9)
-
-
-def test_flatten_gives_the_same_numbers_as_vectors(module, path):
-    flat = DigitFive(path, flatten=True)
-    assert flat.input_shape == (256,)
-    assert flat.in_features == module.in_features == 256
-    ours, theirs = next(iter(flat.test_dataloader())), next(iter(module.test_dataloader()))
-    assert all(torch.equal(ours[name][0], theirs[name][0].reshape(-1, 256)) for name in ours)
-
-
-def test_plot_shows_each_domain(module):
-    figure = module.plot(num_samples=10)
-    assert [axis.get_ylabel().split("\n")[0] for axis in figure.axes[::10]] == NAMES
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("argument", "value"),
     [
-        ({"image_size": 7}, r"image_size must lie in 8..64 pixels, got 7"),
-        ({"image_size": 65}, r"image_size must lie in 8..64 pixels, got 65"),
-        ({"photo_strength": 1.5}, r"photo_strength must lie in \[0, 1\], got 1.5"),
-        ({"photo_strength": float("nan")}, r"photo_strength must lie in \[0, 1\], got nan"),
+        *(("image_size", size) for size in (7, 65)),
+        *(("photo_strength", x) for x in (1.5, float("nan"))),
+        ("max_samples", 9),
     ],
 )
-def test_numbers_out_of_range_are_refused(path, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        DigitFive(path, **arguments)
+def test_numbers_out_of_range_are_refused(path, argument, value):
+    with refused(argument):
+        DigitFive(path, **{argument: value})
 
 
-def test_an_unknown_target_is_refused_by_name(path):
-    with pytest.raises(RosterError, match="target 'svhn' is not among the domains of DigitFive"):
+def test_a_missing_file_or_target_is_named(path, tmp_path):
+    with pytest.raises(RosterError, match="'svhn'"):
         DigitFive(path, target="svhn")
-
-
-def test_a_missing_file_says_where_to_get_it(tmp_path):
-    with pytest.raises(DatasetNotFoundError, match=r"no digits at path=.*torchvision.datasets.MNIST and USPS"):
+    with pytest.raises(DatasetNotFoundError, match=r"gone.*torchvision.datasets.MNIST and USPS"):
         DigitFive(str(tmp_path / "gone.npz"))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"usps_y": None}, r"must hold arrays .*: add \['usps_y'\]"),
-        (
-            {"mnist_x": np.zeros((600, 784), dtype=np.uint8)},
-            r"mnist_x in .* \(n, 28, 28\), got shape \(600, 784\)",
-        ),
-        ({"mnist_x": np.zeros((600, 28, 28))}, r"mnist_x in .* must be uint8 .* of float64"),
-        ({"usps_x": np.zeros((450, 28, 28), dtype=np.uint8)}, r"usps_x in .* shape \(n, 16, 16\), got shape"),
-        (
-            {"mnist_y": np.zeros(599, dtype=int)},
-            r"mnist_y in .* one whole number for each of the 600 images",
-        ),
-        ({"mnist_y": np.arange(600) % 10 / 2}, r"mnist_y in .* one whole number .* of float64"),
-        ({"usps_y": np.arange(450) % 10 + 1}, r"usps_y in .* must hold all digits 0 to 9 .* got \[1, 2, .*, 10\]"),
-        ({"usps_y": np.arange(450) % 9}, r"usps_y in .* must hold all digits 0 to 9"),
+        ({"usps_y": None}, r"add \['usps_y'\]"),
+        ({"mnist_x": np.zeros((600, 784), dtype=np.uint8)}, r"mnist_x in .* got shape \(600, 784\)"),
+        ({"mnist_x": np.zeros((600, 28, 28))}, "mnist_x in .* of float64"),
+        ({"usps_x": np.zeros((450, 28, 28), dtype=np.uint8)}, "usps_x in "),
+        ({"mnist_y": np.zeros(599, dtype=int)}, "mnist_y in .* each of the 600 images"),
+        ({"mnist_y": np.arange(600) % 10 / 2}, "mnist_y in .* of float64"),
+        ({"usps_y": np.arange(450) % 10 + 1}, r"usps_y in .* got \[1, 2, .*, 10\]"),
+        ({"usps_y": np.arange(450) % 9}, "usps_y in "),
     ],
 )
 def test_a_file_with_something_else_is_refused(tmp_path, changes, message):
@@ -236,41 +189,27 @@ def test_a_file_with_something_else_is_refused(tmp_path, changes, message):
         DigitFive(str(tmp_path / "digits.npz"))
 
 
-def test_usps_n_train_is_not_needed(tmp_path):
-    np.savez(tmp_path / "digits.npz", **fake(usps_n_train=None))
-    assert len(DigitFive(str(tmp_path / "digits.npz")).load("usps").y) == 450
-
-
-@pytest.mark.parametrize("kind", ["text", "cut", "npy", "folder"])
-def test_what_is_not_an_npz_file_is_refused(tmp_path, path, kind):
+@pytest.mark.parametrize("content", ["text", "cut", "folder"])
+def test_what_is_not_an_npz_file_is_refused(tmp_path, path, content):
     file = tmp_path / "digits.npz"
-    if kind == "text":
-        file.write_text("digits")
-    elif kind == "cut":
-        file.write_bytes(Path(path).read_bytes()[:5000])
-    elif kind == "npy":
-        with file.open("wb") as stream:
-            np.save(stream, np.zeros(3))
-    else:
+    if content == "folder":
         file.mkdir()
+    else:
+        file.write_bytes(b"digits" if content == "text" else Path(path).read_bytes()[:5000])
     with pytest.raises(DatasetLayoutError, match=r"cannot be read as \.npz"):
         DigitFive(str(file))
 
 
 def test_the_shifts_are_real_but_each_written_domain_can_be_learnt(shared_data):
-    """A logistic regression learns each written domain, and loses 20 points or more on each of the others.
-
-    Greys that are inverted at random (``rendered``, and in part ``blended``) are beyond a linear model.
-    """
     module = DigitFive(str(shared_data / "digits_mnist10k_usps.npz"), max_samples=600, flatten=True, val_fraction=0.0)
     for name in ("mnist", "usps", "optdigits"):
-        domain, split = module._domain(name), module.split(name)
+        domain, split = module.load(name), module.split(name)
         x, y = domain.x.flatten(1).numpy(), domain.y.numpy()
         model = LogisticRegression(max_iter=300, C=0.1).fit(x[split.train], y[split.train])
         home = model.score(x[split.test], y[split.test])
         assert home > 0.8, name
         for other in NAMES:
             if other != name:
-                elsewhere = module._domain(other)
+                elsewhere = module.load(other)
                 away = model.score(elsewhere.x.flatten(1).numpy(), elsewhere.y.numpy())
                 assert away < home - 0.2, (name, other)

@@ -14,6 +14,7 @@ from scipy.stats import norm, rankdata
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, FeatureDomains
 from fedlit.data.raw_inputs import RankNetwork
 from fedlit.federation import RosterError
+from refused import refused
 
 
 def arrays(**changes: Any):
@@ -52,7 +53,7 @@ def mat(tmp_path):
 
 
 def everything(module, name):
-    return module._domain(name).x, module._domain(name).y
+    return module.all_samples(name).x, module.labels(name)
 
 
 def test_features_are_read_as_they_stand_and_bytes_do_not_wrap(npz):
@@ -164,43 +165,36 @@ def test_mat_folders_give_the_same_as_npz(npz, mat, features, labels):
         assert all(torch.equal(a, b) for a, b in zip(everything(ours, name), everything(theirs, name), strict=True))
 
 
-BAD_FILES = [
-    ({"amazon_y": None}, "60 of 60 samples of source 'amazon' have no label"),
-    (
-        {"amazon_y": np.arange(60) % 4 - 1},
-        "15 of 60 samples of source 'amazon' have no label .*, and only those of the",
-    ),
-    ({"dslr_y": np.arange(40) % 4 - 2}, r"must lie in 0..2 \(3 classes\), got -2..1"),
-    ({"images": np.zeros((3, 2))}, r"has an array 'images' of shape \(3, 2\)"),
-    ({"dslr_x": np.zeros((40, 2, 3))}, r"must be numbers of shape \(n, d\), got shape \(40, 2, 3\)"),
-    ({"dslr_x": np.zeros((40, 5))}, r"must have one shape, got \{'amazon': \(6,\), 'dslr': \(5,\)\}"),
-    ({"dslr_x": np.zeros((39, 6))}, "has 39 samples but 40 labels"),
-    ({"dslr_x": np.full((40, 6), np.nan)}, r"hold NaN, infinity or .* at samples \[0, 1, 2, 3, 4\] and 35 more: leave"),
-    ({"dslr_x": np.full((40, 6), 1e30)}, "or a length that is infinite at samples .0, 1, 2, 3, 4. and 35 more"),
-    ({"dslr_x": np.ones((40, 6), complex)}, r"must be numbers of shape \(n, d\), got shape \(40, 6\) of complex128"),
-    ({"dslr_y": np.full(40, 0.5)}, r"domain 'dslr' .* must be whole numbers .*, got 0.5 at sample 0 \(40 such\)"),
-    ({"dslr_y": np.array([0.0] * 39 + [np.nan])}, r"got nan at sample 39 \(1 such\): .* without a label -1"),
-    ({"dslr_y": np.array(["a"] * 40)}, "must be whole numbers .* put their names into the array classes"),
-    (
-        {"amazon_y": np.arange(60) % 3 - 1},
-        r"\(-1 in rows 0, 3, 6, 9, 12 and 15 more\), .* number them from 0",
-    ),
-    ({"dslr_y": np.arange(40) % 3 + 1}, r"got 1..3 \(3 in rows 2, 5, 8, 11, 14 and 8 more\): .*y - 1 if they count"),
-    (
-        {"amazon_y": np.arange(60) % 3 + 1, "dslr_y": np.arange(40) % 3 + 1, "classes": None},
-        r"labels must begin at 0, and no sample of \['amazon', 'dslr'\] has 0: if theirs count from 1, subtract 1",
-    ),
-    ({"classes": np.array(["bike", "mug", "bike"])}, r"must be different names, got \['bike'\] more than once"),
-    ({"classes": np.array(["bike", "mug", "Mug"])}, r"have \['mug', 'Mug'\], which differ in capitals alone"),
-    ({"dslr_y": np.arange(40) % 4}, r"must lie in 0..2 \(3 classes\), got 0..3"),
-    ({"dslr_y": np.arange(40) % 2}, "class 'mouse' occurs at client 'amazon' only"),
-    ({"dslr_y": np.array([None] * 40)}, "cannot be read as .npz"),
-    ({"classes": np.frombuffer(b"\xff" * 8, "<U1")}, "cannot be read as .npz"),  # characters that do not exist
-    ({"dslr_y": np.full(40, 2**62), "classes": None}, "go up to 4611686018427387904, but there are 100 samples"),
-]
+NAMELESS = {"classes": None}
 
 
-@pytest.mark.parametrize(("changes", "message"), BAD_FILES)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"amazon_y": None}, "60 of 60 samples of source 'amazon' have no label"),
+        ({"amazon_y": np.arange(60) % 4 - 1}, "15 of 60 samples of source 'amazon' have no label"),
+        ({"amazon_y": np.arange(60) % 3 - 1}, "rows 0, 3, 6, 9, 12 and 15 more.* number them from 0"),
+        *(({"dslr_y": np.arange(40) % 4 + shift}, r"must lie in 0\.\.2") for shift in (-2, 0, 1)),
+        ({"dslr_y": np.arange(40) % 3 + 1}, "y - 1"),
+        ({"images": np.zeros((3, 2))}, "array 'images'"),
+        ({"dslr_x": np.zeros((40, 2, 3))}, r"shape \(40, 2, 3\)"),
+        ({"dslr_x": np.ones((40, 6), complex)}, "complex128"),
+        ({"dslr_x": np.zeros((40, 5))}, "must have one shape"),
+        ({"dslr_x": np.zeros((39, 6))}, "39 samples but 40 labels"),
+        ({"dslr_x": np.full((40, 6), np.nan)}, r"\[0, 1, 2, 3, 4\] and 35 more"),
+        ({"dslr_x": np.full((40, 6), 1e30)}, "a length that is infinite"),
+        ({"dslr_y": np.full(40, 0.5)}, r"got 0.5 at sample 0 \(40 such\)"),
+        ({"dslr_y": np.array([0.0] * 39 + [np.nan])}, r"got nan at sample 39 \(1 such\)"),
+        ({"dslr_y": np.array(["a"] * 40)}, "must be whole numbers"),
+        ({"amazon_y": np.arange(60) % 3 + 1, "dslr_y": np.arange(40) % 3 + 1} | NAMELESS, "must begin at 0"),
+        ({"dslr_y": np.full(40, 2**62)} | NAMELESS, "go up to 4611686018427387904"),
+        ({"classes": np.array(["bike", "mug", "bike"])}, r"\['bike'\] more than once"),
+        ({"classes": np.array(["bike", "mug", "Mug"])}, "differ in capitals alone"),
+        ({"dslr_y": np.arange(40) % 2}, "class 'mouse' occurs at"),
+        ({"dslr_y": np.array([None] * 40)}, "cannot be read as .npz"),
+        ({"classes": np.frombuffer(b"\xff" * 8, "<U1")}, "cannot be read as .npz"),  # characters that do not exist
+    ],
+)
 def test_a_file_laid_out_wrongly_is_refused(npz, changes, message):
     with pytest.raises(DatasetLayoutError, match=message):
         FeatureDomains(npz(**changes), target_labels=1.0).train_dataloader()
@@ -217,14 +211,14 @@ def test_labels_that_begin_at_one_can_be_named(npz):
     path = npz(amazon_y=np.arange(60) % 2 + 1, dslr_y=np.arange(40) % 2 + 1, classes=None)
     data = FeatureDomains(path, classes=["1", "2"], target_labels=1.0)
     assert len(data.train_dataloader()) > 0
-    assert data._domain("amazon").y.tolist() == [0, 1] * 30
+    assert data.labels("amazon").tolist() == [0, 1] * 30
 
 
 def test_domains_and_classes_are_texts_that_are_not_alike(npz):
     path = npz(DSLR_x=np.zeros((4, 6)), DSLR_y=np.arange(4) % 3)
-    with pytest.raises(RosterError, match=r"clients \['dslr', 'DSLR'\] differ in capitals alone"):
+    with pytest.raises(RosterError, match="differ in capitals alone"):
         FeatureDomains(path)
-    with pytest.raises(TypeError, match=r"classes must have names in text, got 0: YAML reads digits .* as in '0'"):
+    with pytest.raises(TypeError, match="classes must have names in text"):
         FeatureDomains(npz(classes=None), classes=[0, 1])
 
 
@@ -234,7 +228,7 @@ def test_a_class_held_by_one_client_can_be_left_out(npz):
 
 
 def test_a_missing_path_says_where_it_looked(tmp_path):
-    with pytest.raises(DatasetNotFoundError, match=r"no features at path='.*nowhere.npz'.*give the .npz file"):
+    with pytest.raises(DatasetNotFoundError, match="nowhere"):
         FeatureDomains(str(tmp_path / "nowhere.npz"))
 
 
@@ -251,28 +245,27 @@ def test_files_of_other_kinds_are_refused(tmp_path, mat):
         FeatureDomains(str(mat() / "dslr.mat"))
 
 
-def test_mat_files_laid_out_wrongly_are_refused(mat):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"x": np.zeros((4, 6)), "labels": np.ones(4)}, "must hold features as one of"),
+        ({"fts": np.zeros((6, 4)), "labels": np.ones(4)}, "transpose them"),
+        ({"fts": np.zeros((4, 6)), "labels": np.arange(4)}, "must count from 1"),
+    ],
+)
+def test_mat_files_laid_out_wrongly_are_refused(mat, content, message):
     folder = mat()
-    savemat(folder / "webcam.mat", {"x": np.zeros((4, 6)), "labels": np.ones(4)})
-    with pytest.raises(DatasetLayoutError, match=r"must hold features as one of \['fts', 'feas', 'features'\]"):
-        FeatureDomains(str(folder))
-    savemat(folder / "webcam.mat", {"fts": np.zeros((6, 4)), "labels": np.ones(4)})
-    with pytest.raises(DatasetLayoutError, match="transpose them"):
-        FeatureDomains(str(folder))
-    savemat(folder / "webcam.mat", {"fts": np.zeros((4, 6)), "labels": np.arange(4)})
-    with pytest.raises(DatasetLayoutError, match="must count from 1, got 0"):
+    savemat(folder / "webcam.mat", content)
+    with pytest.raises(DatasetLayoutError, match=message):
         FeatureDomains(str(folder))
 
 
-def test_arguments_that_cannot_be_are_refused(npz):
-    with pytest.raises(
-        ValueError, match=r"normalise must be one of \['none', 'unit', 'zscore', 'zscore_unit', 'ranks'\], got 'l2'"
-    ):
-        FeatureDomains(npz(), normalise="l2")
-    with pytest.raises(ValueError, match="classes has 'cup', which is not among the classes"):
-        FeatureDomains(npz(), classes=["cup", "mug"])
-    with pytest.raises(ValueError, match="at least 2 classes"):
-        FeatureDomains(npz(), classes=["mug", "mug"])
+@pytest.mark.parametrize(
+    ("argument", "value"), [("normalise", "l2"), ("classes", ["cup", "mug"]), ("classes", ["mug", "mug"])]
+)
+def test_arguments_that_cannot_be_are_refused(npz, argument, value):
+    with refused(argument):
+        FeatureDomains(npz(), **{argument: value})
 
 
 def test_a_target_without_labels_has_none(npz):
@@ -282,7 +275,7 @@ def test_a_target_without_labels_has_none(npz):
     assert y.tolist() == [-1] * 40
     assert unlabelled.dataset("dslr", "test").labelled_indices.tolist() == []
     assert len(unlabelled.train_dataloader()) > 0
-    with pytest.raises(ValueError, match="target 'dslr' has 0 training samples with labels to choose from"):
+    with refused("target_labels"):
         FeatureDomains(npz(dslr_y=None), target_labels=3).train_dataloader()
 
 
@@ -312,18 +305,15 @@ def test_a_folder_of_files_is_read_as_one_file(tmp_path):
     (folder / "site-dslr.npz").unlink()  # on another machine
     alone = FeatureDomains(str(folder), clients=["amazon", "dslr"], target="dslr")
     assert torch.equal(everything(alone, "amazon")[0], everything(whole, "amazon")[0])
-    with pytest.raises(DatasetNotFoundError, match="there are no data of client 'dslr' here"):
+    with pytest.raises(DatasetNotFoundError, match="no data of client 'dslr'"):
         everything(alone, "dslr")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"amazon_x": np.zeros((2, 6)), "amazon_y": np.zeros(2)}, r"a.npz' and '.*b.npz' both have domain 'amazon'"),
-        (
-            {"classes": np.array(["mug", "bike", "mouse"])},
-            r"'a.npz' has \['bike', 'mug', 'mouse'\] and 'b.npz' \['mug'",
-        ),
+        ({"amazon_x": np.zeros((2, 6)), "amazon_y": np.zeros(2)}, "both have domain 'amazon'"),
+        ({"classes": np.array(["mug", "bike", "mouse"])}, r"'a.npz' has \['bike', 'mug', 'mouse'\]"),
     ],
 )
 def test_files_of_a_folder_that_do_not_fit_together_are_refused(tmp_path, changes, message):

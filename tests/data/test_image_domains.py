@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
 from types import MappingProxyType
 
@@ -11,20 +10,21 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataset, ImageDomains
 from fedlit.data.decoding import decode
-from fedlit.data.image_domains import ImageFiles, ImageTransform
+from fedlit.data.image_files import ImageFiles, ImageTransform
 from fedlit.export import export_target
 from fedlit.federation import RosterError
 from fedlit.federation.reading import BatchedDataset
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.methods import SourceOnly
 from fedlit.models import Bottleneck, SmallCNN
+from refused import refused
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 SUFFIXES = ["jpg", "png", "bmp", "webp", "JPEG"]
 
 
@@ -46,74 +46,55 @@ def root(tmp_path):
     return tmp_path / "office"
 
 
-def by_hand(path, image_size, resized):
+def by_hand(path, image_size, resized, resample=Image.Resampling.BILINEAR, mean=MEAN, std=STD):
     """Resize the shorter side, cut the middle, normalise: with PIL and NumPy alone."""
     image = Image.open(path).convert("RGB")
     width, height = image.size
     new = (resized, int(resized * height / width)) if width <= height else (int(resized * width / height), resized)
-    image = image.resize(new, Image.Resampling.BILINEAR)
+    image = image.resize(new, resample)
     left, top = (round((length - image_size) / 2) for length in image.size)
     pixels = np.asarray(image.crop((left, top, left + image_size, top + image_size)))
-    return ((pixels / 255 - MEAN) / STD).transpose(2, 0, 1)
+    return ((pixels / 255 - np.array(mean)) / np.array(std)).transpose(2, 0, 1)
 
 
-def test_images_are_resized_cut_and_normalised_as_by_hand(root):
-    module = ImageDomains(str(root), image_size=28, target="photo")
-    assert module.resized_side == 32
-    assert module.input_shape == (3, 28, 28)
-    assert module.in_features == 3 * 28 * 28
-    assert ImageDomains(str(root), image_size=224).resized_side == 256
+OTHER = {"resized_side": 26, "interpolation": "bicubic", "mean": [0.5, 0.4, 0.3], "std": [0.5, 0.25, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [({}, (20, 24)), (OTHER, (20, 26, Image.Resampling.BICUBIC, OTHER["mean"], OTHER["std"]))],
+)
+def test_images_are_resized_cut_and_normalised_as_by_hand(root, arguments, expected):
+    module = ImageDomains(str(root), image_size=20, target="photo", **arguments)
+    assert module.resized_side == expected[1]
+    assert module.input_shape == (3, 20, 20)
     assert module.classes == ["cat", "dog"]
     assert module.domain_names() == ["art", "photo", "sketch"]
     for name in module.domain_names():
         files = sorted((root / name / "cat").iterdir()) + sorted((root / name / "dog").iterdir())
-        dataset = module.dataset(name, "test")
-        for position, (x, y) in zip(module.split(name).test.tolist(), dataset, strict=False):
-            np.testing.assert_allclose(x.numpy(), by_hand(files[position], 28, 32), atol=1e-5)
-            assert y.item() == position // 10
+        positions = module.split(name).test
+        x, y = module.dataset(name, "test").batch(torch.arange(len(positions)))
+        assert y.tolist() == [position // 10 for position in positions.tolist()]
+        for image, position in zip(x, positions.tolist(), strict=True):
+            np.testing.assert_allclose(image.numpy(), by_hand(files[position], *expected), atol=1e-5)
+        pixels = (module.pixels(name, positions) * 255).round().to(torch.uint8)
+        raw = module.raw_inputs()
+        torch.testing.assert_close(raw.network(pixels), x)
+        assert (raw.sample.dtype, raw.sample.shape[1:]) == (pixels.dtype, pixels.shape[1:])
+    assert ImageDomains(str(root), image_size=224).resized_side == 256
 
 
+@pytest.mark.slow
 def test_a_model_that_is_exported_normalises_pixels_as_the_data_do(root, tmp_path):
     data = ImageDomains(str(root), image_size=14, target="sketch", seed=0)
-    raw = data.raw_inputs()
-    positions = data.split("sketch").test
-    pixels = (data.pixels("sketch", positions) * 255).round().to(torch.uint8)
-    assert raw.sample.shape[1:] == pixels.shape[1:]
-    assert raw.sample.dtype == pixels.dtype
-    given = torch.stack([data.dataset("sketch", "test")[place][0] for place in range(len(positions))])
-    torch.testing.assert_close(raw.network(pixels), given)
-    torch.manual_seed(0)
+    pixels = (data.pixels("sketch", data.split("sketch").test) * 255).round().to(torch.uint8)
     module = SourceOnly(data.clients, data.target, data.num_classes, SmallCNN(3, 2))
-    trainer = L.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-                        enable_progress_bar=False, limit_val_batches=0, enable_model_summary=False)  # fmt: skip
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", limit_val_batches=0, **QUIET)
     trainer.fit(module, data)
     export_target(module, tmp_path / "target.onnx", data)
-    session = onnxruntime.InferenceSession(tmp_path / "target.onnx")
-    (found,) = session.run(None, {"inputs": pixels.numpy()})
+    (found,) = onnxruntime.InferenceSession(tmp_path / "target.onnx").run(None, {"inputs": pixels.numpy()})
     predicted = torch.cat([batch["sketch"] for batch in trainer.predict(module, data)])
     np.testing.assert_allclose(found, predicted.numpy(), atol=1e-6)
-    assert "Pixels of images, red, green and blue, from 0 to 255" in (tmp_path / "target.onnx.md").read_text()
-
-
-def test_images_are_scaled_and_normalised_as_given(root, tmp_path):
-    mean, std = [0.5, 0.4, 0.3], [0.5, 0.25, 1.0]
-    module = ImageDomains(
-        str(root), image_size=20, resized_side=26, interpolation="bicubic", mean=mean, std=std, target="photo"
-    )
-    file = module.load("photo").x[module.split("photo").test[0]]
-    image = Image.open(file).convert("RGB")
-    width, height = image.size
-    new = (26, 26 * height // width) if width <= height else (26 * width // height, 26)
-    image = image.resize(new, Image.Resampling.BICUBIC)
-    left, top = (round((length - 20) / 2) for length in image.size)
-    pixels = np.asarray(image.crop((left, top, left + 20, top + 20)))
-    expected = ((pixels / 255 - np.array(mean)) / np.array(std)).transpose(2, 0, 1)
-    np.testing.assert_allclose(module.dataset("photo", "test")[0][0].numpy(), expected, atol=1e-6)
-    raw = module.raw_inputs()
-    given = torch.from_numpy(pixels.transpose(2, 0, 1)[None].copy())
-    torch.testing.assert_close(raw.network(given)[0], module.dataset("photo", "test")[0][0])
-    assert "shorter side has 26, and cut to the middle square of 20 (bicubic" in raw.words
-    assert np.array_equal(module.pixels("photo", module.split("photo").test[:1]).numpy() * 255, given.numpy())
 
 
 class Pretrained(SmallCNN):
@@ -129,17 +110,11 @@ def test_training_a_pretrained_network_on_images_of_another_scale_is_refused(roo
     def fit(**given: object):
         data = ImageDomains(str(root), image_size=14, target="sketch", seed=0, **given)
         module = SourceOnly(data.clients, data.target, data.num_classes, wrap(Pretrained(3, 2)))
-        options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        trainer = L.Trainer(max_epochs=1, accelerator="cpu", limit_val_batches=0, enable_model_summary=False, **options)
-        trainer.fit(module, data)
+        L.Trainer(max_epochs=1, accelerator="cpu", limit_val_batches=0, **QUIET).fit(module, data)
 
-    with pytest.raises(
-        ValueError, match=r"network 'Pretrained' was trained on images with mean=\[0.5.*give it mean=\[0"
-    ):
+    with pytest.raises(ValueError, match=r"network 'Pretrained' .* mean=\[0.5"):
         fit()
-    with pytest.raises(
-        ValueError, match=r"trained on images with interpolation='bicubic', but ImageDomains has interp"
-    ):
+    with pytest.raises(ValueError, match="interpolation='bicubic'"):
         fit(mean=[0.5] * 3, std=[0.5] * 3)
     fit(mean=[0.5] * 3, std=[0.5] * 3, interpolation="bicubic")
     fit(mean=[0.4] * 3, std=[0.3] * 3, interpolation="bilinear")  # of weights that were trained in another way
@@ -149,9 +124,7 @@ def test_clients_that_read_their_images_in_other_ways_are_refused(root):
     given = {"clients": ["art", "photo"], "image_size": 20}
     one, other = ImageDomains(str(root), **given), ImageDomains(str(root), **given, interpolation="bicubic")
     one.check_facts({name: one.facts(name) for name in ("art", "photo")})
-    with pytest.raises(
-        DatasetLayoutError, match=r"reading of the clients must be the same, but 'art' has .*'bilinear'"
-    ):
+    with pytest.raises(DatasetLayoutError, match="reading of the clients"):
         one.check_facts({"art": one.facts("art"), "photo": other.facts("photo")})
 
 
@@ -216,12 +189,6 @@ def test_a_transductive_target_is_decoded_once(root):
     assert (module.dataset("art", "test").y >= 0).all()
 
 
-def test_hidden_labels_are_hidden_on_the_fly_too(root):
-    dataset = ImageDomains(str(root), image_size=20, cache_limit_mb=0, target="art").dataset("art", "train")
-    assert (dataset.y == -1).all()
-    assert len(dataset.labelled_indices) == 0
-
-
 def test_augmentation_cuts_and_mirrors_the_stored_image(root):
     plain = ImageDomains(str(root), image_size=20)
     module = ImageDomains(str(root), image_size=20, augment=True)
@@ -254,11 +221,6 @@ def test_augmentation_cuts_and_mirrors_the_stored_image(root):
     assert 0 < mirrored < len(train)
 
 
-def test_datasets_can_be_sent_to_workers(root):
-    dataset = ImageDomains(str(root), image_size=20, cache_limit_mb=0).dataset("art", "test")
-    assert torch.equal(pickle.loads(pickle.dumps(dataset))[1][0], dataset[1][0])
-
-
 def test_office31_keeps_its_folder_of_images(root):
     for domain in ("art", "photo", "sketch"):
         (root / domain / "images").mkdir()
@@ -271,14 +233,12 @@ def test_office31_keeps_its_folder_of_images(root):
 
 def test_class_folders_that_differ_need_classes(root):
     (root / "art" / "bird").mkdir()
-    with pytest.raises(
-        DatasetLayoutError, match=r"\{'art': \['bird'\]\}; name the classes .* classes=\['cat', 'dog'\]"
-    ):
+    with pytest.raises(DatasetLayoutError, match=r"\{'art': \['bird'\]\}"):
         ImageDomains(str(root))
     module = ImageDomains(str(root), classes=["dog", "cat"])
     assert module.classes == ["dog", "cat"]
     assert [path.parent.name for path in module.load("art").x] == ["dog"] * 10 + ["cat"] * 10
-    with pytest.raises(DatasetLayoutError, match=r"classes \['bird'\] have no folder in domain '.*photo'"):
+    with pytest.raises(DatasetLayoutError, match=r"\['bird'\] have no folder in domain"):
         ImageDomains(str(root), classes=["bird", "cat"])
 
 
@@ -291,13 +251,13 @@ def test_class_folders_that_are_alike_are_no_two_classes(root, one, what):
     if len([*(root / "art").iterdir()]) < 3:
         pytest.skip("this file system takes the names for one")
     for classes in (None, ["cat", "dog"]):  # of which the images in the other folder would be left out
-        with pytest.raises(DatasetLayoutError, match=rf"class folders .* differ in {what}.*art/.*name all in classes"):
+        with pytest.raises(DatasetLayoutError, match=f"differ in {what}"):
             ImageDomains(str(root), classes=classes)
     assert ImageDomains(str(root), classes=["cat", one, "dog"]).num_classes == 3
     for domain in ("art", "photo"):
         shutil.rmtree(root / domain / one)
     shutil.rmtree(root / "sketch" / "cat")
-    with pytest.raises(DatasetLayoutError, match=rf"class folders .* differ in {what}"):
+    with pytest.raises(DatasetLayoutError, match=f"differ in {what}"):
         ImageDomains(str(root))
 
 
@@ -307,18 +267,12 @@ def test_domain_folders_that_are_alike_are_no_two_clients(root, other):
     if len([*root.iterdir()]) < 4:
         pytest.skip("this file system takes the names for one")
     for arguments in ({}, {"clients": ["art", "photo"]}, {"clients": [other, "photo"]}):
-        with pytest.raises(RosterError, match=r"clients \[.*\] differ in capitals alone"):
+        with pytest.raises(RosterError, match="differ in capitals alone"):
             ImageDomains(str(root), **arguments)
     assert [client.name for client in ImageDomains(str(root), clients=["photo", "sketch"]).clients] == [
         "photo",
         "sketch",
     ]
-
-
-@pytest.mark.parametrize(("classes", "message"), [([True, False], "got True: YAML reads yes"), ("cat", "write")])
-def test_classes_are_texts(root, classes, message):
-    with pytest.raises(TypeError, match=f"classes must .*{message}"):
-        ImageDomains(str(root), classes=classes)
 
 
 @pytest.mark.parametrize("below", ["", "images"])
@@ -330,18 +284,18 @@ def test_a_target_without_class_folders_is_unlabelled(root, below):
     (target / "notes.txt").write_text("x")
     (target / "._0.jpg").write_text("what macOS writes beside files")
     (target / "lost.jpg").symlink_to("nowhere.jpg")
-    with pytest.warns(UserWarning, match=r"left out 2 entries of .*'lost.jpg \(a link to nothing\)', 'notes.txt'"):
+    with pytest.warns(UserWarning, match=r"lost.jpg \(a link to nothing\)', 'notes.txt'"):
         ImageDomains(str(root), image_size=20, target="wild")
     module = ImageDomains(str(root), image_size=20, target="wild", transductive=True)
     assert module.classes == ["cat", "dog"]
     assert module.labels("wild").tolist() == [-1] * 7
-    assert [path.stem for path in module._domain("wild").x] == list("0123456")
+    assert [path.stem for path in module.load("wild").x] == list("0123456")
     assert module.train_dataloader().sizes()["wild"] == 7
     x, y = module.dataset("wild", "test").batch(torch.tensor([0, 6]))
     assert y.tolist() == [-1, -1]
-    np.testing.assert_allclose(x[1].numpy(), by_hand(module._domain("wild").x[6], 20, module.resized_side), atol=1e-5)
-    assert isinstance(module.plot(2), Figure)
-    with pytest.raises(DatasetLayoutError, match="only the target may be a folder of images without classes"):
+    np.testing.assert_allclose(x[1].numpy(), by_hand(module.load("wild").x[6], 20, module.resized_side), atol=1e-5)
+    assert len(module.plot(2).axes) > 0
+    with pytest.raises(DatasetLayoutError, match="only the target may be"):
         ImageDomains(str(root), target="photo")
 
 
@@ -352,7 +306,7 @@ def test_a_site_needs_its_own_folder_alone(root):
     assert module.classes == ["cat", "dog"]
     assert len(module.dataset("art", "train")) == 14
     assert module.cached
-    with pytest.raises(DatasetNotFoundError, match="there are no data of client 'photo' here"):
+    with pytest.raises(DatasetNotFoundError, match="no data of client 'photo'"):
         module.dataset("photo", "train")
 
 
@@ -365,42 +319,10 @@ def test_a_site_with_images_of_no_class_is_told_the_classes(root):
     for other in ("art", "sketch"):
         shutil.rmtree(root / other)
     given = {"clients": ["art", "photo"], "target": "photo", "image_size": 20}
-    with pytest.raises(DatasetLayoutError, match="no class folders to show the classes: name them in classes"):
+    with pytest.raises(DatasetLayoutError, match="name them in classes"):
         ImageDomains(str(root), **given)
     module = ImageDomains(str(root), **given, classes=["cat", "dog"])
     assert module.labels("photo").tolist() == [-1] * 20
-
-
-def test_folders_that_are_no_domains_can_be_left_out(root):
-    (root / "image_list").mkdir()
-    (root / "readme.txt").write_text("beside the folders")
-    (root / ".hidden").mkdir()
-    with pytest.raises(
-        DatasetLayoutError, match=r"'.*image_list' must hold one folder per class .* name the domains in"
-    ):
-        ImageDomains(str(root))
-    assert ImageDomains(str(root), clients=["art", "photo"]).num_classes == 2
-
-
-def test_other_files_in_a_class_folder_give_a_warning(root):
-    (root / "art" / "cat" / "notes.gif").write_text("x")
-    (root / "art" / "cat" / "Thumbs.db").write_text("x")
-    with pytest.warns(UserWarning, match=r"left out 1 entries of '.*cat' .*notes.gif"):
-        assert len(ImageDomains(str(root)).load("art").y) == 20
-
-
-def test_an_empty_class_folder_is_refused(root):
-    for file in (root / "art" / "cat").iterdir():
-        file.unlink()
-    with pytest.raises(DatasetLayoutError, match=r"class folder '.*cat' must hold images .* got nothing"):
-        ImageDomains(str(root)).train_dataloader()
-
-
-def test_a_file_that_is_no_image_is_named(root):
-    (root / "art" / "cat" / "00.jpg").write_bytes(b"not an image")
-    module = ImageDomains(str(root), image_size=20)
-    with pytest.raises(DatasetLayoutError, match=r"00.jpg' cannot be read as an image"):
-        list(map(module.dataset, ["art"] * 3, ["train", "val", "test"]))
 
 
 @pytest.mark.parametrize(
@@ -413,7 +335,7 @@ def test_a_file_that_is_no_image_is_named(root):
 )
 def test_whatever_a_picture_holds_it_is_an_error_of_one_kind(tmp_path, content):
     (tmp_path / "a.png").write_bytes(content)
-    with pytest.raises(DatasetLayoutError, match=r"a\.png' cannot be read as an image \(.+\): mend or remove it"):
+    with pytest.raises(DatasetLayoutError, match=r"a\.png' cannot be read as an image"):
         decode(tmp_path / "a.png", 256, 224)
 
 
@@ -425,29 +347,56 @@ def test_a_missing_root_says_where_it_looked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("argument", "value"),
     [
-        ({"image_size": 0}, "image_size must be at least 1 pixel"),
-        ({"resized_side": 223}, r"resized_side must be at least image_size \(224 pixels\), got 223"),
-        ({"interpolation": "area"}, r"interpolation must be one of \('bilinear', 'bicubic'\), got 'area'"),
-        ({"mean": [123.7, 116.3, 103.5]}, r"mean must be 3 numbers from 0 to 1, for colours in \[0, 1\], got \[123.7"),
-        ({"mean": [0.5]}, "mean must be 3 numbers"),
-        ({"std": [0.2, 0.0, 0.2]}, "std must be 3 numbers above 0"),
-        ({"std": [0.2, float("nan"), 0.2]}, "std must be 3 numbers above 0"),
-        ({"cache_limit_mb": -1}, "cache_limit_mb must be at least 0 MiB"),
-        ({"classes": ["cat"]}, "classes must name at least 2 classes"),
+        *(
+            ("image_size", 0),
+            ("resized_side", 223),
+            ("interpolation", "area"),
+            ("cache_limit_mb", -1),
+            ("classes", ["cat"]),
+        ),
+        *(("mean", value) for value in ([123.7, 116.3, 103.5], [0.5])),
+        *(("std", [0.2, value, 0.2]) for value in (0.0, float("nan"))),
     ],
 )
-def test_arguments_out_of_range_are_refused(root, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ImageDomains(str(root), **arguments)
+def test_arguments_out_of_range_are_refused(root, argument, value):
+    with refused(argument):
+        ImageDomains(str(root), **{argument: value})
 
 
-def test_plot_shows_each_domain_and_class(root):
-    figure = ImageDomains(str(root), image_size=20).plot(num_samples=4)
-    assert isinstance(figure, Figure)
-    assert len(figure.axes) == 12
-    assert [axis.get_title() for axis in figure.axes[:4]] == ["cat", "dog", "cat", "dog"]
+@pytest.mark.parametrize("classes", [[True, False], "cat"])
+def test_classes_are_texts(root, classes):
+    with pytest.raises(TypeError, match="classes must"):
+        ImageDomains(str(root), classes=classes)
+
+
+def test_what_is_no_image_is_left_out_or_refused(root):
+    cats = root / "art" / "cat"
+    for name in ("notes.gif", "Thumbs.db"):
+        (cats / name).write_text("x")
+    with pytest.warns(UserWarning, match="left out 1 entries .*notes.gif"):
+        assert len(ImageDomains(str(root)).load("art").y) == 20
+    (cats / "notes.gif").unlink()
+    (cats / "00.jpg").write_bytes(b"not an image")
+    module = ImageDomains(str(root), image_size=20)
+    with pytest.raises(DatasetLayoutError, match=r"00\.jpg' cannot be read"):
+        [module.dataset("art", stage) for stage in ("train", "val", "test")]
+    for file in cats.iterdir():
+        file.unlink()
+    with pytest.raises(DatasetLayoutError, match="must hold images"):
+        ImageDomains(str(root)).train_dataloader()
+    (root / "image_list").mkdir()
+    with pytest.raises(DatasetLayoutError, match="must hold one folder per class"):
+        ImageDomains(str(root))
+    assert ImageDomains(str(root), clients=["art", "photo"]).num_classes == 2
+
+
+def test_domains_are_described_and_drawn(root):
+    module = ImageDomains(str(root), image_size=20)
+    assert str(module).endswith("2 classes, input (3, 20, 20)")
+    figure = module.plot(num_samples=4)
+    assert [axis.get_title() for axis in figure.axes] == ["cat", "dog", "cat", "dog"] * 3
 
 
 def test_office_caltech_photographs_are_read(shared_data):

@@ -9,11 +9,11 @@ import struct
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from fedlit.data import ColoredMNIST, DatasetLayoutError, DatasetNotFoundError, FashionMNIST
 from fedlit.data.shifts import source_labels
 from fedlit.federation.errors import RosterError
+from refused import refused
 
 NUM = 3000
 
@@ -25,18 +25,15 @@ def fake():
     return images, (np.arange(NUM) % 10).astype(np.uint8)
 
 
-def write_idx(folder, packed=False, images=None):
+def write_idx(folder, packed=False, arrays=None):
     folder.mkdir(parents=True, exist_ok=True)
-    all_images, labels = fake()
-    all_images = all_images if images is None else images
-    for part, chosen in (("train", slice(0, 2500)), ("t10k", slice(2500, None))):
-        for kind, array in (("images-idx3", all_images[chosen]), ("labels-idx1", labels[chosen])):
+    images, labels = fake() if arrays is None else arrays
+    first = len(labels) * 5 // 6
+    for part, chosen in (("train", slice(0, first)), ("t10k", slice(first, None))):
+        for name, array in (("images-idx3", images[chosen]), ("labels-idx1", labels[chosen])):
             content = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape) + array.tobytes()
-            name = f"{part}-{kind}-ubyte"
-            if packed:
-                (folder / f"{name}.gz").write_bytes(gzip.compress(content, 1))
-            else:
-                (folder / name).write_bytes(content)
+            path = folder / f"{part}-{name}-ubyte{'.gz' if packed else ''}"
+            path.write_bytes(gzip.compress(content, 1) if packed else content)
     return folder
 
 
@@ -69,19 +66,12 @@ def test_idx_files_are_found_and_read_raw_or_gzipped(tmp_path, inside, packed):
 
 def test_missing_files_say_what_to_do(tmp_path):
     module = FashionMNIST(str(tmp_path))
-    with pytest.raises(DatasetNotFoundError, match=r"set download=True, .*apt-get install dataset-fashion-mnist"):
+    with pytest.raises(DatasetNotFoundError, match="apt-get install dataset-fashion-mnist"):
         module.train_dataloader()
     write_idx(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(DatasetNotFoundError, match="no idx files of FashionMNIST"):
         module.train_dataloader()
-
-
-def test_idx_files_of_images_of_two_sizes_are_refused(tmp_path):
-    write_idx(tmp_path)
-    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3i", 2, 3, 4) + bytes(24))
-    with pytest.raises(DatasetLayoutError, match=r"images of \(28, 28\) and of \(3, 4\) pixels"):
-        FashionMNIST(str(tmp_path)).train_dataloader()
 
 
 def test_download_goes_through_torchvision(tmp_path, monkeypatch):
@@ -102,15 +92,21 @@ def test_download_goes_through_torchvision(tmp_path, monkeypatch):
         ColoredMNIST(str(tmp_path / "other"), download=True).train_dataloader()
 
 
-def test_files_that_are_cut_short_are_refused(tmp_path):
-    write_idx(tmp_path)
-    file = tmp_path / "train-images-idx3-ubyte"
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(DatasetLayoutError, match=r"train-images-idx3-ubyte' is not an idx file .* cut short"):
-        FashionMNIST(str(tmp_path)).train_dataloader()
-    file.unlink()
-    (tmp_path / f"{file.name}.gz").write_bytes(b"no gzip")
-    with pytest.raises(DatasetLayoutError, match="cannot be read"):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train-images-idx3-ubyte", lambda content: content[:-1], "cut short"),
+        ("train-images-idx3-ubyte", lambda content: b"", "not an idx file"),
+        ("train-labels-idx1-ubyte", lambda content: b"\0\0\x0d" + content[3:], "not an idx file"),
+        ("t10k-images-idx3-ubyte", lambda _: bytes([0, 0, 8, 3]) + struct.pack(">3i", 2, 3, 4) + bytes(24), "together"),
+        ("t10k-labels-idx1-ubyte", lambda _: bytes([0, 0, 8, 1]) + struct.pack(">i", 2) + bytes(2), "together"),
+        ("train-images-idx3-ubyte.gz", lambda _: b"no gzip", "cannot be read"),
+    ],
+)
+def test_files_that_are_broken_are_refused(tmp_path, name, content, message):
+    folder = write_idx(tmp_path, packed=name.endswith("gz"))
+    (folder / name).write_bytes(content((folder / name).read_bytes()))
+    with pytest.raises(DatasetLayoutError, match=message):
         FashionMNIST(str(tmp_path)).train_dataloader()
 
 
@@ -130,7 +126,6 @@ def test_noise_has_its_level_at_each_client(idx):
 
 
 def test_redrawn_noise_is_new_in_each_pass_over_the_same_images_and_not_in_tests(idx):
-    """The target's batches of two passes, each undone by its own clean images, hold different noise of its level."""
     given = {"num_sources": 2, "target_labels": 1.0, "batch_size": 1000, "seed": 0}
     fixed = FashionMNIST(idx, noise_level=0.5, **given)
     redrawn = FashionMNIST(idx, noise_level=0.5, redraw_noise=True, **given)
@@ -160,7 +155,6 @@ def test_label_shift_deals_out_eta_and_the_rest(idx, eta):
 
 @pytest.mark.parametrize("eta", [None, 0.15])
 def test_max_samples_leaves_as_many_images_of_each_class_the_same_in_every_run(idx, eta):
-    """600 of 3000 images are 60 of each class; a client has a fifth of what it has of all, to a whole image."""
     few = FashionMNIST(idx, num_sources=2, noise_level=0.0, label_shift=eta, max_samples=600)
     again = FashionMNIST(idx, num_sources=2, noise_level=0.0, label_shift=eta, max_samples=600, seed=5)
     whole = FashionMNIST(idx, num_sources=2, noise_level=0.0, label_shift=eta)
@@ -173,11 +167,6 @@ def test_max_samples_leaves_as_many_images_of_each_class_the_same_in_every_run(i
         seen += numbers(x).tolist()
     assert sum(counts).tolist() == [60] * 10
     assert len(set(seen)) == 600
-
-
-def test_more_max_samples_than_there_are_keep_all(idx):
-    module = FashionMNIST(idx, num_sources=2, max_samples=10**6)
-    assert sum(len(module.load(name).y) for name in module.domain_names()) == NUM
 
 
 def test_labels_per_source_limits_the_sources(idx):
@@ -193,24 +182,18 @@ def test_labels_per_source_limits_the_sources(idx):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("argument", "value"),
     [
-        ({"target": "source_1"}, RosterError, "target of FashionMNIST is always 'target'"),
-        ({"num_sources": 0}, ValueError, "num_sources must be at least 1"),
-        ({"source_noise": [0.1, 0.2]}, ValueError, r"one number or 9 \(num_sources\)"),
-        ({"noise_level": -0.1}, ValueError, "standard deviations of at least 0"),
-        ({"source_noise": math.inf}, ValueError, "standard deviations of at least 0"),
-        ({"label_shift": 0.7}, ValueError, "label_shift"),
-        ({"max_samples": 99}, ValueError, "max_samples must be at least 100, one image .* 10 clients, got 99"),
+        *(("target", "source_1"), ("num_sources", 0), ("source_noise", [0.1, 0.2]), ("source_noise", math.inf)),
+        *(("noise_level", -0.1), ("label_shift", 0.7), ("max_samples", 99)),
     ],
 )
-def test_arguments_out_of_range_are_refused(idx, arguments, error, message):
-    with pytest.raises(error, match=message):
-        FashionMNIST(idx, **arguments)
+def test_arguments_out_of_range_are_refused(idx, argument, value):
+    with refused(argument, RosterError if argument == "target" else ValueError):
+        FashionMNIST(idx, **{argument: value})
 
 
 def test_colours_and_labels_follow_the_recipe_by_hand(idx):
-    """Each image is its digit, every second pixel, in one channel; flips come at their rates."""
     module = ColoredMNIST(idx)
     images, digits = fake()
     assert module.input_shape == (2, 14, 14)
@@ -237,28 +220,16 @@ def test_coloured_digits_can_keep_their_size(idx):
     which = module.positions("plus90").numpy()
     np.testing.assert_array_equal(domain.x.sum(dim=1).numpy(), images[which])
     np.testing.assert_array_equal(domain.y.numpy(), digits[which] < 5)
-    with pytest.raises(ValueError, match="image_size must be 14 or 28"):
-        ColoredMNIST(idx, image_size=20)
-    with pytest.raises(ValueError, match=r"label_noise must lie in \[0, 0.5\]"):
-        ColoredMNIST(idx, label_noise=0.9)
-
-
-def test_plots_show_clothes_and_colours(idx):
-    for module in (FashionMNIST(idx, num_sources=2), ColoredMNIST(idx)):
-        figure = module.plot(num_samples=6)
-        assert isinstance(figure, Figure)
-        assert len(figure.axes) == 18
+    for argument, value in (("image_size", 20), ("label_noise", 0.9)):
+        with refused(argument):
+            ColoredMNIST(idx, **{argument: value})
 
 
 def test_real_digits_can_be_coloured(shared_data, tmp_path):
-    """A logistic regression learns the colour and is misled where the colour misleads, as in Arjovsky et al."""
     from sklearn.linear_model import LogisticRegression
 
     data = np.load(shared_data / "digits_mnist10k_usps.npz")
-    for part, chosen in (("train", slice(0, 9000)), ("t10k", slice(9000, None))):
-        for kind, array in (("images-idx3", data["mnist_x"][chosen]), ("labels-idx1", data["mnist_y"][chosen])):
-            content = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape) + array.tobytes()
-            (tmp_path / f"{part}-{kind}-ubyte").write_bytes(content)
+    write_idx(tmp_path, arrays=(data["mnist_x"], data["mnist_y"].astype(np.uint8)))
     module = ColoredMNIST(str(tmp_path))
     sources = [module.load(name) for name in ("plus90", "plus80")]
     x = torch.cat([domain.x for domain in sources]).flatten(1).float() / 255

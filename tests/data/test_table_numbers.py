@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlit.data.table_numbers import NumberFormat, cells, lines
+from fedlit.data.tables.messages import cells, lines
+from fedlit.data.tables.numbers import NumberFormat
 
 POINT, COMMA = NumberFormat(), NumberFormat(",")
 

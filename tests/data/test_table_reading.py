@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import torch
 
 from fedlit.data import CSVDomains, DatasetLayoutError
 from fedlit.federation import RosterError
-from fedlit.methods import SourceOnly
-from fedlit.models import Features
+from refused import refused
 
 ROWS = 12
 VALUES = [1234.56, 1345.0, 99.5, 1455.44] * 3
@@ -50,7 +48,6 @@ def german(values: list[float], form: str = ",.2f") -> list[str]:
 
 @pytest.mark.parametrize("where", ["files", "site", "parquet", "predict_file"])
 def test_points_for_thousands_beside_a_decimal_comma_are_read_everywhere(where: str) -> None:
-    """Mean and deviation are those of the numbers that were meant, wherever the texts lie."""
     here, there = table("a", v=german(VALUES)), table("b", v=german([value + 1 for value in VALUES]))
     files: Any = write(a=here, b=there)
     arguments: dict[str, Any] = {"decimal": ","}
@@ -73,38 +70,35 @@ def test_points_for_thousands_beside_a_decimal_comma_are_read_everywhere(where: 
     assert features.mean == pytest.approx([both.mean()])
     assert features.deviation == pytest.approx([both.std()])
     expected = torch.tensor((np.array(VALUES) - both.mean()) / both.std(), dtype=torch.float32)
-    x = data.predict_dataloader().datasets["b"].x if where == "predict_file" else data._domain("a").x
+    x = data.predict_dataloader().datasets["b"].x if where == "predict_file" else data.all_samples("a").x
     torch.testing.assert_close(x[:, 0], expected)
-
-
-def test_a_whole_column_of_points_for_thousands_is_no_category() -> None:
-    files = write(a=table("a", v=["1.234", "2.345", "999"] * 4), b=table("b", v=["1", "2,5", "3"] * 4))
-    assert make(files, decimal=",").table("a")["v"].tolist() == [1234.0, 2345.0, 999.0] * 4
 
 
 def test_labels_are_numbers_by_the_same_signs() -> None:
     files = write(a=table("a", y=german(VALUES)), b=table("b", y=["1.234"] * 11 + [""]))
     data = make(files, decimal=",", task="regression")
-    assert data._domain("a").y.tolist() == pytest.approx(VALUES)
-    assert data._domain("b").y[0] == 1234
-    assert data._domain("b").y[-1].isnan()
+    assert data.labels("a").tolist() == pytest.approx(VALUES)
+    assert data.labels("b")[0] == 1234
+    assert data.labels("b")[-1].isnan()
     files = write(a=table("a", y=[*german(VALUES[:-2]), "n/d", "12.5"]), b=table("b", y=german(VALUES)))
-    with pytest.raises(
-        DatasetLayoutError,
-        match=r"'y' of 'a.csv' must be numbers with decimal=',', got \['n/d', '12.5'\] \(lines 12, 13\): mend them",
-    ):
-        make(files, decimal=",", task="regression")._y("a")
-    with pytest.raises(DatasetLayoutError, match=r"label='y' of 'b.csv' must be numbers .*: give decimal=',' if all"):
-        make(files, task="regression")._y("b")
+    with pytest.raises(DatasetLayoutError, match=r"\['n/d', '12.5'\] \(lines 12, 13\)"):
+        make(files, decimal=",", task="regression").labels("a")
+    with pytest.raises(DatasetLayoutError, match="give decimal=','"):
+        make(files, task="regression").labels("b")
+
+
+def test_minus_one_is_a_class_that_is_named() -> None:
+    files = write(a=table("a", y=[-1, 1] * 6), b=table("b", y=[1, -1] * 6))
+    assert make(files, classes=["-1", "1"]).labels("a").tolist() == [0, 1] * 6
 
 
 def test_classes_that_are_one_number_are_one_class() -> None:
     files = write(a=table("a", y=["1,0", "2,0"] * 6), b=table("b", y=["1", "2"] * 6))
     data = make(files, decimal=",")
     assert data.classes == ["1", "2"]
-    assert data._domain("a").y.tolist() == [0, 1] * 6
-    assert make(files, decimal=",", classes=["2,0", "1,0"])._domain("b").y.tolist() == [1, 0] * 6
-    assert make(files, decimal=",", classes=[2, 1])._domain("a").y.tolist() == [1, 0] * 6
+    assert data.labels("a").tolist() == [0, 1] * 6
+    assert make(files, decimal=",", classes=["2,0", "1,0"]).labels("b").tolist() == [1, 0] * 6
+    assert make(files, decimal=",", classes=[2, 1]).labels("a").tolist() == [1, 0] * 6
     table("a", y=[1.0, 2.0] * 6).to_parquet("a.parquet")
     assert make(files | {"a": "a.parquet"}, decimal=",").classes == ["1", "2"]
 
@@ -135,47 +129,19 @@ def test_cells_that_break_the_rule_are_named_with_their_lines_and_no_others(
         make(files, **arguments).feature_names()
 
 
-@pytest.mark.parametrize(
-    ("values", "arguments"),
-    [
-        (["1,234.5", "12"] * 6, {"thousands": ","}),
-        (["1'234.5", "12.0"] * 6, {"thousands": "'"}),
-        (["1\u00a0234,5", "12"] * 6, {"thousands": " ", "decimal": ","}),
-        (["+1234.5", "1.2e1"] * 6, {}),
-    ],
-)
-def test_the_way_out_reads_them(values: list[str], arguments: dict[str, Any]) -> None:
-    files = write(a=table("a", v=values), b=table("b", v=["1", "2"] * 6))
-    assert make(files, **arguments).table("a")["v"].tolist() == [1234.5, 12.0] * 6
-
-
-def test_lines_are_those_of_the_file_behind_blank_ones_and_breaks_in_quotes() -> None:
-    files = write(a=table("a", v=range(ROWS)), b=table("b", v=range(ROWS)))
-    first, *rows = Path("a.csv").read_text().splitlines()
-    Path("a.csv").write_text("\n".join([first, "", rows[0], '"a\nb";x;no;7', *rows[1:], "z;x;no;n/d"]))
-    with pytest.raises(DatasetLayoutError, match=r"such as \['n/d'\] \(line 17\)"):
-        make(files).feature_names()
-    assert Path("a.csv").read_text().splitlines()[16] == "z;x;no;n/d"
-
-
 def test_a_column_that_is_numbers_elsewhere_is_told_with_the_texts_in_it() -> None:
     files = write(a=table("a", v=["1,5"] * 11 + ["n/d"]), b=table("b", v=["1", "2"] * 6))
-    with pytest.raises(
-        DatasetLayoutError,
-        match=r"'v' must hold the same at each client, .* 'a.csv' has \['n/d'\] \(line 13\) beside numbers: name it in",
-    ):
+    with pytest.raises(DatasetLayoutError, match=r"'a.csv' has \['n/d'\] \(line 13\) beside numbers"):
         make(files, decimal=",").feature_names()
 
 
 def test_a_category_whose_levels_are_written_in_two_ways_is_refused_unless_they_are_named() -> None:
     files = write(a=table("a", grade=["1", "2"] * 6), b=table("b", grade=["01", "2"] * 6))
-    with pytest.raises(
-        DatasetLayoutError, match=r"'grade' has the levels \['01', '1'\] .* differ in how one number is written"
-    ):
+    with pytest.raises(DatasetLayoutError, match=r"'grade' .* differ in how one number"):
         make(files, categories=["grade"]).feature_names()
     named = make(files, categories={"grade": ["01", "1", "2"], "kind": None}).feature_names()
     assert named[:3] == ["grade=01", "grade=1", "grade=2"] or named[-3:] == ["grade=01", "grade=1", "grade=2"]
-    with pytest.raises(DatasetLayoutError, match=r"label='grade' has the classes \['01', '1'\]"):
+    with pytest.raises(DatasetLayoutError, match=r"\['01', '1'\]"):
         make(files, label="grade").class_names()
 
 
@@ -193,12 +159,7 @@ def test_labels_that_are_no_classes_are_told_with_file_and_line(
 ) -> None:
     files = write(a=table("a", y=labels * 6), b=table("b", y=["1", ""] * 6))
     with pytest.raises(DatasetLayoutError, match=message):
-        make(files, **arguments)._y("a")
-
-
-def test_minus_one_is_a_class_that_is_named() -> None:
-    files = write(a=table("a", y=[-1, 1] * 6), b=table("b", y=[1, -1] * 6))
-    assert make(files, classes=["-1", "1"])._domain("a").y.tolist() == [0, 1] * 6
+        make(files, **arguments).labels("a")
 
 
 # ---------------------------------------------------------------- missing values, columns, rows
@@ -212,8 +173,8 @@ def test_missing_values_are_the_same_in_csv_and_parquet() -> None:
         make(files | {"a": name}, missing_values=["?", "-9"], target="b") for name in ("a.csv", "a.parquet")
     )
     assert csv.feature_names() == parquet.feature_names() == ["v", "v missing", "kind=x", "kind=y", "kind=(missing)"]
-    assert torch.equal(csv._domain("a").x, parquet._domain("a").x)
-    assert csv._domain("a").x[0].tolist() == [0, 1, 0, 0, 1]
+    assert torch.equal(csv.all_samples("a").x, parquet.all_samples("a").x)
+    assert csv.all_samples("a").x[0].tolist() == [0, 1, 0, 0, 1]
 
 
 def test_blanks_at_the_end_are_no_part_of_cells_and_names() -> None:
@@ -221,7 +182,7 @@ def test_blanks_at_the_end_are_no_part_of_cells_and_names() -> None:
     text = Path("a.csv").read_text().replace(";x;no", ";x ;NA ").replace("id;kind;y;v", "id;kind ;y ; v")
     Path("a.csv").write_text(text)
     data = make(files, target="a", missing_values=["?"], classes=["no", "yes"])
-    assert data._domain("a").y.tolist() == [-1, 1] * 6
+    assert data.labels("a").tolist() == [-1, 1] * 6
     assert data.feature_names() == ["v", "kind=x", "kind=y"]
 
 
@@ -230,16 +191,49 @@ def test_an_index_of_parquet_is_a_column_where_it_is_named_and_told_where_it_is_
     table("a").set_index("id").to_parquet("a.parquet")
     data = make(files | {"a": "a.parquet"})
     assert data.ids("a", "train") == [f"a{row}" for row in range(ROWS)]
-    with pytest.warns(UserWarning, match=r"'a.parquet' has \['id'\] as index, which is no column: name it in id"):
+    with pytest.warns(UserWarning, match=r"\['id'\] as index"):
         make(files | {"a": "a.parquet"}, id=None).table("a")
 
 
-def test_rows_without_any_value_are_refused() -> None:
-    files = write(a=table("a"), b=table("b"))
-    with Path("a.csv").open("a") as file:
-        file.write(";;\n;;\n")
-    with pytest.raises(DatasetLayoutError, match=r"2 rows of 'a.csv' have no value in any column \(lines 14, 15\)"):
-        make(files, id=None, leave_out=["id"]).class_names()
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id;y;v\na;no;1\nb;yes;2\n;;\n;;\n", r"2 rows of 'a.csv' have no value in any column \(lines 4, 5\)"),
+        ("sep=;\nid;y;v\na;no;1\n", "'a.csv' is a note for Excel"),
+        ('id;y;v\n\na;no;1\n"a\nb";no;2\n' + "".join(f"{n};yes;{n}\n" for n in range(9)) + "z;no;n/d", r"\(line 15\)"),
+        ("id;y;v\na;no;-1.797693e308\nb;yes;2\n", r"numbers above 1e\+150 .*\(line 2\)"),  # their squares are infinite
+    ],
+)
+def test_what_cannot_be_used_is_named_by_its_line(text: str, message: str) -> None:
+    files = write(b=pd.DataFrame({"id": ["c", "d"], "y": ["no", "yes"], "v": [1, 2]}))
+    Path("a.csv").write_text(text)
+    with pytest.raises(DatasetLayoutError, match=message):
+        make({"a": "a.csv"} | files).feature_names()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.assign(id="n1"), r"'id' \['n1'\] more than once"),
+        (lambda t: t.assign(id=[*map(str, range(ROWS - 1)), None]), r"have no 'id' \(line 13\)"),
+        (lambda t: t[:0], "has no rows"),
+        (lambda t: t.rename(columns={"v": "vv"}), "no column 'v', .*: rename 'vv'"),
+        (lambda t: t.assign(v="high"), "'v' of predict_file='new.csv' must be numbers"),
+        (lambda t: t.assign(clinic=["b"] * 11 + ["a"]), r"rows of \['a'\] \(line 13\)"),
+    ],
+)
+def test_new_rows_that_do_not_fit_are_refused(change: Any, message: str) -> None:
+    pd.concat([table(name, v=VALUES).assign(clinic=name) for name in "ab"]).to_csv("all.csv", sep=";", index=False)
+    write(new=change(table("n", v=VALUES)))
+    data = make("all.csv", site="clinic", predict_file="new.csv")
+    with pytest.raises(DatasetLayoutError, match=message):
+        data.predict_dataloader()
+
+
+def test_ids_are_the_texts_of_the_file() -> None:
+    versions = [f"{row}.0" for row in range(ROWS)]
+    files = write(a=table("a", id=versions), b=table("b"))
+    assert make(files).ids("a", "train") == versions
 
 
 def test_rows_that_quotes_make_one_are_told() -> None:
@@ -251,34 +245,10 @@ def test_rows_that_quotes_make_one_are_told() -> None:
         assert len(make(files).table("a")) == ROWS - 3
 
 
-def test_ids_are_the_texts_of_the_file_and_checked_in_new_rows() -> None:
-    versions = [f"{row}.0" for row in range(ROWS)]
-    files = write(a=table("a", id=versions), b=table("b"))
-    assert make(files).ids("a", "train") == versions
-    for ids, message in (
-        (["n1"] * ROWS, r"rows of predict_file='new.csv' have the 'id' \['n1'\] more than once"),
-        ([*map(str, range(ROWS - 1)), ""], r"1 rows of predict_file='new.csv' have no 'id' \(line 13\)"),
-    ):
-        write(new=table("n", id=ids))
-        with pytest.raises(DatasetLayoutError, match=message):
-            make(files, predict_file="new.csv").predict_dataloader()
-    write(new=table("n")[:0])
-    with pytest.raises(DatasetLayoutError, match=r"predict_file='new.csv' has no rows"):
-        make(files, predict_file="new.csv").predict_dataloader()
-
-
 def test_levels_of_new_rows_are_texts_as_in_training() -> None:
     files = write(**{name: table(name, kind=["01", "02", "A1"] * 4) for name in "ab"}, new=table("n", kind="01"))
     data = make(files, clients=["a", "b"], predict_file="new.csv")
     assert data.predict_dataloader().datasets["b"].x.tolist() == [[1, 0, 0]] * ROWS
-
-
-def test_new_rows_of_other_sites_are_refused() -> None:
-    pd.concat([table(name).assign(clinic=name) for name in "ab"]).to_csv("all.csv", sep=";", index=False)
-    write(new=table("n").assign(clinic=["b"] * 11 + ["a"]))
-    data = make("all.csv", site="clinic", predict_file="new.csv")
-    with pytest.raises(DatasetLayoutError, match=r"has rows of \['a'\] \(line 13\), and those of the target \('b'\)"):
-        data.predict_dataloader()
 
 
 def test_files_that_may_be_tables_are_not_left_out_without_a_word() -> None:
@@ -320,9 +290,7 @@ def test_sites_that_are_alike_are_no_two_clients(names: tuple[str, str], what: s
     pd.concat([each.assign(clinic=name) for each, name in zip(rows, (*names, "south"), strict=True)]).to_csv(
         "all.csv", sep=";", index=False
     )
-    with pytest.raises(
-        DatasetLayoutError, match=rf"site='clinic' of 'all.csv' has \[.*\], with 12 and 12 rows, .* differ in {what}"
-    ):
+    with pytest.raises(DatasetLayoutError, match=f"12 and 12 rows, .* differ in {what}"):
         make("all.csv", site="clinic", clients=[names[0], "south"])
 
 
@@ -343,53 +311,34 @@ def test_files_that_are_alike_are_no_two_clients(one: str, other: str) -> None:
         make("all", clients=[other, "south"])
 
 
-def test_models_have_no_two_clients_that_are_alike_either() -> None:
-    with pytest.raises(RosterError, match=r"client names \['North', 'north'\] differ in capitals alone"):
-        SourceOnly(extractor=Features(), clients=["North", "north", "t"], target="t", num_classes=2)
-
-
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "error"),
     [
-        ({"clients": [False, "se"]}, RosterError, "clients must have names in text, got False: YAML reads no, off"),
-        ({"target": False}, RosterError, "target must be names in text, got False"),
-        ({"files": {False: "no.csv", "se": "se.csv"}}, TypeError, "files must have names in text, got False"),
-        ({"files": {1: "no.csv", 2: "se.csv"}}, TypeError, "files must have names in text, got 1"),
-        ({"classes": [True, False]}, TypeError, "classes must have texts, got True: YAML reads yes, on and true"),
-        ({"categories": {"kind": [True, False]}}, TypeError, r"categories\['kind'\] must have texts, got True"),
-        ({"categories": [False]}, TypeError, "categories must have names in text, got False"),
-        ({"categories": {False: None}}, TypeError, "categories must have names in text, got False"),
-        ({"leave_out": [False]}, TypeError, "leave_out must have names in text, got False"),
-        ({"label": False}, TypeError, "label must have names in text, got False"),
-        ({"id": False}, TypeError, "id must be names in text, got False"),
-        ({"site": False}, TypeError, "site must be names in text, got False"),
-        ({"missing_values": [-9, None]}, TypeError, "missing_values must have texts, got None"),
-        ({"missing_values": "n/a"}, TypeError, r"missing_values must be a list of texts, .*: write \['n/a'\]"),
-        ({"classes": "ab"}, TypeError, "classes must be a list of texts, got the text 'ab'"),
-        ({"leave_out": "id"}, TypeError, "leave_out must be a list of texts, got the text 'id'"),
+        ({"clients": [False, "se"]}, RosterError),
+        ({"target": False}, RosterError),
+        *(({"files": files}, TypeError) for files in ({False: "no.csv", "se": "se.csv"}, {1: "no.csv", 2: "se.csv"})),
+        *(({"classes": value}, TypeError) for value in ([True, False], "ab")),
+        *(({"categories": value}, TypeError) for value in ({"kind": [True, False]}, [False], {False: None})),
+        *(({"leave_out": value}, TypeError) for value in ([False], "id")),
+        *(({"missing_values": value}, TypeError) for value in ([-9, None], "n/a")),
+        *(({name: False}, TypeError) for name in ("label", "id", "site")),
     ],
 )
-def test_names_that_yaml_reads_as_something_else_are_to_be_quoted(
-    arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_names_that_yaml_reads_as_something_else_are_to_be_quoted(arguments: dict[str, Any], error: Any) -> None:
     files = write(no=table("a"), se=table("b"))
-    with pytest.raises(error, match=message) as raised:
+    with pytest.raises(error, match=rf"{next(iter(arguments))}.*(quote it|write \[)"):
         make(**({"files": files} | arguments))
-    assert "quote it" in str(raised.value) or "write [" in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"decimal": "no"}, "decimal must be one sign"),
-        ({"thousands": "."}, "thousands and decimal must be different signs"),
-        ({"separator": ";;"}, "separator must be one sign"),
-        ({"classes": ["1", "1.0"]}, r"classes has \['1'\] more than once"),
-    ],
-)
-def test_signs_and_classes_that_cannot_be_are_refused_at_once(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message) if "[" not in message else message):
-        make(write(a=table("a"), b=table("b")), **arguments)
+@pytest.mark.parametrize(("argument", "value"), [("decimal", "no"), ("thousands", "."), ("separator", ";;")])
+def test_signs_that_cannot_be_are_refused_at_once(argument: str, value: str) -> None:
+    with refused(argument):
+        make(write(a=table("a"), b=table("b")), **{argument: value})
+
+
+def test_classes_that_are_one_number_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"\['1'\] more than once"):
+        make(write(a=table("a"), b=table("b")), classes=["1", "1.0"])
 
 
 # ---------------------------------------------------------------- what looks like numbers or texts and is neither
@@ -403,7 +352,6 @@ def test_signs_and_classes_that_cannot_be_are_refused_at_once(arguments: dict[st
     ],
 )  # fmt: skip
 def test_dates_and_times_in_texts_are_no_categories_unless_they_are_named(cell: str) -> None:
-    """Parquet refuses columns of times by their type; a CSV file has the same times as texts."""
     files = write(a=table("a", d=cell), b=table("b", d=cell))
     with pytest.raises(DatasetLayoutError, match=r"'d' of 'a.csv' has (dates or times, such as|numbers).*\(lines 2, 3"):
         make(files).feature_names()
@@ -442,20 +390,15 @@ def test_an_index_that_was_saved_without_a_name_is_no_feature(name: str) -> None
     files = write(a=table("a", v=VALUES).assign(**{name: range(ROWS)}), b=here)
     here.to_parquet("b.parquet", index=False)
     for each in (files, files | {"b": "b.parquet", "a": "b.csv"}):
-        with pytest.raises(
-            DatasetLayoutError, match=rf"column '{name}' of .* is the index of a table .* leave_out, or"
-        ):
+        with pytest.raises(DatasetLayoutError, match=f"'{name}' of .* is the index of a table"):
             make(each, id=None).feature_names()
     assert name not in make(files, leave_out=[name]).feature_names()
 
 
 def test_numbers_that_are_one_in_double_precision_are_called_constant() -> None:
-    """Names of rows of 19 digits have distinct integers, and one feature."""
     files = write(a=table("a", v=[2**62 + row for row in range(ROWS)]), b=table("b", v=[2**62] * ROWS))
-    with pytest.warns(
-        UserWarning, match=r"'v' \(always 4611686018427387904\) holds one value in the 12 training samples of 'a"
-    ):
-        assert make(files)._domain("a").x[:, 0].tolist() == [0.0] * ROWS
+    with pytest.warns(UserWarning, match=r"'v' \(always 4611686018427387904\)"):
+        assert make(files).all_samples("a").x[:, 0].tolist() == [0.0] * ROWS
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
@@ -466,28 +409,3 @@ def test_utf_8_that_a_federation_of_another_encoding_would_read_wrongly_is_refus
     for path in files.values():
         Path(path).write_text(Path(path).read_text("utf-8"), encoding)
     assert make(files, encoding=encoding).feature_names() == ["kind=müde", "kind=wach"]
-
-
-def test_a_note_for_excel_before_the_names_of_columns_is_called_that() -> None:
-    files = write(a=table("a"), b=table("b"))
-    Path("a.csv").write_text("sep=;\n" + Path("a.csv").read_text())
-    with pytest.raises(DatasetLayoutError, match=r"first line of 'a.csv' is a note for Excel \('sep=;'\)"):
-        make(files).feature_names()
-
-
-def test_new_rows_without_a_column_of_training_are_refused_by_its_name() -> None:
-    files = write(a=table("a", v=VALUES), b=table("b", v=VALUES))
-    write(new=table("n", vv=VALUES))
-    data = make(files, predict_file="new.csv")
-    with pytest.raises(DatasetLayoutError, match=r"'new.csv' has no column 'v', .*: rename 'vv' if it is meant"):
-        data.predict_dataloader()
-
-
-def test_numbers_whose_squares_are_infinite_are_named() -> None:
-    """Programs write the largest double for a missing value; the learning rate was blamed."""
-    files = write(a=table("a", v=[-1.797693e308, *VALUES[1:]]), b=table("b", v=VALUES))
-    with pytest.raises(
-        DatasetLayoutError, match=r"'v' of 'a.csv' has numbers above 1e\+150 .*: \[-1.797693e\+308\] \(line 2"
-    ):
-        make(files).feature_names()
-    assert make(files, missing_values=["-1.797693e308"]).feature_names()[:2] == ["v", "v missing"]

@@ -83,7 +83,6 @@ def test_what_a_method_keeps_of_a_client_is_under_its_name(tmp_path: Path) -> No
     assert {name: state["diary"] for name, state in kept.items()} == {"clean": 5, "blended": 7, "fonts": 5}
 
 
-
 def test_an_open_channel_takes_no_backend() -> None:
     class Features(FedAvg):
         channels = (Open("features", "features of a batch", "sources", "target"),)

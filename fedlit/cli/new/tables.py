@@ -15,7 +15,7 @@ from fedlit.cli.arguments import flow
 from fedlit.cli.new.study import Study, Writers, check_target, seen_from
 
 if TYPE_CHECKING:
-    from fedlit.data.base import Domain
+    from fedlit.data import Domain
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 

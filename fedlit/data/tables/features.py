@@ -1,4 +1,4 @@
-"""From the columns of a table to the numbers that a network takes, by what all clients have agreed on."""
+"""Features: from the columns of a table to the numbers that a network takes, by what all clients have agreed on."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 
 from fedlit.data.raw_inputs import RawRows, TableNetwork
-from fedlit.data.table_files import texts_of
+from fedlit.data.tables.columns import MISSING
+from fedlit.data.tables.numbers import texts_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from sklearn.compose import ColumnTransformer
-
-MISSING = "(missing)"
-"""Level of a category that is not known, where that occurs at some client."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableFeatures:
-    """What turns tables into features.
+    """Makes features of tables.
 
     A number is standardised, and a missing one is the mean, with a mark beside it if any client misses one. A category
     is a one for its level and zeros for the others; all zeros if it is none of them.
@@ -75,22 +73,22 @@ class TableFeatures:
 
     @property
     def names(self) -> list[str]:
-        """What each feature is."""
+        """Names of the features."""
         levels = [f"{name}={level}" for name, some in self.categories.items() for level in some]
         return [*self.numbers, *(f"{name} missing" for name in self.marked), *levels]
 
     def of(self, table: pd.DataFrame) -> Tensor:
-        """Features of the rows of a table that has the columns, shape (n, d), float32."""
+        """Return features of the rows of a table that has the columns, shape (n, d), float32."""
         return torch.from_numpy(np.asarray(self._transformer.transform(self._prepared(table)), dtype=np.float32))
 
     def _prepared(self, table: pd.DataFrame) -> pd.DataFrame:
         """Numbers as float64, and categories as texts, none missing."""
         import pandas as pd
 
-        known = numbers_of(table, self.numbers).numpy()
-        numbers = {name: pd.Series(known[:, place], index=table.index) for place, name in enumerate(self.numbers)}
+        numbers = dict(zip(self.numbers, numbers_of(table, self.numbers).numpy().T, strict=True))
         texts = {name: texts_of(table[name]) for name in self.categories}
-        return pd.DataFrame(numbers | {name: text.where(text.notna(), MISSING) for name, text in texts.items()})
+        levels = {name: text.where(text.notna(), MISSING) for name, text in texts.items()}
+        return pd.DataFrame(numbers | levels, index=table.index)
 
     @cached_property
     def _transformer(self) -> ColumnTransformer:
@@ -100,43 +98,43 @@ class TableFeatures:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-        # two rows that have the agreed mean and deviation teach scikit-learn what rows of all clients would
+        # two rows that have the agreed mean and deviation stand for the rows of all clients
         mean, deviation = np.asarray(self.mean), np.asarray(self.deviation)
-        taught = pd.DataFrame(np.stack([mean - deviation, mean + deviation]), columns=self.numbers)
-        taught = taught.assign(**{name: levels[0] for name, levels in self.categories.items()})
+        rows = pd.DataFrame(np.stack([mean - deviation, mean + deviation]), columns=self.numbers)
+        rows = rows.assign(**{name: levels[0] for name, levels in self.categories.items()})
         scale = make_pipeline(SimpleImputer(), StandardScaler())
         mark = MissingIndicator(features="all")
         choose = OneHotEncoder(
             categories=[*self.categories.values()], handle_unknown="ignore", sparse_output=False, dtype=np.float64
         )
         steps = [("numbers", scale, self.numbers), ("marks", mark, self.marked), ("levels", choose, [*self.categories])]
-        return ColumnTransformer([step for step in steps if step[2]]).fit(taught)
+        return ColumnTransformer([step for step in steps if step[2]]).fit(rows)
 
     def raw(self) -> RawRows:
-        """Rows as they are in a table, and the network that makes these features of them."""
-        place = {column.name: number for number, column in enumerate(self.columns)}
+        """Return rows as they are in a table, and the network that makes these features of them."""
+        index = {column.name: number for number, column in enumerate(self.columns)}
         levels = self.categories
         network = TableNetwork(
-            [place[name] for name in self.numbers],
-            [place[name] for name in self.marked],
-            [(place[name], len(some)) for name, some in levels.items()],
+            [index[name] for name in self.numbers],
+            [index[name] for name in self.marked],
+            [(index[name], len(some)) for name, some in levels.items()],
             self.mean,
             self.deviation,
         )
-        words = (
+        text = (
             "Rows as they are in the table; the model standardises numbers and replaces missing ones by itself, with "
             "mean and deviation of the training samples."
         )
-        columns = tuple((name, tuple(levels[name]) if name in levels else None) for name in place)
-        return RawRows(network, torch.zeros(1, len(place), dtype=torch.float64), words, columns, MISSING)
+        columns = tuple((name, tuple(levels[name]) if name in levels else None) for name in index)
+        return RawRows(network, torch.zeros(1, len(index), dtype=torch.float64), text, columns, MISSING)
 
     def state(self) -> dict[str, Any]:
-        """For checkpoints."""
+        """Return plain data, for checkpoints."""
         return asdict(self)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> TableFeatures:
-        """Read back what `state` gave."""
+        """Restore what `state` returned."""
         columns = tuple(
             Column(each["name"], each["missing"], None if each["levels"] is None else tuple(each["levels"]))
             for each in state["columns"]
@@ -145,7 +143,7 @@ class TableFeatures:
 
 
 def numbers_of(table: pd.DataFrame, names: Sequence[str]) -> Tensor:
-    """Columns of numbers, shape (n, d), float64, NaN where one is missing."""
+    """Return columns of numbers, shape (n, d), float64, NaN where one is missing."""
     if not names:
         return torch.zeros(len(table), 0, dtype=torch.float64)
     return torch.from_numpy(table[[*names]].to_numpy(dtype=np.float64, na_value=np.nan).copy())
