@@ -20,7 +20,7 @@ import tenseal
 from fedlit.privacy import BFV, CKKS, DecodeError, FixedPoint, KeyCheckError, Plain, PrivacyError, RangeError, RoundId
 from fedlit.privacy import bfv as bfv_module
 from fedlit.privacy import ckks as ckks_module
-from fedlit.privacy.base import run_steps
+from fedlit.privacy.driver import run_steps
 from fedlit.privacy.frames import pack_fields, unpack_fields
 from fedlit.privacy.tenseal_keys import Context, Parameters, split
 from refused import refused
