@@ -107,7 +107,8 @@ class MaskingClient(AggregationClient):
         vector = vector.detach().cpu()
         self._backend.codec.check(vector)
         dtype = self._backend.dtype
-        added, subtracted = [], []
+        added: list[bytes] = []
+        subtracted: list[bytes] = []
         for peer, key in opened.mask_keys.items():
             (added if agreed.adds(self.name, peer) else subtracted).append(key)
         masks = Masks([*added, agreed.self_mask_key(opened.seed)], subtracted, dtype)

@@ -131,7 +131,8 @@ class MaskingServer(AggregationServer):
         """
         opened, agreed, total = self._added()
         shares = self._open_answers(answers, opened, agreed)
-        added, subtracted = [], []
+        added: list[bytes] = []
+        subtracted: list[bytes] = []
         survivors = set(opened.survivors)
         for name in opened.survivors:
             added.append(agreed.self_mask_key(self._restore_seed(name, shares[name], opened, agreed)))
