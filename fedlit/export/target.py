@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from fedlit.checks import check
 from fedlit.data import DomainDataModule
 from fedlit.data.raw_inputs import RawInputs, RawRows
 from fedlit.export.files import model_card, save_onnx
@@ -213,7 +212,8 @@ def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw:
 def check_path(path: str | Path) -> Path:
     """Raise now, rather than after training, if a file cannot be written; with the errors of `export_target`."""
     path = Path(path)
-    check(path.suffix in SUFFIXES, "output", f"a path that ends in one of {', '.join(SUFFIXES)}", str(path))
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"output must end in one of {', '.join(SUFFIXES)}, which sets the format, got '{path}'")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"output '{path}' is to be in the folder '{path.parent}', which is not there: make it")
     if path.suffix == ".onnx":
