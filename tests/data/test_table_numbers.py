@@ -119,7 +119,7 @@ def test_units_are_told_from_categories(texts: list[str], unit: str | None) -> N
     "signs", [("",), ("..",), ("a",), ("1",), ("-",), (".", "."), (",", ","), (".", "ab"), (".", "5")]
 )
 def test_signs_that_cannot_be_are_refused(signs: Any) -> None:
-    with pytest.raises(ValueError, match=r"must be (one sign|different signs)"):
+    with pytest.raises(ValueError, match=r"must be (one|another) sign"):
         NumberFormat(*signs)
 
 

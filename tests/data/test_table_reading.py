@@ -83,6 +83,7 @@ def test_labels_are_numbers_by_the_same_signs() -> None:
     files = write(a=table("a", y=[*german(VALUES[:-2]), "n/d", "12.5"]), b=table("b", y=german(VALUES)))
     with pytest.raises(DatasetLayoutError, match=r"\['n/d', '12.5'\] \(lines 12, 13\)"):
         make(files, decimal=",", task="regression").labels("a")
+    write(a=table("a", y=german(VALUES)))
     with pytest.raises(DatasetLayoutError, match="give decimal=','"):
         make(files, task="regression").labels("b")
 
