@@ -184,7 +184,7 @@ class CombinedUpdates(FederatedModule):
         layers, _ = self.parts(update)  # statistics do not grow with learning rates
         return update | times(layers, path / own if own else 1.0)
 
-    def hear_updates(self, sources: Sequence[Client]) -> dict[str, Update]:
+    def receive_updates(self, sources: Sequence[Client]) -> dict[str, Update]:
         """Send these sources' updates to the target, which sees each; return them by name, aligned if they are to be.
 
         Empty where the target is not hosted.

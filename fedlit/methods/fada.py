@@ -222,7 +222,7 @@ class FADA(CombinedUpdates):
             self.move_to_({})
             return
         sources = [client for client in participants if not client.is_target and self.has_newest(client)]
-        updates = self.hear_updates(sources)
+        updates = self.receive_updates(sources)
         step: Update = {}
         reported: dict[str, dict[str, float]] = {}
         if federation.is_local(target):

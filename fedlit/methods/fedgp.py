@@ -26,15 +26,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from fedlit.checks import check_one_of
-from fedlit.federation import Channel, Client, DivergedError, FederationError, Open, Pairwise, RosterError, Summed
+from fedlit.federation import Channel, Client, DivergedError, FederationError, Open, RosterError, Summed
 from fedlit.functional import (
     Granularity,
     UpdateProducts,
@@ -43,12 +41,19 @@ from fedlit.functional import (
     fedgp,
     fedgp_cosine,
     inner_products,
-    products_with_sources,
     projection_coefficients,
     scale_layers,
 )
 from fedlit.functional.updates import check_granularity
-from fedlit.methods.combined_updates import CombinedUpdates, Update, times
+from fedlit.methods.combined_updates import Update, times
+from fedlit.methods.hidden_updates import (
+    UPDATE_ALONE,
+    HiddenUpdates,
+    Products,
+    SourceWeight,
+    TargetSummary,
+    if_finite,
+)
 from fedlit.run.run import Run
 from fedlit.run.weights import Weighting
 
@@ -63,46 +68,7 @@ _ORTHOGONAL = (
 )
 
 
-@dataclass(frozen=True)
-class TargetSummary:
-    """What a source has to know of the target to weigh itself, besides products of their updates.
-
-    The squared norm of its update, the estimated variance sigma^2 of its mean gradient (NaN where that is not known),
-    and the sum of the learning rates of its steps.
-    """
-
-    square: float
-    variance: float
-    path: float
-
-
-@dataclass(frozen=True)
-class Products:
-    """Inner products of two updates, by layer or over the whole model, each of shape (L,), float64.
-
-    Of the target's with the source's, and of each with itself; that of the target is ``None`` where the source does not
-    know it.
-    """
-
-    inner: Tensor
-    source: Tensor
-    target: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class SourceWeight:
-    """How a source enters the mean: its beta in [0, 1], from estimates of squared distances.
-
-    ``distance`` (d^2) is between its gradient and the target's, ``residual`` (tau^2 d^2) between the target's gradient
-    and the directions of its own.
-    """
-
-    beta: float
-    distance: float
-    residual: float
-
-
-class FedDA(CombinedUpdates):
+class FedDA(HiddenUpdates):
     r"""Convex combinations of the target's update and each source's (Jiang et al., ICLR 2024, Definition 4.1).
 
     .. math:: \theta \leftarrow \theta + \sum_i w_i \left[ (1 - \beta_i) \, g_T + \beta_i \, g_{S_i} \right]
@@ -154,7 +120,6 @@ class FedDA(CombinedUpdates):
 
     watched_by: ClassVar[tuple[str, ...]] = ("fedlit.callbacks.AggregationCurves",)
 
-    granularity: Granularity = "model"
     projection: Literal["orthogonal", "cosine"] = "orthogonal"
     residual: Literal["isotropic", "exact"] = "isotropic"
 
@@ -177,8 +142,7 @@ class FedDA(CombinedUpdates):
     @property
     def channels(self) -> tuple[Channel, ...]:
         """Updates to the target and the new model; where a backend hides updates, what sources need of the target."""
-        changed, when = "what a source has changed", "every round in which 'update' is hidden"
-        alone = "it is for the channel 'update' alone"
+        changed = "what a source has changed"
         drowned = _DROWNED if self.auto or self.align_magnitudes else ""
         if self.keeps_gradients:
             update: Channel = Open("update", changed, "sources", "target", unblurred=drowned, otherwise=_ISOTROPIC)
@@ -186,16 +150,9 @@ class FedDA(CombinedUpdates):
             otherwise = _ORTHOGONAL if self.projection == "cosine" else ""
             update = Summed("update", changed, "sources", "target", singly=True, too_few="skip", unblurred=drowned,
                             otherwise=otherwise)  # fmt: skip
-        from_target: list[Channel] = []
-        if self.asks:
-            contents = "the target's update, or three numbers of it"
-            from_target.append(Open("target_update", contents, "target", "sources", when, unblurred=alone))
-        if self.needs_products and self.projection != "cosine":
-            contents = "products with the target's update, if two_party is given"
-            from_target.append(
-                Pairwise("inner_product", contents, "target", "sources", when, unblurred=alone, beside="update")
-            )
-        return (update, *from_target, Open("model", "the new weights", "target", "sources", unblurred=alone))
+        products_alone = self.needs_products and self.projection != "cosine"
+        model = Open("model", "the new weights", "target", "sources", unblurred=UPDATE_ALONE)
+        return (update, *self.target_channels(products_alone), model)
 
     # ---------------------------------------------------------------- Algorithm 1
 
@@ -205,7 +162,7 @@ class FedDA(CombinedUpdates):
         step: Update = {}
         logged: dict[str, float] = {}
         if self.target.name in participants:
-            sources = self._contributing_sources()
+            sources = self.contributing_sources()
             self._check_steps()
             step, logged = self.combine_hidden(sources) if self.hides_updates else self.combine_open(sources)
         self.move_to_(step)
@@ -218,7 +175,7 @@ class FedDA(CombinedUpdates):
 
         Returns the step to take from the round's start, and numbers to log; both empty where the target is not hosted.
         """
-        received = self.hear_updates(sources)
+        received = self.receive_updates(sources)
         if not self.federation.is_local(self.target):
             return {}, {}
         own, summary = self.update(self.target), self.summary()
@@ -232,34 +189,6 @@ class FedDA(CombinedUpdates):
         }
         betas, shares = [weights[name].beta for name in names], self.shares(names)
         return self.combine(own, updates, products, betas, shares), _to_log(weights, shares, summary)
-
-    def combine_hidden(self, sources: Sequence[Client]) -> tuple[Update, dict[str, float]]:
-        """Sources weigh themselves, and the target receives the mean of what they contribute; as `combine_open`.
-
-        sum_i w_i [(1 - beta_i) g_T + beta_i P_i] = (1 - sum_i w_i beta_i) g_T + sum_i w_i beta_i P_i, where P_i
-        is the source's update or its projection: the two means on the right are all that the target needs.
-        """
-        federation = self.federation
-        contributions = {}
-        # where too few are left for a mean, the target's update is not sent either
-        enough = federation.senders("update", among=sources)
-        for client, update, products, summary in self.hear_target(sources) if enough else ():
-            weight = self.weigh(client.name, products, summary)
-            contributions[client.name] = self.contribution(update, products, weight.beta)
-            if self.auto:
-                contributions[client.name]["beta"] = torch.tensor(weight.beta)
-        received = federation.mean("update", contributions, among=sources, weights=self.run.weights.mean_weights)
-        if not federation.is_local(self.target):
-            return {}, {}
-        own = self.update(self.target)
-        if self.target.name not in received:
-            return own, {}
-        mean = dict(received[self.target.name])
-        names = [client.name for client in sources]
-        betas = zip(self.shares(names), names, strict=True)
-        beta = float(mean.pop("beta")) if self.auto else math.fsum(share * self.betas[name] for share, name in betas)
-        step = {name: torch.add(mean[name], tensor, alpha=1 - beta) for name, tensor in own.items()}
-        return step, {"beta": beta, **_known("target_variance", self.summary().variance)}
 
     def combine(
         self,
@@ -300,132 +229,11 @@ class FedDA(CombinedUpdates):
         found = self.auto_weight(summary.variance, distance, residual) if self.auto else float(self.betas[source])
         return SourceWeight(found, distance, residual)
 
-    def products(self, target: Update, sources: Sequence[Update]) -> UpdateProducts:
-        """Inner products of the target's update with each source's (aligned if it is to be), where both are at hand."""
-        own, *others = (self.parts(update)[0] for update in (target, *sources))
-        return products_with_sources(own, others, self.granularity)
-
     def auto_weight(self, variance: float, distance: float, residual: float) -> float:
         """The rule's best beta from estimates of sigma^2, d^2 and tau^2 d^2: sigma^2 / (sigma^2 + d^2)."""
         return float(auto_weights(variance, distance))
 
-    def summary(self) -> TargetSummary:
-        """What the target has found in its local steps; called where it is hosted.
-
-        The variance of its mean gradient is V / B, with V the variance between B batches at the round's start. Momentum
-        and preconditioning filter gradients into steps, whose own variance means little; the update is taken to have
-        the noise of the mean gradient in proportion to its length.
-        """
-        memory = self.memory(self.target)
-        layers, _ = self.parts(self.update(self.target))
-        square = float(inner_products(layers, layers, "model"))
-        statistics = memory.statistics
-        if statistics.count < 2 or not memory.path:
-            return TargetSummary(square, math.nan, memory.path)
-        length = float(inner_products(statistics.mean, statistics.mean, "model"))
-        relative = statistics.variance / statistics.count / length if length else 0.0
-        return TargetSummary(square, relative * square / memory.path**2, memory.path)
-
-    # ---------------------------------------------------------------- what is sent
-
-    @property
-    def hides_updates(self) -> bool:
-        """Whether the backend of "update" keeps single messages from the target."""
-        return self.federation.channels["update"].hides
-
-    @property
-    def hides_target(self) -> bool:
-        """Whether sources get products with the target's update by a two-party protocol, and not the update."""
-        channels = self.federation.channels
-        return "inner_product" in channels and channels["inner_product"].protocol is not None
-
-    @property
-    def needs_products(self) -> bool:
-        """Whether sources need products with the target's update to contribute."""
-        return self.auto
-
-    @property
-    def asks(self) -> bool:
-        """Whether sources need anything of the target to contribute."""
-        return self.needs_products or self.align_magnitudes
-
-    def hear_target(self, sources: Sequence[Client]) -> list[tuple[Client, Update, Products, TargetSummary]]:
-        """For each local source: its update, products with the target's, and the target's summary."""
-        federation = self.federation
-        local = [client for client in sources if federation.is_local(client)]
-        if not self.asks:
-            nothing = TargetSummary(math.nan, math.nan, 1.0)
-            none = torch.zeros(0, dtype=torch.float64)
-            return [(client, self.update(client), Products(none, none), nothing) for client in local]
-        message: dict[str, Update] = {}
-        if federation.is_local(self.target):
-            summary = self.summary()
-            needed = (
-                summary.square if self.needs_products else 0.0,
-                summary.variance if self.auto else 0.0,
-                summary.path,
-            )
-            message[self.target.name] = {"summary": torch.tensor(needed, dtype=torch.float64)}
-            if self.needs_products and not self.hides_target:
-                message[self.target.name] |= self.parts(self.update(self.target))[0]
-        received = federation.exchange("target_update", message, to=sources)
-        messages = {client: received[client.name][self.target.name] for client in local if client.name in received}
-        summaries = {client: TargetSummary(*each["summary"].tolist()) for client, each in messages.items()}
-        updates = {client: self.aligned(self.rated(client), summaries[client].path) for client in messages}
-        if not self.needs_products:
-            products = dict.fromkeys(messages, Products(torch.zeros(0), torch.zeros(0)))
-        elif not self.hides_target:
-            pairs = {client: self.products(each, [updates[client]]) for client, each in messages.items()}
-            products = {client: Products(pair.inner[0], pair.sources[0], pair.target) for client, pair in pairs.items()}
-        else:
-            products = self.ask_products(sources, updates, summaries)
-        return [(client, updates[client], products[client], summaries[client]) for client in messages]
-
-    def ask_products(
-        self, sources: Sequence[Client], updates: Mapping[Client, Update], summaries: Mapping[Client, TargetSummary]
-    ) -> dict[Client, Products]:
-        """Each source learns <g_T, g_S / |g_S|>, layer by layer, and nothing else of g_T; the target nothing of g_S.
-
-        Both vectors are scaled to length 1 first, so that one grid of fixed-point numbers fits all.
-        """
-        federation = self.federation
-        moments, maps, squares = {}, {}, {}
-        if federation.is_local(self.target):
-            own, _ = self.parts(self.update(self.target))
-            flat = torch.cat([layer.flatten().double() for layer in own.values()])
-            moments[self.target.name] = flat / flat.norm().clamp(min=torch.finfo(torch.float64).tiny)
-        for client, update in updates.items():
-            own, _ = self.parts(update)
-            squares[client] = inner_products(own, own, self.granularity)
-            layers = [layer.flatten().double() for layer in own.values()]
-            rows = torch.cat(layers)[None]
-            if self.granularity == "layer":
-                rows = torch.block_diag(*layers)  # type: ignore[no-untyped-call]
-            rows = rows / squares[client].sqrt().clamp(min=torch.finfo(torch.float64).tiny)[:, None]
-            maps[client.name] = {self.target.name: (rows, torch.zeros(len(rows), dtype=torch.float64))}
-        pairs = [(self.target, client) for client in sources]
-        outputs = federation.affine("inner_product", moments, maps, pairs, self._num_layers)
-        products = {}
-        for client in updates:
-            cosines = outputs[client.name][self.target.name].to(squares[client].device)
-            inner = cosines * squares[client].sqrt() * math.sqrt(summaries[client].square)
-            products[client] = Products(inner, squares[client])
-        return products
-
     # ---------------------------------------------------------------- hooks and small things
-
-    def _contributing_sources(self) -> list[Client]:
-        """Sources that contribute in this round: those that send updates, and receive what they need for it."""
-        channels = ["update"]
-        if self.hides_updates and self.asks:
-            channels.append("target_update")
-            if self.needs_products and self.hides_target:
-                channels.append("inner_product")
-        participants = [{client.name for client in self.federation.present(channel)} for channel in channels]
-        everywhere = set.intersection(*participants)
-        if self.target.name not in everywhere:
-            return []
-        return [client for client in self.sources if client.name in everywhere and self.has_newest(client)]
 
     def _across(self, update: Update) -> float | None:
         """Share of the variance of the target's gradients across a source's directions; ``None`` is left to `weigh`."""
@@ -466,11 +274,6 @@ class FedDA(CombinedUpdates):
     @property
     def _num_parameters(self) -> int:
         return sum(param.numel() for param in self.parameters_of(self.federation.local_clients[0]).values())
-
-    @property
-    def _num_layers(self) -> int:
-        local = self.federation.local_clients  # nobody at a server apart, which computes no products
-        return len(self.parameters_of(local[0])) if local and self.granularity == "layer" else 1
 
     def _log(self, logged: Mapping[str, float]) -> None:
         kinds = [f"{kind}/{client.name}" for kind in ("beta", "distance", "tau") for client in self.sources]
@@ -574,17 +377,13 @@ def _check_betas(betas: Mapping[str, Any], sources: Sequence[str]) -> None:
             )
 
 
-def _known(name: str, value: float) -> dict[str, float]:
-    return {name: value} if math.isfinite(value) else {}
-
-
 def _to_log(weights: Mapping[str, SourceWeight], shares: Sequence[float], summary: TargetSummary) -> dict[str, float]:
     """Numbers to log of the sources' weights; tau is NaN where a source is not distinguished from the target."""
     logged = {"beta": sum(share * weight.beta for share, weight in zip(shares, weights.values(), strict=True))}
-    logged |= _known("target_variance", summary.variance)
+    logged |= if_finite("target_variance", summary.variance)
     for name, weight in weights.items():
         logged[f"beta/{name}"] = weight.beta
-        logged |= _known(f"distance/{name}", weight.distance)
+        logged |= if_finite(f"distance/{name}", weight.distance)
         if math.isfinite(weight.residual):
             sine = math.sqrt(max(weight.residual, 0.0) / weight.distance) if weight.distance > 0 else math.nan
             logged[f"tau/{name}"] = min(sine, 1.0)
