@@ -1,25 +1,22 @@
 """FedDA and FedGP (Jiang, Zhang and Koyejo, Principled Federated Domain Adaptation, ICLR 2024).
 
-Algorithm 1 with Definitions 4.1 and 4.3, and the auto-weights of section 4.2. Gradients are model updates, as in the
-algorithm: weights after a round's local steps less those before.
+Algorithm 1, Definitions 4.1 and 4.3, and the auto-weights of section 4.2. Gradients are updates: weights after a
+round's local steps less those before.
 
 Differences from the paper, where it leaves something open or states two things:
 
 - beta weights the source, as in the definitions and the published code; appendix C.9 prints the opposite.
 - The projection is that of Definition 4.3. That of appendix C.9, which scales a source's update by its cosine, is
   ``projection="cosine"``.
-- Auto-weights compare the updates that are combined, with magnitudes aligned by learning rates and steps
-  (``align_magnitudes``). The published code scales one side only, or both alike.
-- The target's variance comes from its batch gradients at the round's start, and is scaled to its update by their
-  lengths. The published code takes that between steps of training, which momentum and Adam make alike (under Adam about
-  20 times too small), and counts every batch of several passes as a new one. Gradients along the steps would not do
-  either: they go back and forth, so that their mean shows less of the target than any of them.
-- The variance of the target's gradient along a source's direction is by default taken to be that along any other
-  (``residual="isotropic"``); ``"exact"`` is the paper's estimator. Batch gradients never leave the target; the paper
-  sends them to the server.
-- BatchNorm's running statistics are no gradients: they are averaged with beta, and never projected.
-- Under a backend that hides single messages, each source computes its own weight and projection, and only the mean of
-  what comes of it leaves them (`FedDA.combine_hidden`). The paper has no such protocol.
+- Auto-weights compare the updates that are combined, aligned by learning rates and steps (``align_magnitudes``). The
+  published code scales one side only, or both alike.
+- The target's variance is that of its batch gradients at the round's start, scaled to its update by their lengths. The
+  published code takes that between training steps, which momentum and Adam make alike (under Adam about 20 times too
+  small), and counts batches of several passes as new ones.
+- The variance of the target's gradient is by default the same in all directions (``residual="isotropic"``); ``"exact"``
+  is the paper's estimator. Batch gradients never leave the target; the paper sends them to the server.
+- BatchNorm's running statistics are averaged with beta, and never projected.
+- The protocol for hidden updates (`hidden_updates`) is not in the paper.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedlit.checks import check_one_of
+from fedlit.checks import check, check_one_of
 from fedlit.federation import Channel, Client, DivergedError, FederationError, Open, RosterError, Summed
 from fedlit.functional import (
     Granularity,
@@ -57,10 +54,7 @@ from fedlit.methods.hidden_updates import (
 from fedlit.run.run import Run
 from fedlit.run.weights import Weighting
 
-_DROWNED = (
-    "the numbers sent beside an update would be drowned in its noise, so that it needs a fixed beta and "
-    "align_magnitudes=False"
-)
+_DROWNED = "its noise would drown the numbers sent beside an update: take a fixed beta and align_magnitudes=False"
 _ISOTROPIC = "take residual='isotropic', as 'exact' needs single updates at the target"
 _ORTHOGONAL = (
     "take projection='orthogonal', as 'cosine' needs the length of each layer of the target's update, which two_party "
@@ -73,49 +67,42 @@ class FedDA(HiddenUpdates):
 
     .. math:: \theta \leftarrow \theta + \sum_i w_i \left[ (1 - \beta_i) \, g_T + \beta_i \, g_{S_i} \right]
 
-    In each round sources train on their data and the target on its few labels, all from the same model; then the target
+    In each round sources train on their data and the target on its few labels, all from the same model; the target
     combines the updates, and everyone goes on from the result. A round without the target changes nothing.
 
     With ``beta="auto"``, beta_i = sigma^2 / (sigma^2 + d_i^2) minimises a bound on the error of the combined gradient:
-    sigma^2 is the variance of the target's gradient, and d_i^2 its squared distance to the source's.
-
-    The target computes a second gradient of each of its batches, at the round's start, from which sigma^2 is estimated.
+    sigma^2 is the variance of the target's gradient, estimated from a second gradient of each of its batches at the
+    round's start, and d_i^2 its squared distance to the source's.
 
     Logged after each round: ``beta`` (mean over sources), ``target_variance`` (sigma^2), and while updates are open
-    ``beta/SOURCE``, ``distance/SOURCE`` (d^2) and ``tau/SOURCE``: the distance of the target's gradient to the
-    directions of the source's, over d; for the whole model at once the sine of the angle between the source's gradient
-    and its difference to the target's. Gradients are updates divided by the target's learning rates.
+    ``beta/SOURCE``, ``distance/SOURCE`` (d^2) and ``tau/SOURCE``, the distance of the target's gradient to the source's
+    directions over d. Gradients are updates divided by the target's learning rates.
 
     Args:
         beta: Weight of the sources in [0, 1]: a number, a number for each source by name, or ``"auto"``.
-        align_magnitudes: Scale a source's update by the target's steps and learning rates over its own, as if it had
-            taken the target's; ``False`` combines updates as they are. ``None`` does so if beta is "auto", as the paper
-            does (appendix C.4). `FedGP` depends on it with ``projection="cosine"`` only.
-        weighting: Weights w_i of sources, in a warm-up too: the definitions' are uniform, those of the paper's code
-            numbers of samples.
+        align_magnitudes: Scale a source's update as if it had taken the target's steps at its learning rates; ``None``
+            does so if beta is "auto" (appendix C.4). `FedGP` depends on it with ``projection="cosine"`` only.
+        weighting: Weights w_i of sources, in a warm-up too: uniform in the definitions, by samples in the paper's code.
         kwargs: ``target_lr_ratio``, see `CombinedUpdates`; the others, `FederatedModule`.
 
     Raises:
         ValueError: If an argument is out of range.
-        RosterError: When training starts, if the target has no labels; later, if ``beta="auto"`` and the target has one
-            batch in a round, which has no variance.
+        RosterError: If the target has no labels, or with ``beta="auto"`` one batch in a round, without variance.
 
     Notes:
-        Each present source's update goes to the target in the clear. Under a backend of "update" that hides single
-        messages the target receives the mean of what the sources contribute instead. What they need of the target for
-        it, if beta is "auto" or magnitudes are aligned, and for `FedGP`, goes to each of them over "target_update": its
-        update, or, if the strategy has ``two_party`` for "inner_product", three numbers, and products with the update
-        over that channel.
+        Each present source's update goes to the target in plaintext. Under a backend of "update" that hides single
+        messages the target receives the mean of the sources' contributions instead. If beta is "auto" or magnitudes are
+        aligned, and for `FedGP`, sources receive over "target_update" the target's update or, with the strategy's
+        ``two_party`` for "inner_product", three numbers, and products with the update over that channel.
 
-        Who learns what under such a backend: the target (and the server, where the backend lets it read totals) the
-        mean of the contributions and of the betas; sources the new model and the target's update, from which much of
-        its few samples can be read, and so the mean of the contributions: of two sources each learns the other's. With
-        ``two_party``, meant for networks of some thousand parameters, a source learns the products of its own
-        directions with the target's update, one number for each layer, but not the update; yet the step of the new
-        model is little else while betas are small. This is for clients that follow the protocol. A source that does not
-        can ask for a few coordinates of the update in every round; a target that does not can choose its update or its
-        variance so that all sources but one contribute nothing, as honest rounds may by chance. Differential privacy of
-        "update" bounds that; it needs a fixed beta.
+        Under such a backend the target (and the server, if it can read totals) learns the means of contributions and
+        betas; sources learn the new model and the target's update, from which much of its few samples can be read, and
+        so the mean of contributions: of two sources each learns the other's. With ``two_party`` (for some thousand
+        parameters) a source learns one product with the target's update for each layer; but while betas are small, the
+        step of the new model is nearly that update. This is for clients that follow the protocol: another source can
+        ask for a few coordinates in every round, and another target can choose its update or variance so that all
+        sources but one contribute nothing, as honest rounds may by chance. Differential privacy of "update" bounds
+        that; it needs a fixed beta.
     """
 
     watched_by: ClassVar[tuple[str, ...]] = ("fedlit.callbacks.AggregationCurves",)
@@ -141,7 +128,7 @@ class FedDA(HiddenUpdates):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Updates to the target and the new model; where a backend hides updates, what sources need of the target."""
+        """Updates, what sources need of the target where these are hidden, and the new model."""
         changed = "what a source has changed"
         drowned = _DROWNED if self.auto or self.align_magnitudes else ""
         if self.keeps_gradients:
@@ -157,8 +144,8 @@ class FedDA(HiddenUpdates):
     # ---------------------------------------------------------------- Algorithm 1
 
     def on_round_end(self, run: Run) -> None:
-        """The target combines the updates and hands out the new model."""
-        participants = {client.name for client in self.federation.present("update")}
+        """Combine the updates at the target, and send the new model."""
+        participants = {client.name for client in run.federation.present("update")}
         step: Update = {}
         logged: dict[str, float] = {}
         if self.target.name in participants:
@@ -171,9 +158,9 @@ class FedDA(HiddenUpdates):
             self._log(logged)
 
     def combine_open(self, sources: Sequence[Client]) -> tuple[Update, dict[str, float]]:
-        """The target receives every update, weighs it, and combines them.
+        """Send updates to the target; return its step from the round's start, and numbers to log.
 
-        Returns the step to take from the round's start, and numbers to log; both empty where the target is not hosted.
+        Both are empty where the target is not hosted.
         """
         received = self.receive_updates(sources)
         if not self.federation.is_local(self.target):
@@ -198,14 +185,11 @@ class FedDA(HiddenUpdates):
         betas: Sequence[float],
         shares: Sequence[float],
     ) -> Update:
-        """The rule: sum_i w_i [(1 - beta_i) g_T + beta_i g_Si].
-
-        Products, betas and shares w_i are of the sources, whose magnitudes are aligned already if they are to be.
-        """
+        """Return sum_i w_i [(1 - beta_i) g_T + beta_i g_Si] over aligned sources of shares w."""
         return fedda(target, sources, betas, shares)
 
     def contribution(self, update: Update, products: Products, beta: float) -> Update:
-        """What a source adds to the rule by itself, from its products with the target's update: beta_i g_Si."""
+        """Return beta_i g_Si, a source's summand of the rule."""
         return times(update, beta)
 
     # ---------------------------------------------------------------- weights (section 4.2, appendix A.5)
@@ -213,7 +197,7 @@ class FedDA(HiddenUpdates):
     def weigh(
         self, source: str, products: Products, summary: TargetSummary, across: float | None = None
     ) -> SourceWeight:
-        """Distances of a source to the target, with the target's noise taken off, and its beta.
+        """Return a source's distances to the target, less the target's noise, and its beta.
 
         With g_T the mean of the target's batch gradients, E|g_S - g_T|^2 = d^2 + sigma^2, and the squared distance of
         g_T to a span of directions is tau^2 d^2 plus the part of sigma^2 across them: (1 - L/m) sigma^2 for L of m
@@ -230,13 +214,13 @@ class FedDA(HiddenUpdates):
         return SourceWeight(found, distance, residual)
 
     def auto_weight(self, variance: float, distance: float, residual: float) -> float:
-        """The rule's best beta from estimates of sigma^2, d^2 and tau^2 d^2: sigma^2 / (sigma^2 + d^2)."""
+        """Return sigma^2 / (sigma^2 + d^2), the best beta, from estimates of sigma^2, d^2 and tau^2 d^2."""
         return float(auto_weights(variance, distance))
 
     # ---------------------------------------------------------------- hooks and small things
 
     def _across(self, update: Update) -> float | None:
-        """Share of the variance of the target's gradients across a source's directions; ``None`` is left to `weigh`."""
+        """Return the share of the target's variance across a source's directions; ``None`` leaves it to `weigh`."""
         memory = self.memory(self.target)
         if not self.keeps_gradients or not memory.statistics.variance:
             return None
@@ -289,17 +273,15 @@ class FedGP(FedDA):
         + \beta_i \, \frac{\max(\langle g_T, g_{S_i} \rangle, 0)}{|g_{S_i}|^2} \, g_{S_i} \right]
 
     With ``beta="auto"``, beta_i = sigma^2 / (sigma^2 + tau_i^2 d_i^2). Protocol, channels and who learns what are those
-    of `FedDA`; with the orthogonal projection the step of the parameters never opposes the target's own and is never
-    longer. What the target's labels do not ask for is therefore never learnt from the sources: where they are few,
-    begin with ``warmup_rounds``, as ``configs/methods`` does with 10 (benchmarks/small_tables.py).
+    of `FedDA`. With the orthogonal projection the step never opposes the target's update and is never longer, so that
+    sources add nothing else: where labels are few, begin with ``warmup_rounds``, as ``configs/methods`` does with 10.
 
     Args:
         granularity: Project ``"layer"`` by layer, as the paper's experiments do, or the whole ``"model"`` at once.
-        projection: ``"orthogonal"`` is Definition 4.3; ``"cosine"`` adds max(cos, 0) g_S as in appendix C.9, which is
-            linear in the length of g_S and meant for ``align_magnitudes=True``.
-        residual: Where the variance along a source's directions comes from in auto-weights: ``"isotropic"`` takes the
-            share L/m of all of it; ``"exact"`` estimates it from the target's batch gradients, which the target then
-            keeps for a round, one copy of the parameters each. Not for hidden updates.
+        projection: ``"orthogonal"`` is Definition 4.3; ``"cosine"`` adds max(cos, 0) g_S (appendix C.9), for
+            ``align_magnitudes=True``.
+        residual: Variance along a source's directions: ``"isotropic"`` is the share L/m of all; ``"exact"`` estimates
+            it from the target's batch gradients, kept for a round (one copy of the parameters each; no hidden updates).
         kwargs: See `FedDA`.
 
     Raises:
@@ -324,12 +306,12 @@ class FedGP(FedDA):
 
     @property
     def needs_products(self) -> bool:
-        """Always."""
+        """Always true: projections are made of them."""
         return True
 
     @property
     def keeps_gradients(self) -> bool:
-        """For the exact residual."""
+        """Whether the residual is exact."""
         return self.auto and self.residual == "exact"
 
     def combine(
@@ -340,10 +322,7 @@ class FedGP(FedDA):
         betas: Sequence[float],
         shares: Sequence[float],
     ) -> Update:
-        """The rule: sum_i w_i [(1 - beta_i) g_T + beta_i Proj+(g_T | g_Si)].
-
-        Running statistics are no directions, and averaged as in `FedDA.combine`.
-        """
+        """Return sum_i w_i [(1 - beta_i) g_T + beta_i Proj+(g_T | g_Si)]; running statistics as in `FedDA.combine`."""
         parts = [self.parts(update) for update in (target, *sources)]
         (own, *layers), (own_rest, *rests) = zip(*parts, strict=True)
         if self.projection == "cosine":
@@ -354,7 +333,7 @@ class FedGP(FedDA):
         return step | fedda(own_rest, rests, betas, shares)
 
     def contribution(self, update: Update, products: Products, beta: float) -> Update:
-        """What a source adds to the rule by itself: beta_i Proj+(g_T | g_Si)."""
+        """Return beta_i Proj+(g_T | g_Si), a source's summand of the rule."""
         squares = products.source
         if self.projection == "cosine":
             assert products.target is not None
@@ -363,22 +342,19 @@ class FedGP(FedDA):
         return times(scale_layers(layers, projection_coefficients(products.inner, squares)) | rest, beta)
 
     def auto_weight(self, variance: float, distance: float, residual: float) -> float:
-        """The rule's best beta: sigma^2 / (sigma^2 + tau^2 d^2)."""
+        """Return sigma^2 / (sigma^2 + tau^2 d^2), the best beta."""
         return float(auto_weights(variance, residual))
 
 
 def _check_betas(betas: Mapping[str, Any], sources: Sequence[str]) -> None:
-    if set(betas) != set(sources):
-        raise ValueError(f"beta must have one number for each source of {list(sources)}, got {dict(betas)}")
+    check(set(betas) == set(sources), "beta", f"one number for each source of {list(sources)}", dict(betas))
     for name, beta in betas.items():
-        if not isinstance(beta, Real) or not 0 <= float(beta) <= 1:
-            raise ValueError(
-                f"beta must be 'auto' or lie in [0, 1], got {beta!r} for source {name!r}: it weighs the source"
-            )
+        holds = isinstance(beta, Real) and 0 <= float(beta) <= 1
+        check(holds, "beta", f"'auto' or in [0, 1] for source {name!r}", beta, "it weighs the source")
 
 
 def _to_log(weights: Mapping[str, SourceWeight], shares: Sequence[float], summary: TargetSummary) -> dict[str, float]:
-    """Numbers to log of the sources' weights; tau is NaN where a source is not distinguished from the target."""
+    """Return the numbers to log; tau is NaN where a source is not distinguished from the target."""
     logged = {"beta": sum(share * weight.beta for share, weight in zip(shares, weights.values(), strict=True))}
     logged |= if_finite("target_variance", summary.variance)
     for name, weight in weights.items():
