@@ -222,8 +222,11 @@ class FederatedModule(ClientOptimisation, Phase):
         return same
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
-        """Return the clients that take local steps in a round, as far as present; default: all with labels."""
-        return tuple(client for client in self.clients if client.labelled)
+        """Return the clients that take local steps in a round, as far as present.
+
+        Default: all with labels, and the target if `Requires` declares that it trains on unlabelled samples.
+        """
+        return tuple(client for client in self.clients if client.labelled or self.requires.unlabelled_target)
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """Return the loss of one client on its batch, a scalar; default: `label_loss`.

@@ -2,15 +2,14 @@
 
 Differences from that code:
 
-- ``exchange="votes"`` is new, and not the default: every source receives the target's samples. Of all sources' answers
-  the target uses their weighted mean alone, which then comes from one secure sum of weighted answers and weights.
-- Five rounds of FedAvg over the sources take the place of five in which the target waits (``warmup_rounds``); they give
-  its two networks, and all sources, an extractor to begin with. Without them the sources' weights are never averaged.
-- All clients train at the same time: the target on answers of the models of the round before.
-- The bias of young ensembles is corrected in all rounds; the code divides by the correction of the round after.
-- Teachers answer, and the target is evaluated, in evaluation mode; the code never leaves training mode. Labels that
-  the target's networks give themselves are of training mode here, too: where BatchNorm's running statistics give others
-  than those of the batch, a network follows itself into one class as a goes to 1.
+- ``exchange="votes"`` is new, and not the default: every source receives the target's samples, and the weighted mean of
+  their answers comes from one secure sum.
+- Five rounds of FedAvg over the sources (``warmup_rounds``) replace five in which the target waits, and give all an
+  extractor. Without them the sources' weights are never averaged.
+- All clients train at once, the target on answers of the round before.
+- The bias of young ensembles is corrected in all rounds; the code divides by the next round's correction.
+- Sources answer, and the target is evaluated, in evaluation mode; the code is always in training mode. Labels that the
+  target's networks give themselves are of training mode: by running statistics a network follows itself into one class.
 - The target's two networks train in the same steps. At least two samples of a batch are kept.
 """
 
@@ -40,7 +39,7 @@ from fedlit.run.replicas import Replicas
 from fedlit.run.run import Run
 
 RAMP = 10
-"""Rounds over which the share of samples that are left out rises to its full value."""
+"""Rounds over which the share of samples that are left out rises."""
 
 
 class CoMDA(TaughtTarget):
@@ -54,16 +53,14 @@ class CoMDA(TaughtTarget):
     predictions, for the label, and trains on those samples of a batch on which the other's loss is least.
 
     Args:
-        warmup_rounds: Rounds of FedAvg over the sources, in which all receive a sum of their weights; with 0 the
-            sources' weights are never averaged.
-        ensemble: What a moving mean keeps of its past, in [0, 1); 0 takes the newest answers alone.
-        sharpness: sigma, at least 0, which is the plain mean; the larger, the more the best source counts alone.
+        warmup_rounds: Rounds of FedAvg over the sources; with 0 the sources' weights are never averaged.
+        ensemble: Share of its past that a moving mean keeps, in [0, 1).
+        sharpness: sigma, at least 0 (the plain mean); the larger, the more the best source counts.
         forget_rate: Share of a batch that is left out, in [0, 1), once it has risen over 10 rounds.
         mixup: beta of the mixture of samples in a batch, whose shares are Beta(beta, beta); 0 mixes nothing.
-        exchange: ``"models"``: every source sends its model to the target, which asks it by itself.
-            ``"votes"``: the target sends the inputs of all its training samples to every source, whose weighted answers
-            are added in a secure sum. Both give the same predictions; a run with votes warns of the samples at its
-            start.
+        exchange: ``"models"``: every source sends its model to the target. ``"votes"``: the target sends the inputs of
+            all its training samples to every source, with a warning; weighted answers go through a secure sum. Equal
+            predictions.
         kwargs: See `FederatedModule`.
 
     Raises:
@@ -71,12 +68,11 @@ class CoMDA(TaughtTarget):
         RosterError: At the end of a round, if all weights are 0 on the grid of the secure sum.
 
     Notes:
-        With models, |G| + |h| numbers of each source go to the target in each round, and stay unknown to others.
+        With models, |G| + |h| numbers of each source go to the target alone in each round.
 
-        With votes, a backend hides a source's answers and its weight: n_T C + 1 numbers up in each round, and the
-        target learns M and the sum of the weights. The target's inputs, n_T |x| numbers down to each source, once, are
-        hidden from no source, which keeps them, in its checkpoints too; beside a backend they are encrypted on their
-        way.
+        With votes, a backend hides a source's answers and weight, n_T C + 1 numbers up in each round; the target learns
+        M and the sum of the weights. Every source receives the target's inputs once (n_T |x| numbers) and keeps them,
+        in checkpoints too; beside a backend they are encrypted on their way.
     """
 
     replicas: Replicas[Replica]
@@ -105,7 +101,7 @@ class CoMDA(TaughtTarget):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """What it takes to ask the sources, and of votes their weighted sum."""
+        """Models or samples, and the weighted sum of votes."""
         if self.exchange == "models":
             return (self.teaching,)
         divided = "the sum of weighted answers is divided by that of the weights"
@@ -116,13 +112,13 @@ class CoMDA(TaughtTarget):
     # ---------------------------------------------------------------- a local step
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
-        """Cross-entropy of a source on its labels; of the target's networks, each on what the other finds easy."""
+        """Return a source's loss on its labels; the target's, each network on the other's easiest samples."""
         if not client.is_target:
             return super().loss(client, batch)
-        twins, lesson, inputs = self.twins, self.lesson(), batch[0]
+        twins, pseudo, inputs = self.twins, self.pseudo_labels(), batch[0]
         both: tuple[Callable[[Tensor], Tensor], ...] = (twins.own, twins.peer)
         losses = [torch.as_tensor(self.labelled_loss(network, batch), device=self.device) for network in both]
-        if not lesson:
+        if not pseudo:
             return torch.stack(
                 [loss + 0 * network(inputs).sum() for loss, network in zip(losses, both, strict=True)]
             ).sum()
@@ -130,7 +126,7 @@ class CoMDA(TaughtTarget):
         with torch.no_grad():
             logits = [network(inputs) for network in both]
         for turn, (network, own, peer) in enumerate(zip(both, logits, reversed(logits), strict=True)):
-            labels = ((1 - share) * lesson["mixture"] + share * own.softmax(dim=1)).argmax(dim=1)
+            labels = ((1 - share) * pseudo["mixture"] + share * own.softmax(dim=1)).argmax(dim=1)
             easy = easiest(F.cross_entropy(peer, labels, reduction="none"), self.kept_share())
             classes = F.one_hot(labels[easy], self.num_classes).to(own.dtype)
             mix = draw_mixup(len(easy), self.mixup, at_least_half=True)
@@ -139,31 +135,31 @@ class CoMDA(TaughtTarget):
         return torch.stack(losses).sum()
 
     def own_share(self) -> float:
-        """a: what a network's own predictions count, 0 in the first half of a run and then up to 1."""
+        """Return a, the weight of a network's own predictions: 0 in the first half of a run, then up to 1."""
         return max(0.0, 2 * self.share_over() - 1)
 
     def kept_share(self) -> float:
-        """Share of a batch on which a network trains: less in later rounds, and all again towards the end."""
+        """Return the share of a batch on which a network trains: less in later rounds, all towards the end."""
         ramp = min(1.0, (self.federation.round_idx - self.warmup_rounds - 1) / RAMP)
         return 1 - (1 - self.own_share()) * self.forget_rate * ramp
 
     # ---------------------------------------------------------------- rounds
 
     def on_round_start(self, run: Run) -> None:
-        """After a warm-up both of the target's networks begin with its extractor."""
+        """Start both of the target's networks from a warm-up's extractor."""
         super().on_round_start(run)
         if self.warmup_rounds and run.clock.round_idx == self.warmup_rounds and self.federation.is_local(self.target):
             self.twins.start_peer_()
 
     def on_round_end(self, run: Run) -> None:
-        """The sources answer, and the target takes the weighted mean of their answers."""
+        """Give the target the weighted mean of the sources' answers as pseudo-labels."""
         teachers = self.teachers()
         if not teachers:
             return
         weighted = {name: self.weigh_(name, own) for name, own in self.ask_(teachers).items()}
         for total in self.add_("mixture", weighted, teachers).values():
             if total["weight"] > 0:
-                self._lessons = {"mixture": total["mixture"] / total["weight"]}
+                self._pseudo_labels = {"mixture": total["mixture"] / total["weight"]}
             else:  # at the target; the next exchange raises it on every process
                 self.federation.fail(
                     RosterError(
@@ -174,9 +170,9 @@ class CoMDA(TaughtTarget):
             self._log({name: float(own["weight"]) for name, own in weighted.items()})
 
     def weigh_(self, source: str, answers: Tensor) -> dict[str, Tensor]:
-        """A source's moving mean z of its answers, shape (n_T, C), moved on by the newest, times its weight; and that.
+        """Update a source's moving mean z by its answers, shape (n_T, C); return z times the weight, and the weight.
 
-        Weights are e_k as shares of the largest that there can be, at O = 1 - 1/C, so that grids hold them.
+        Weights are e_k over their maximum, at O = 1 - 1/C, so that grids hold them.
         """
         kept = self.kept(source)
         before, count = kept.get("ensemble", torch.zeros_like(answers)), int(kept.get("count", 0)) + 1
@@ -188,7 +184,7 @@ class CoMDA(TaughtTarget):
         return {"mixture": on_grid(weight * corrected), "weight": on_grid(torch.tensor([weight]))}
 
     def _log(self, weights: dict[str, float]) -> None:
-        """The weight w of each source, which the target knows of those whose models it has."""
+        """Log the weight of each source, of sum 1, where the target has their models."""
         total = sum(weights.values())
         reported = {self.target.name: {f"weight/{name}": own / total for name, own in weights.items()}} if total else {}
         every = [f"weight/{client.name}" for client in self.sources]
@@ -197,10 +193,8 @@ class CoMDA(TaughtTarget):
     # ---------------------------------------------------------------- set-up
 
     def on_run_start(self, run: Run) -> None:
-        """Warn where the target's networks, one of which has a new classifier, have few steps to learn in."""
-        self.run.clock.warn_of_few_steps(
-            "with 100 it ended up to 16 points below SourceOnly, with 250 up to 3", enough=200
-        )
+        """Warn of short runs: the second network starts with an untrained classifier."""
+        run.clock.warn_of_few_steps("with 100 it ended up to 16 points below SourceOnly, with 250 up to 3", enough=200)
 
     @property
     def twins(self) -> Twins:
@@ -208,7 +202,7 @@ class CoMDA(TaughtTarget):
         return cast(Twins, self.replicas[self.target])
 
     def build_target(self, replica: Replica) -> Twins:
-        """Two networks with different classifiers."""
+        """Return two networks with different classifiers."""
         classifier = copy.deepcopy(replica.classifier)
         with torch_streams():
             enter_stream(self.federation.seed, "classifier of the peer")
@@ -218,7 +212,7 @@ class CoMDA(TaughtTarget):
         return Twins(replica, classifier)
 
     def client_param_groups(self) -> list[dict[str, Any]]:
-        """One parameter group per local client, and another one for the target's second network."""
+        """Return a group per local client, and one for the target's second network."""
         groups = super().client_param_groups()
         if not self.federation.is_local(self.target):
             return groups
@@ -230,7 +224,7 @@ class CoMDA(TaughtTarget):
 
 
 def easiest(losses: Tensor, share: float) -> Tensor:
-    """Positions of the share of samples with the least losses, rounded up, and at least two, in their order.
+    """Return sorted indices of the share of samples with the smallest losses, rounded up, at least two.
 
     Args:
         losses: Shape (B,).

@@ -1,7 +1,7 @@
-"""Rounds in which everyone trains from one model and the target combines what all have changed: FedDA's and FedGP's.
+"""Rounds in which everyone trains from one model and the target combines updates: FedDA's, FedGP's and FADA's.
 
-A client remembers its weights at the round's start (`RoundMemory`): its update is what it has changed since. The target
-looks at each of its batches from there as well, for the variance of its gradient.
+An update is the change of a client's weights since the round's start, which it remembers (`RoundMemory`). The target
+also computes the gradient of each batch there, for its variance.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class CombinedUpdates(FederatedModule):
     """The target combines the updates of a round and hands out the new model; a subclass defines how.
 
     Args:
-        target_lr_ratio: The target's learning rate in units of the sources', positive. Schedules that scale rates keep
-            it; those that set them (such as OneCycleLR) do not.
-        align_magnitudes: Scale a source's update by the target's steps and learning rates over its own.
+        target_lr_ratio: The target's learning rate in units of the sources', positive; kept by schedules that scale
+            rates, not by those that set them (such as OneCycleLR).
+        align_magnitudes: Scale a source's update by the ratio of the target's summed learning rates to the source's.
         kwargs: See `FederatedModule`.
 
     Raises:
@@ -53,19 +53,16 @@ class CombinedUpdates(FederatedModule):
     # ---------------------------------------------------------------- rounds
 
     def on_round_start(self, run: Run) -> None:
-        """Those who were away fetch the current model; everyone remembers what the round starts from."""
+        """Let clients that were absent fetch the current model; note what the round starts from."""
         if self._behind is None and self.warmup_rounds:  # the newest model is a warm-up's
-            self.run.weights.catch_up("weights")
+            run.weights.catch_up("weights")
         self.send_model_()
         for client in self.federation.local_clients:
             self.memory(client).begin_(self.weights_of(client))
 
     @torch.no_grad()
     def move_to_(self, step: Update) -> None:
-        """Return to the round's start, and let the target take its step from there.
-
-        The step is empty where the target is not hosted, or if there is none.
-        """
+        """Return to the round's start, and let the target take its step from there, if there is one."""
         for client in self.federation.local_clients:
             state, memory = self.weights_of(client), self.memory(client)
             torch._foreach_copy_([state[name] for name in memory.start], list(memory.start.values()))
@@ -77,7 +74,7 @@ class CombinedUpdates(FederatedModule):
             memory.forget_()
 
     def hand_out_(self) -> None:
-        """The target's weights are the newest model; send them."""
+        """Send the target's weights, the newest model."""
         self._behind = {client.name for client in self.sources}
         self.send_model_()
 
@@ -106,17 +103,14 @@ class CombinedUpdates(FederatedModule):
         return False
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """As the base class; the target sees each of its batches from the round's start as well, for its variance."""
+        """Take a local step; note the gradient of the target's batch at the round's start."""
         learners = {client.name for client in self.run.present_learners()}
         if not self.run.clock.warming_up and self.target.name in batch.keys() & learners:
             self.observe_(self.task.standardised(self.target.name, batch[self.target.name]))
         return super().training_step(batch, batch_idx)
 
     def observe_(self, samples: Sequence[Any]) -> None:
-        """Note the target's gradient over a batch at the weights that the round started from.
-
-        A second pass over its samples adds no information, and is skipped.
-        """
+        """Note the target's gradient over a batch at the round's first weights; skip a second pass over samples."""
         memory, loader = self.memory(self.target), self.trainer.train_dataloader
         different = loader.batches_per_pass(self.target.name) if isinstance(loader, FederatedLoader) else math.inf
         if memory.statistics.count >= different:
@@ -129,10 +123,7 @@ class CombinedUpdates(FederatedModule):
                 memory.observe_(dict(zip(params, gradients, strict=True)))
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Take a step, and remember it for those who took part.
-
-        A client with several parameter groups counts with the learning rate of the first that has gradients.
-        """
+        """Take a step, and note for its clients the learning rate of their first group with gradients."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         if self.run.clock.warming_up:
             return
@@ -145,7 +136,7 @@ class CombinedUpdates(FederatedModule):
                 self.memory(client).record_(rates[client.name])
 
     def make_optimizer(self) -> Optimizer:
-        """As configured, with the target's learning rate scaled."""
+        """Return the configured optimiser, with the target's learning rate scaled."""
         optimizer = super().make_optimizer()
         for group in optimizer.param_groups:
             if group["client"] == self.target.name:
@@ -155,9 +146,9 @@ class CombinedUpdates(FederatedModule):
     # ---------------------------------------------------------------- updates
 
     def update(self, client: Client) -> Update:
-        """What a local client has changed in this round, by name; with ``batchnorm_average``, of second moments.
+        """Return the change of a local client's weights in this round.
 
-        The change of var + mean^2 stands under the name of the variance.
+        With ``batchnorm_average`` the change of var + mean^2 stands under the name of the variance.
         """
         state, memory = self.weights_of(client), self.memory(client)
         update = memory.update(state)
@@ -166,17 +157,14 @@ class CombinedUpdates(FederatedModule):
         return update
 
     def rated(self, client: Client) -> Update:
-        """A local source's update, and the sum of its learning rates as "path", but for differential privacy."""
+        """Return a local source's update and, without differential privacy, its summed learning rates as "path"."""
         update = self.update(client)
         if self.federation.channels["update"].mechanism is None:
             update["path"] = torch.tensor(self.memory(client).path, dtype=torch.float64)
         return update
 
     def aligned(self, message: Update, path: float) -> Update:
-        """A source's update, as if it had taken the target's steps if magnitudes are aligned.
-
-        The message is that of `rated`; ``path`` is the sum of the learning rates of the target's steps.
-        """
+        """Return the update of a `rated` message; aligned, it is scaled to ``path``, the target's summed rates."""
         update = {name: tensor for name, tensor in message.items() if name != "path"}
         if not self.align_magnitudes:
             return update
@@ -184,49 +172,43 @@ class CombinedUpdates(FederatedModule):
         layers, _ = self.parts(update)  # statistics do not grow with learning rates
         return update | times(layers, path / own if own else 1.0)
 
-    def hear_updates(self, sources: Sequence[Client]) -> dict[str, Update]:
-        """Send these sources' updates to the target, which sees each; return them by name, aligned if they are to be.
-
-        Empty where the target is not hosted.
-        """
+    def receive_updates(self, sources: Sequence[Client]) -> dict[str, Update]:
+        """Send sources' updates to the target, which sees each; return them where it is hosted, aligned."""
         sent = {client.name: self.rated(client) for client in sources if self.federation.is_local(client)}
         received = self.federation.exchange("update", sent, to=[self.target]).get(self.target.name, {})
         return {name: self.aligned(message, self.memory(self.target).path) for name, message in received.items()}
 
     def parts(self, update: Update) -> tuple[Update, Update]:
-        """The layers of an update, which gradients move, and the rest: running statistics of any kind."""
+        """Return the layers of an update, which gradients move, and its running statistics."""
         trained = self.parameters_of(self.federation.local_clients[0])
         layers = {name: update[name] for name in trained if name in update}
         return layers, {name: tensor for name, tensor in update.items() if name not in trained}
 
     def weights_of(self, client: Client) -> Update:
-        """A local client's shared weights.
-
-        Counters (integers) are not among them: they are in no update, and go on.
-        """
+        """Return a local client's shared weights but counters (integers), which are in no update."""
         state = self.run.weights.of(client.name).items()
         return {name: tensor for name, tensor in state if tensor.is_floating_point()}
 
     def moments_of(self, client: Client) -> dict[str, str]:
-        """Names of variances in `weights_of` that are combined as second moments, each with that of its mean."""
+        """Return the variances in `weights_of` that are combined as second moments, each with its mean."""
         state = self.weights_of(client)
         return {name: mean for name, mean in self.run.weights.variances(client.name).items() if name in state}
 
     def parameters_of(self, client: Client) -> Update:
-        """A local client's parameters that are shared and trained, by name; buffers are no part of a gradient."""
+        """Return a local client's shared and trained parameters, by name."""
         shared = self.run.weights.of(client.name)
         params = self.replicas[client.name].named_parameters()
         return {name: param for name, param in params if name in shared and param.requires_grad}
 
     def memory(self, client: Client | str) -> RoundMemory:
-        """Of a local client."""
+        """Return the memory of a local client."""
         name = client if isinstance(client, str) else client.name
         if name not in self._memories:
             self._memories[name] = RoundMemory(self.keeps_gradients)
         return self._memories[name]
 
     def shares(self, names: Sequence[str]) -> list[float]:
-        """Weights w_i of sources, of sum 1."""
+        """Return weights w_i of sources, of sum 1."""
         known = self.run.weights.mean_weights
         weights = [1.0 if known is None else float(known[name]) for name in names]
         return [weight / sum(weights) for weight in weights]
@@ -268,5 +250,5 @@ class CombinedUpdates(FederatedModule):
 
 
 def times(update: Update, factor: float) -> Update:
-    """An update of another length."""
+    """Return an update times a factor."""
     return dict(zip(update, torch._foreach_mul(list(update.values()), factor), strict=True))

@@ -93,10 +93,6 @@ class DomainAdversarial(FedAvg, ABC):
             groups.append({"params": trained, "client": client.name})
         return groups
 
-    def learners(self, round_idx: int) -> tuple[Client, ...]:
-        """Everyone: the target on its unlabelled samples."""
-        return self.clients
-
     # ---------------------------------------------------------------- a local step
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:

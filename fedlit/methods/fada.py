@@ -3,14 +3,14 @@
 Differences from the paper:
 
 - Attention compares clusters by their squared scatter over that of all samples. The paper's sum of distances shrinks
-  with the features, so that a source which shrinks them has all the weight, and its softmax saturates
-  (``attention="paper"``). Gains are those of a whole round, clusterings go on from each other, samples stay the same.
-- Equation 5's source term is equation 4's again, and makes sources easier to identify; it is left out. Sources train on
-  labels alone, or are reversed like the target (``reverse="both"``).
-- The paper sends features of every batch to the identifier. Here source and target exchange its gradients.
-- The target keeps what its own steps have changed when it takes the sources' updates, but for statistics of BatchNorm,
-  which are the sources': a sum of changes may have variances below 0.
-- Equations 6 to 8 are an option (``disentangle=True``), of sources alone: see `fedlit.models.disentangling`.
+  with the features, so that one source gets all the weight (``attention="paper"``). Gains are of a whole round;
+  clusterings continue from each other, on the same samples.
+- Equation 5's source term, which makes sources easier to identify, is left out: sources train on labels alone, or are
+  reversed like the target (``reverse="both"``).
+- Source and target exchange gradients of the identifier; the paper sends it features of every batch.
+- The target keeps the changes of its steps, but for statistics of BatchNorm, which are the sources': a sum of changes
+  may have variances below 0.
+- Equations 6 to 8 are an option of sources alone (``disentangle=True``): see `fedlit.models.disentangling`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class FADA(CombinedUpdates):
     .. math:: \theta \leftarrow \theta_T + \sum_i \alpha_i \, \Delta_i, \qquad
               \alpha = \operatorname{softmax}(\text{gain} / \tau)
 
-    Sources train on their labels. With each of them the target shares an identifier, which separates their features,
-    and which the target's extractor learns to mislead. At a round's end it looks at its features with each source's
-    update by itself: the gain is by how much that lowers the scatter within k-means clusters, one per class.
+    Sources train on their labels. With each the target shares an identifier that separates their features, which the
+    target's extractor learns to mislead. A source's gain is by how much its update alone lowers the scatter of the
+    target's features within k-means clusters, one per class.
 
     Args:
         hidden: Units of the hidden layer of all identifiers, and of the estimator of mutual information.
@@ -64,18 +64,18 @@ class FADA(CombinedUpdates):
         attention: ``"relative"``, gains in shares of the samples' scatter; ``"paper"``, equation 3; ``"uniform"``.
         temperature: tau, positive; with ``attention="paper"`` give its 1.
         attention_samples: Samples of the target that are clustered, the same in all rounds.
-        disentangle: Split features at the sources in a part from which the classifier is to predict the class too, and
-            a rest from which nobody can. They have little mutual information, and together reconstruct the features.
-        mi_weight: Weight of the mutual information of the two parts, at least 0, where features are split.
+        disentangle: Split features at the sources in a part that predicts the class and a rest that does not, with
+            little mutual information, which together reconstruct them.
+        mi_weight: Weight of the mutual information of the two parts, at least 0.
         kwargs: See `CombinedUpdates` and `FederatedModule`.
 
     Raises:
         ValueError: If an argument is out of range.
 
     Notes:
-        The target receives every source's update, and a source the new model, in the clear. In each local step source
-        and target exchange gradients of their identifier; those of a batch of one sample reveal its features up to a
-        factor. A round without the target changes nothing. Of what splits features nothing is sent.
+        The target receives every source's update, and a source the new model, in plaintext. In each local step source
+        and target exchange gradients of their identifier; those of one sample reveal its features up to a factor. A
+        round without the target changes nothing. Networks that split features are not sent.
 
         Logged after each round: ``attention/SOURCE``, alpha.
     """
@@ -140,7 +140,7 @@ class FADA(CombinedUpdates):
         )
 
     def build_replica(self) -> AdversarialReplica:
-        """Extractor, classifier and the source's identifier, and what disentangles features."""
+        """Return extractor, classifier, the source's identifier, and networks that disentangle features."""
         extractor, classifier = copy.deepcopy(self.originals)
         identifiers = nn.ModuleList([make_discriminator(feature_width(extractor), self.hidden)])
         if self.disentangle:
@@ -148,14 +148,10 @@ class FADA(CombinedUpdates):
         return AdversarialReplica(extractor, classifier, identifiers)
 
     def build_target(self, replica: AdversarialReplica) -> AdversarialReplica:
-        """The target has the identifiers of all sources, in their order, and never disentangles."""
+        """Return the target's replica, with the identifiers of all sources in their order."""
         (identifier,) = cast(nn.ModuleList, replica.discriminator)
         identifiers = nn.ModuleList(copy.deepcopy(identifier) for _ in self.sources)
         return AdversarialReplica(replica.extractor, replica.classifier, identifiers)
-
-    def learners(self, round_idx: int) -> tuple[Client, ...]:
-        """Everyone: the target on its unlabelled samples."""
-        return self.clients
 
     # ---------------------------------------------------------------- a local step: equations 4 to 8
 
@@ -187,7 +183,7 @@ class FADA(CombinedUpdates):
         return losses
 
     def step_identifiers_(self, sources: Sequence[Client], features: Mapping[str, Tensor]) -> None:
-        """Each pair exchanges its gradients, and both descend their sum; features are those of local clients."""
+        """Let each pair exchange its gradients and descend their sum; features are those of local clients."""
         target = self.target
         sides = [(source, each, other) for source in sources for each, other in ((source, target), (target, source))]
         sides = [(source, each, other) for source, each, other in sides if each.name in features]
@@ -205,24 +201,24 @@ class FADA(CombinedUpdates):
                     weight.data.sub_(self.identifier_lr / 2 * (own[name] + others[name]))
 
     def identifier(self, client: Client, source: Client) -> nn.Module:
-        """The copy that a local client has of a source's identifier."""
+        """Return a local client's copy of a source's identifier."""
         identifiers = cast(nn.ModuleList, self.replicas[client].discriminator)
         return identifiers[self.sources.index(source) if client.is_target else 0]
 
     def observe_(self, samples: Sequence[Any]) -> None:
-        """No variance of the target's gradient is asked for."""
+        """Note nothing: no variance of the target's gradient is needed."""
 
     # ---------------------------------------------------------------- rounds: equation 3
 
     def on_round_end(self, run: Run) -> None:
-        """The target takes its own update and the sources' by their attention, and hands out the new model."""
-        federation, target = self.federation, self.target
+        """Add the sources' updates to the target's by their attention, and send the new model."""
+        federation, target = run.federation, self.target
         participants = federation.present("update")
         if target not in participants:
             self.move_to_({})
             return
         sources = [client for client in participants if not client.is_target and self.has_newest(client)]
-        updates = self.hear_updates(sources)
+        updates = self.receive_updates(sources)
         step: Update = {}
         reported: dict[str, dict[str, float]] = {}
         if federation.is_local(target):
@@ -236,11 +232,11 @@ class FADA(CombinedUpdates):
         self.move_to_(step)
         self.hand_out_()
         names = [f"attention/{client.name}" for client in self.sources]
-        self.run.log(federation.report(reported, names).get(target.name, {}))
+        run.log(federation.report(reported, names).get(target.name, {}))
 
     @torch.no_grad()
     def weigh(self, updates: Mapping[str, Update]) -> dict[str, float]:
-        """Attention on sources, of sum 1, from their updates; called where the target is hosted, after its steps."""
+        """Return the attention on sources, of sum 1, from their updates; called where the target is hosted."""
         gains = torch.zeros(len(updates), dtype=torch.float64)
         inputs, number = None, 0
         if self.attention != "uniform" and len(updates) > 1:
@@ -261,7 +257,7 @@ class FADA(CombinedUpdates):
         return dict(zip(updates, (gains / self.temperature).softmax(dim=0).tolist(), strict=True))
 
     def features(self, inputs: Inputs, update: Update) -> Tensor:
-        """The target's features in evaluation mode, shape (n, width), as if it took one update by itself."""
+        """Return the target's features after one update alone, in evaluation mode, shape (n, width)."""
         extractor, prefix = self.replicas[self.target].extractor, "extractor."
         state = self.weights_of(self.target)
         if update:

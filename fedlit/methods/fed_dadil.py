@@ -2,17 +2,16 @@
 
 Differences from the paper, where it leaves something open or does not work as printed:
 
-- Atoms start at class means and variances of the sources' features, with different noise for each atom. A secure mean
-  sends these to all clients, in a separate round. The paper does not state the start; its code draws from N(0, 1).
-- Labels are stepped directly, as in the paper, and projected to the simplex after each step; the code takes softmax of
-  free numbers, whose mean over clients is not the mean of the probabilities.
-- Samples of a batch weigh so that its classes weigh the same, as the atoms' do: to carry other proportions onto them
-  takes samples of one class to points of another. The paper's weigh the same; its code deals out the sources' samples
-  by class, and the target's as they come. Here the target's are of the nearest class mean of its barycenter.
-- ``label_cost="adaptive"`` is the code's; the paper's beta is a number. With it the loss is another function for each
-  batch.
-- The classifier of a reconstruction is fitted to the barycenter's points; the paper prints the target's own there.
-- Coordinates start at 1/K; the code starts outside of the simplex.
+- Atoms start at class means and variances of the sources' features, a secure mean in a separate round, with different
+  noise for each. The paper does not state the start; its code draws from N(0, 1).
+- Labels are stepped directly (as in the paper), and projected to the simplex; the code takes softmax of free numbers,
+  whose mean over clients is not that of the probabilities.
+- Samples of a batch weigh so that its classes weigh the same, as the atoms' do, since other proportions are transported
+  across classes. The paper's samples weigh the same; its code balances the sources' batches. The target's classes are
+  those of the nearest class mean of its barycenter.
+- ``label_cost="adaptive"`` is the code's, another function for each batch; the paper's beta is a number.
+- The classifier of a reconstruction is fitted to the barycenter's points; the paper prints the target's samples.
+- Coordinates start at 1/K; the code starts outside the simplex.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.checks import check, check_at_least, check_one_of, check_positive
+from fedlit.checks import check_at_least, check_one_of, check_positive
 from fedlit.federation import Channel, Client, RosterError, Summed
 from fedlit.federation.leaks import warn_of_lone_classes
 from fedlit.federation.streams import stable_seed
@@ -79,26 +78,25 @@ class FedDaDiL(FederatedModule):
 
     .. math:: \min_{P, \alpha} \frac{1}{N} \sum_\ell \mathcal{T}(\hat Q_\ell, B(\alpha_\ell; P))
 
-    Phase 1 (``warmup_rounds``) trains an encoder by FedAvg over the sources; with given features (`Features`) it may be
-    left out. One more round sends all clients the class moments of the sources' features, at which the atoms start. In
-    phase 2 every client moves atoms and coordinates in local steps, on mini-batches of its samples and of the atoms; a
-    round ends with the mean of the atoms. (E local epochs of the paper are ``local_steps`` = E ceil(n / n_b).) The
-    target predicts with a classifier of its reconstruction (R) or with those of the atoms (E); the accuracy of both is
-    logged, as ``oracle/target/reconstruction/acc`` and ``oracle/target/ensemble/acc``.
+    Phase 1 (``warmup_rounds``) trains an encoder by FedAvg over the sources; not needed with `Features`. One more round
+    sends all clients the class moments of the sources' features, at which the atoms start. In phase 2 clients move
+    atoms and coordinates on mini-batches of samples and atoms; a round ends with the mean of the atoms. (The paper's E
+    local epochs are ``local_steps`` = E ceil(n / n_b).) The target predicts by a classifier of its reconstruction (R)
+    or those of the atoms (E); logged: ``oracle/target/reconstruction/acc`` and ``oracle/target/ensemble/acc``.
 
     Args:
         num_atoms: Number K of atoms.
         atom_size: Points n of an atom, at least the number of classes C.
-        atom_batch_size: Most points n_b of an atom in a local step, at least C with balanced sampling; ``None`` takes
-            all. The paper's n_b is also that of samples, the data module's ``batch_size``.
-        sampling: How points are dealt out to the local steps of a pass: ``"balanced"`` over the classes at which they
-            started (the code: to which they lean), or ``"uniform"``.
-        sample_weights: How samples of a batch weigh: ``"balanced"`` over its classes, the target's being those of
-            the nearest class mean of the barycenter, or ``"uniform"`` (the paper).
+        atom_batch_size: Maximum of points n_b of an atom in a local step, at least C with balanced sampling; ``None``
+            takes all. The paper's n_b is also the data module's ``batch_size``.
+        sampling: How points are drawn in a pass: ``"balanced"`` over the classes at which they started, or
+            ``"uniform"``.
+        sample_weights: Weights of a batch's samples: ``"balanced"`` over its classes (at the target, of the nearest
+            class mean of the barycenter), or ``"uniform"`` (the paper).
         label_cost: beta, or ``"adaptive"``: see `joint_cost`.
-        num_iterations: Most updates of a barycenter.
-        entropy: Weight of the entropy of all plans, in units of their largest cost (Sinkhorn), which stays on the
-            device; ``None`` is exact transport, on the CPU. See `transport_plan`.
+        num_iterations: Maximum of updates of a barycenter.
+        entropy: Weight of the plans' entropy in units of their largest cost (Sinkhorn); ``None`` is exact transport,
+            on the CPU. See `transport_plan`.
         atom_lr: Learning rate of points, in units of features.
         simplex_lr: Learning rate of labels and coordinates.
         predict_with: ``"reconstruction"`` (R) or ``"ensemble"`` (E).
@@ -112,9 +110,9 @@ class FedDaDiL(FederatedModule):
         RosterError: At the end of the round of class moments, if no source participated in it.
 
     Notes:
-        Atoms are K n (d + C) numbers each way. Coordinates never leave a client. But a client's atoms, less those it
-        was sent, reveal something of gradients on its data; a backend hides that among the clients. The class moments
-        of a class that one source alone has are that source's own, whatever the backend: a `PrivacyWarning` warns it.
+        Atoms are K n (d + C) numbers each way. Coordinates never leave a client. The change of a client's atoms reveals
+        something of gradients on its data; a backend hides it among the clients. Moments of a class that one source
+        alone has are that source's, whatever the backend: a `PrivacyWarning` warns it.
     """
 
     replicas: Replicas[DictionaryReplica]
@@ -143,24 +141,18 @@ class FedDaDiL(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, weighting=weighting, **kwargs)
-        for name, value, least in (
-            ("num_atoms (K)", num_atoms, 1),
-            ("atom_size (n)", atom_size, self.num_classes),
-            ("atom_batch_size (n_b)", atom_size if atom_batch_size is None else atom_batch_size, 1),
-            ("num_iterations", num_iterations, 1),
-        ):
-            check(value >= least, name, f"at least {least}", value)
+        check_at_least("num_atoms (K)", num_atoms, 1)
+        check_at_least("atom_size (n)", atom_size, self.num_classes, way_out="each class needs a point")
+        check_at_least("num_iterations", num_iterations, 1)
         for name, rate in (("atom_lr", atom_lr), ("simplex_lr", simplex_lr), ("penalty", penalty)):
             check_positive(name, rate)
         check_label_cost(label_cost)
         check_entropy(entropy)
         for name, choice in (("sampling", sampling), ("sample_weights", sample_weights)):
             check_one_of(name, choice, ("balanced", "uniform"))
-        if sampling == "balanced" and atom_batch_size is not None and atom_batch_size < self.num_classes:
-            raise ValueError(
-                f"atom_batch_size (n_b) must be at least {self.num_classes}, a point of each class, with "
-                f"sampling='balanced', got {atom_batch_size}: raise it, or take sampling='uniform'"
-            )
+        if atom_batch_size is not None:
+            minimum = self.num_classes if sampling == "balanced" else 1  # a point of each class
+            check_at_least("atom_batch_size (n_b)", atom_batch_size, minimum, f"with sampling={sampling!r}")
         check_one_of("predict_with", predict_with, ("reconstruction", "ensemble"))
         self.width = feature_width(self.originals[0])
         self.num_atoms = num_atoms
@@ -189,12 +181,8 @@ class FedDaDiL(FederatedModule):
 
     # ---------------------------------------------------------------- local steps (algorithm 2)
 
-    def learners(self, round_idx: int) -> tuple[Client, ...]:
-        """Everyone, the target on its unlabelled samples."""
-        return self.clients
-
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
-        """f_l: cost of transport between a batch and the barycenter of a batch of the atoms (equation 11)."""
+        """Return f_l, the cost of transport from a batch to the barycenter of a batch of the atoms (equation 11)."""
         replica = self.replicas[client]
         replica.project_()
         replica.fitted.fill_(False)  # the atoms are about to move
@@ -211,7 +199,7 @@ class FedDaDiL(FederatedModule):
         return joint_ot_loss(features, support, classes, shares, self.label_cost, self.entropy, weights)
 
     def weights(self, features: Tensor, classes: Tensor | None, barycenter: tuple[Tensor, Tensor]) -> Tensor | None:
-        """Weights of a batch's samples, shape (n,), with sum 1; ``None`` are equal ones.
+        """Return weights of a batch's samples, shape (n,), of sum 1; ``None`` are equal ones.
 
         Classes are one-hot, shape (n, C); ``None`` takes those of the nearest class means of the barycenter.
         """
@@ -224,9 +212,9 @@ class FedDaDiL(FederatedModule):
     def barycenter(
         self, points: list[Tensor], labels: list[Tensor], coordinates: Tensor, num_points: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Barycenter of some points of the atoms, shape (num_points, d), and its class probabilities (num_points, C).
+        """Return the barycenter of points of the atoms, (num_points, d), and its class probabilities, (num_points, C).
 
-        Without ``num_points`` it has as many as the atom with the largest coordinate.
+        The default of ``num_points`` is the size of the atom with the largest coordinate.
         """
         found = wasserstein_barycenter(
             points, labels, coordinates, num_points, self.label_cost, None, self.num_iterations, entropy=self.entropy
@@ -236,13 +224,13 @@ class FedDaDiL(FederatedModule):
 
     @torch.no_grad()
     def encode(self, client: Client, inputs: Tensor) -> Tensor:
-        """Features of a batch, shape (batch, d), without gradient and with statistics that stand still."""
+        """Return features of a batch, shape (batch, d), without gradient and with fixed statistics."""
         replica = self.replicas[client]
         replica.extractor.eval()
         return replica.features(inputs)
 
     def rows(self, client: Client) -> list[Tensor]:
-        """Points of each atom in this local step, at most n_b: a pass over an atom deals out all, in equal batches."""
+        """Return points of each atom for this local step, at most n_b; a pass over an atom takes all."""
         steps = math.ceil(self.atom_size / self.atom_batch_size)
         turn, step = divmod(self.federation.batch_idx, steps)
         generator = torch.Generator().manual_seed(
@@ -252,7 +240,7 @@ class FedDaDiL(FederatedModule):
         return [order.tensor_split(steps)[step] for order in orders]
 
     def order(self, generator: torch.Generator) -> Tensor:
-        """A permutation of an atom's points, shape (n,); balanced, each C in a row are one of each class."""
+        """Return a permutation of an atom's points, shape (n,); balanced, each C in a row are one of each class."""
         shuffled = torch.randperm(self.atom_size, generator=generator)
         if self.sampling == "uniform":
             return shuffled
@@ -263,23 +251,23 @@ class FedDaDiL(FederatedModule):
     # ---------------------------------------------------------------- rounds (algorithm 1)
 
     def phases(self) -> tuple[Phase, ...]:
-        """Encoder and classifier, as there is nothing in the atoms yet; a round of class moments; and the atoms."""
+        """Return the phases of encoder and classifier, of class moments (one round), and of the atoms."""
         encoder = WarmUp(self.run, self.label_loss, parts=("extractor", "classifier"))
         return encoder, ClassMoments(self.run, self.start_atoms_), self
 
     def on_round_start(self, run: Run) -> None:
-        """Clients that were absent fetch the others' atoms."""
+        """Let clients that were absent fetch the newest atoms."""
         run.weights.catch_up("atoms")
 
     def on_round_end(self, run: Run) -> None:
-        """The mean of all clients' atoms (equation 12)."""
+        """Average all clients' atoms (equation 12)."""
         for client in self.federation.local_clients:
             self.replicas[client].project_()
             self.replicas[client].fitted.fill_(False)
         run.weights.average_("atoms", among=self.clients, part="dictionary")
 
     def count(self, client: Client) -> Tensor:
-        """A local source's sums by class over all its samples: features, their squares, and numbers, (C, 2d + 1)."""
+        """Return a local source's sums by class of features, their squares, and numbers, shape (C, 2d + 1)."""
         total = torch.zeros(self.num_classes, 2 * self.width + 1, dtype=torch.float64, device=self.device)
         for _, inputs, labels in self.run.samples.labelled([client]):
             with self.trainer.precision_plugin.forward_context():
@@ -290,9 +278,9 @@ class FedDaDiL(FederatedModule):
 
     @torch.no_grad()
     def start_atoms_(self) -> None:
-        """Points of each class around its mean over the sources, with its variance; another draw for each atom.
+        """Draw points of each class around its mean over the sources, with its variance, anew for each atom.
 
-        A class that none of them has starts around the mean of all.
+        A class that no source has starts around the mean of all.
         """
         federation = self.federation
         if all(client.is_target for client in federation.present("class_moments")):
@@ -323,7 +311,7 @@ class FedDaDiL(FederatedModule):
     # ---------------------------------------------------------------- predictions (section 3.4)
 
     def on_evaluation_start(self, run: Run) -> None:
-        """Fit local clients' classifiers to the dictionary as it stands, where there is one and it has moved since."""
+        """Fit local clients' classifiers to the dictionary, where it has moved since."""
         for client in self.federation.local_clients:
             replica = self.replicas[client]
             if replica.started and not replica.fitted:
@@ -331,7 +319,7 @@ class FedDaDiL(FederatedModule):
                 replica.fit_(self.reconstruct(client), self.penalty, atoms)
 
     def alternatives(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Both predictions, by reconstruction and by ensemble, once they are fitted."""
+        """Return both predictions, by reconstruction and by ensemble, once they are fitted."""
         replica = self.replicas[self.target]
         if not replica.fitted:
             return {}
@@ -340,10 +328,10 @@ class FedDaDiL(FederatedModule):
 
     @torch.no_grad()
     def reconstruct(self, client: Client, num_points: int | None = None) -> tuple[Tensor, Tensor]:
-        """A local client's barycenter of the whole atoms (equation 14), of ``num_points``, or as many as an atom has.
+        """Return a local client's barycenter of the whole atoms (equation 14), as `barycenter`, by default of n points.
 
-        Returns points of shape (num_points, d) and class probabilities of shape (num_points, C). Before there is a
-        dictionary it raises a `RuntimeError`.
+        Raises:
+            RuntimeError: If there is no dictionary yet.
         """
         replica = self.replicas[client]
         if not replica.started:
@@ -355,9 +343,9 @@ class FedDaDiL(FederatedModule):
         return self.barycenter(list(replica.dictionary.points), list(labels), coordinates, num_points)
 
     def distill(self, samples_per_class: int) -> tuple[Tensor, Tensor]:
-        """A labelled summary of the target, where it is hosted: a barycenter of the atoms with few points per class.
+        """Return a labelled summary of the target, where it is hosted: a barycenter with few points per class.
 
-        Returns features of shape (samples_per_class C, d) and class probabilities of shape (samples_per_class C, C).
+        Features have shape (samples_per_class C, d), class probabilities (samples_per_class C, C).
 
         Raises:
             ValueError: If ``samples_per_class`` is less than 1.
@@ -369,13 +357,13 @@ class FedDaDiL(FederatedModule):
     # ---------------------------------------------------------------- set-up and hooks
 
     def build_replica(self) -> nn.Module:
-        """Copies of encoder and classifier, and a dictionary."""
+        """Return copies of encoder and classifier, and a dictionary."""
         extractor, classifier = copy.deepcopy(self.originals)
         dictionary = Dictionary(self.num_atoms, self.atom_size, self.width, self.num_classes)
         return DictionaryReplica(extractor, classifier, dictionary, self.unit_norm, self.predict_with == "ensemble")
 
     def client_param_groups(self) -> list[dict[str, Any]]:
-        """Three parameter groups per local client: networks, points, and what lives on a simplex."""
+        """Return three groups per local client: networks, points, and parameters on a simplex."""
         groups: list[dict[str, Any]] = []
         for client in self.federation.local_clients:
             replica = self.replicas[client]
@@ -388,7 +376,7 @@ class FedDaDiL(FederatedModule):
         return groups
 
     def on_fit_start(self) -> None:
-        """A run that starts afresh has no dictionary yet, whatever one before it has left."""
+        """Forget the dictionary of an earlier run."""
         super().on_fit_start()
         if self.federation.round_idx <= self.warmup_rounds:
             for client in self.federation.local_clients:

@@ -2,19 +2,15 @@
 
 Differences from the paper, where it leaves something open or does not work as printed:
 
-- Moments are grouped, 21 numbers for 4 features at degree 2 where the paper's monomials are 41, and those that features
-  of length 1 make equal are sent once, which leaves 14; all are of one batch.
-- All three terms of the discrepancy have the truncated kernel by default. The paper approximates the third alone,
-  which does not vanish between equal distributions (``within="exact"``).
-- The kernel is expanded around the mean squared distance between the domains, estimated in each round's first step; the
-  paper's 0 is ``center=0``.
-- Every source weighs its own discrepancy with lambda; in equation 18 it is lambda over the number of sources, while its
-  classification loss is not.
-- The paper gives no alpha and no scale of the features: here they have length 1 and alpha is 1/4, so that no pair is
-  repelled (an even degree repels pairs beyond a distance).
-- ``exchange="summed"`` is not in the paper: a secure mean of moments in place of one encrypted exchange per source.
-  ``exchange="open"`` is what the paper compares with: training on features that everybody sees.
-- The loss is not reported to the sources; each client's own is logged as with any method.
+- Moments are of one batch and grouped: 21 numbers for 4 features at degree 2 (paper: 41), 14 for features of length 1.
+- All three terms have the truncated kernel. The paper truncates the third alone (``within="exact"``), and the sum does
+  not vanish between equal distributions.
+- The kernel is expanded around the domains' mean squared distance in each round's first step (paper: ``center=0``).
+- Each source weighs its discrepancy with lambda; equation 18 divides by the number of sources.
+- The paper states neither alpha nor a scale of features: here length 1 and 1/4, at which no pair is repelled (an even
+  degree repels pairs beyond a distance).
+- ``exchange="summed"``, a secure mean of moments, is not in the paper; ``"open"`` is its baseline.
+- The loss is not reported to the sources.
 """
 
 from __future__ import annotations
@@ -45,8 +41,8 @@ from fedlit.functional import (
     taylor_moments,
     within_domain_mean,
 )
-from fedlit.methods.mean_messages import Message, exchange_means, sources_in_step
-from fedlit.models import Committee, MomentReplica, feature_width, part_of
+from fedlit.methods.mean_messages import Message, exchange_means, send_classifiers, sources_in_step
+from fedlit.models import Committee, MomentReplica, feature_width
 from fedlit.models.committee import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
 from fedlit.run.options import ReplicaSpec, Requires
@@ -55,9 +51,7 @@ from fedlit.run.run import Run
 from fedlit.run.tasks import Classification
 
 SCALED_ALPHA = 0.25
-"""Kernel parameter of scaled features, which moments and squared distances are those of. If alpha fits the features,
-these moments have the order of 1 whatever the features' unit is; a fixed-point grid holds them or raises an error.
-Features of length 1 are left as they are."""
+"""Kernel parameter after scaling features that are not of length 1, so that moments are of order 1 in any unit."""
 
 
 class FedMMD(FederatedModule):
@@ -66,17 +60,15 @@ class FedMMD(FederatedModule):
     .. math:: L_i = L_C + \lambda \, (L_{p1}^{(i)} + L_{p3}^{(i)}), \qquad
               L_t = \lambda \, (L_{p2} + \tfrac{1}{S} \textstyle\sum_i L_{p3}^{(i)})
 
-    The sources pre-train one network (``warmup_rounds``), which the target receives. Then every client has its own: in
-    each local step clients exchange moments of their features as set by ``exchange``, and lower the discrepancy; a
-    source its classification or regression loss too. The target predicts with the mean prediction of the sources'
-    classifiers on its features.
+    The sources pre-train one network (``warmup_rounds``). Then every client trains its own: in each local step clients
+    exchange moments of their features, and lower the discrepancy; a source its task's loss too. The target predicts
+    with the mean prediction of the sources' classifiers on its features.
 
-    With ``exchange="open"`` everybody sees the features of every batch, the kernel is the Gaussian itself, and
-    `degree`, `center` and `within` play no part: the same training as if all data were in one place, the paper's
-    centralised baseline.
+    ``exchange="open"`` sends the features themselves and uses the Gaussian kernel, without `degree`, `center` and
+    `within`: the paper's centralised baseline.
 
     Args:
-        warmup_rounds: Rounds of pre-training; without any, features are drawn together before they mean anything.
+        warmup_rounds: Rounds of pre-training; without, features are aligned before they separate classes.
         degree: Degree D of the Taylor polynomial, 1 to 3; messages have O(L^D) numbers.
         alpha: Kernel parameter, positive; ``None`` is 1/4 for features of length 1, and else 1/(4L), for L features of
             variance about 1.
@@ -85,24 +77,19 @@ class FedMMD(FederatedModule):
         mmd_weight: Weight lambda of the discrepancy, at least 0; the paper's is 0.25.
         exchange: ``"summed"``, ``"pairwise"``, or ``"open"``, which protects nothing.
         unit_norm: Scale features to length 1, so that one alpha and one grid of fixed-point numbers fit all extractors.
-        classifier_period: Rounds T_C between the sources' sending their classifiers; ``None`` is at the end alone, as
-            in the paper.
+        classifier_period: Rounds T_C after which sources send their classifiers; ``None``: at the end alone (paper).
 
     Raises:
         ValueError: If an argument is out of range.
 
     Notes:
-        Summed, the target learns the sources' mean moments, and every source the target's, in the clear; those of a
-        batch of ``n`` samples reveal much of them if ``n`` is small next to the number of moments. The privacy backend
-        of "moments" hides single sources.
+        The target learns the classifiers. Summed, it learns the sources' mean moments, and every source the target's in
+        plaintext; moments of a small batch reveal much of its samples. The backend of "moments" hides single sources.
 
-        Pairwise, two affine exchanges per source and local step go by the protocol that the strategy's ``two_party``
-        has for "moments"; each side learns gradients that are linear in the other's moments, with a matrix of its own:
-        at degree 1 that is the other's mean feature exactly, and at any degree all moments of the other side as soon as
-        a batch has more numbers (samples times features) than there are moments. So it hides less than it seems to, and
-        each source alone, where the summed form hides it among the others.
-
-        The target learns the classifiers.
+        Pairwise, each source and the target run two affine exchanges in each local step, by the ``two_party`` protocol
+        of "moments". Each side learns gradients that are linear in the other's moments: at degree 1 the other's mean
+        feature, at any degree all its moments once a batch has more numbers (samples times features) than there are
+        moments. Each source stands alone here; summed, it is hidden in the mean.
     """
 
     replicas: Replicas[MomentReplica]
@@ -135,10 +122,8 @@ class FedMMD(FederatedModule):
         check_one_of("within", within, ("truncated", "exact"))
         check_at_least("mmd_weight (lambda)", mmd_weight, 0)
         check_one_of("exchange", exchange, ("summed", "pairwise", "open"))
-        if classifier_period is not None and classifier_period < 1:
-            raise ValueError(
-                f"classifier_period (T_C) must be at least 1 round, or null for the end alone, got {classifier_period}"
-            )
+        if classifier_period is not None:
+            check_at_least("classifier_period (T_C)", classifier_period, 1, "round", "null sends them at the end alone")
         self.degree = degree
         self.center = None if center is None else center * self._scale**2
         self.within = within
@@ -153,7 +138,7 @@ class FedMMD(FederatedModule):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Moments as set by ``exchange``, and the sources' classifiers."""
+        """Moments, as set by ``exchange``, and the sources' classifiers."""
         step, contents = "every local step", "moments of a batch's features"
         summed = "take exchange='summed', which privacy hides" + (
             "" if self.exchange == "open" else " among the sources"
@@ -177,12 +162,8 @@ class FedMMD(FederatedModule):
 
     # ---------------------------------------------------------------- a local step (section 4.2)
 
-    def learners(self, round_idx: int) -> tuple[Client, ...]:
-        """Everyone: the target on its unlabelled samples."""
-        return self.clients
-
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Feed forward, exchange moments, and each client's loss."""
+        """Exchange moments, and return each client's loss."""
         features = {
             client.name: self.replicas[client].features(samples[0]) for client, samples in self.run.in_streams(batch)
         }
@@ -208,10 +189,7 @@ class FedMMD(FederatedModule):
         return losses
 
     def within_domain(self, features: Tensor, moments: Tensor, center: float) -> Tensor:
-        """L_p1 of a source or L_p2 of the target, a scalar; 0 for a batch of one sample, which has no pairs.
-
-        Features are scaled, shape (n, L), and moments theirs, shape (M,).
-        """
+        """Return L_p1 or L_p2 from scaled features (n, L) and their moments (M,); 0 for one sample, without pairs."""
         if len(features) < 2:
             return moments.new_zeros(())
         if self.within == "exact" or self.exchange == "open":
@@ -222,10 +200,9 @@ class FedMMD(FederatedModule):
     def meet_summed(
         self, sources: Sequence[Client], features: Mapping[str, Tensor], moments: Mapping[str, Tensor]
     ) -> dict[str, tuple[float, Tensor]]:
-        """The target learns the mean of the sources' moments, they its own; each computes its L_p3.
+        """Exchange mean moments; return kernel centre and L_p3, with a gradient, by local client that received any.
 
-        Features are the scaled ones of local clients' batches, each of shape (n, L), and moments theirs, (M,). Returns
-        the kernel's centre and L_p3, with its gradient, of each local client that has received the other side's.
+        Features are scaled ones of local clients' batches, shape (n, L), and moments theirs, shape (M,).
         """
         target, center = self.target.name, 0.0
 
@@ -248,17 +225,14 @@ class FedMMD(FederatedModule):
         return met
 
     def across(self, moments: Tensor, others: Tensor, center: float) -> Tensor:
-        """L_p3 from both sides' moments, each of shape (M,), with the gradient of one's own."""
+        """Return L_p3 from both sides' moments, each of shape (M,), with a gradient by the first."""
         coefficients = taylor_coefficients(self._alpha, self.degree, center)
         return -2 * moments @ pair_with_kernel(others.detach(), self.width, coefficients)
 
     def meet_pairwise(
         self, sources: Sequence[Client], features: Mapping[str, Tensor], moments: Mapping[str, Tensor]
     ) -> dict[str, tuple[float, Tensor]]:
-        """Each side evaluates value and gradient of L_p3 on the other's encrypted moments (optimisations 1 and 2).
-
-        Arguments and what is returned are as in `meet_summed`.
-        """
+        """As `meet_summed`; value and gradient of L_p3 are computed on encrypted moments (optimisations 1 and 2)."""
         federation, target = self.federation, self.target
         names = {target.name, *(client.name for client in sources)}
         sent = {name: self.to_send(own).double() for name, own in moments.items() if name in names}
@@ -283,10 +257,7 @@ class FedMMD(FederatedModule):
     def meet_open(
         self, sources: Sequence[Client], features: Mapping[str, Tensor], moments: Mapping[str, Tensor]
     ) -> dict[str, tuple[float, Tensor]]:
-        """Both sides see each other's features, and compare them with the Gaussian kernel itself.
-
-        Arguments and what is returned are as in `meet_summed`, with a centre that is not used.
-        """
+        """As `meet_summed`, from the other side's features and the Gaussian kernel; the centre is not used."""
         to = {self.target.name: sources, **{client.name: [self.target] for client in sources}}
         sent = {name: {"features": own.detach()} for name, own in features.items() if name in to}
         met = {}
@@ -300,10 +271,9 @@ class FedMMD(FederatedModule):
         return met
 
     def map_for(self, features: Tensor, moments: Tensor, center: float) -> tuple[Tensor, Tensor]:
-        """Matrix and offset that turn the other side's moments into n times the gradient, and the value, of L_p3.
+        """Return matrix and offset that map the other side's moments to n times the gradient, and the value, of L_p3.
 
-        From one's own scaled features, shape (n, L), and their moments, shape (M,); shapes (n L + 1, number sent) and
-        (n L + 1,).
+        From scaled features (n, L) and their moments (M,); of shapes (n L + 1, number sent) and (n L + 1,).
         """
         coefficients = taylor_coefficients(self._alpha, self.degree, center)
         slope = len(features) * gradient_map(features, coefficients)  # so that batches of any size use the same digits
@@ -311,22 +281,22 @@ class FedMMD(FederatedModule):
         return self.of_sent(-2 * torch.cat([slope, value[None]]))
 
     def to_send(self, moments: Tensor) -> Tensor:
-        """Return those of all moments, shape (M,), that a message holds, in float32: equal ones once, without the 1."""
+        """Return the moments that are sent, in float32: equal ones once, without the constant 1."""
         return moments.detach()[self._sent.to(moments.device)].float()
 
     def from_message(self, received: Tensor) -> Tensor:
-        """All moments, shape (M,), float64."""
+        """Return all moments from those that are sent, shape (M,), float64."""
         known = torch.cat([received.new_ones(1, dtype=torch.float64), received.double()])
         return known[self._places.to(known.device)]
 
     def of_sent(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Linear functions of all moments, shape (k, M), as a matrix for those that are sent, and an offset."""
+        """Return linear functions of all moments, shape (k, M), as matrix and offset for those that are sent."""
         folded = rows.new_zeros(len(rows), 1 + len(self._sent))
         folded.index_add_(1, self._places.to(rows.device), rows)
         return folded[:, 1:], folded[:, 0]
 
     def center_for(self, distance: Tensor) -> float:
-        """The round's centre: as given, or the domains' mean squared distance when the target first computes it."""
+        """Return the round's centre: the argument, or the mean squared distance of the round's first step."""
         if self.center is not None:
             return self.center
         kept = self.replicas[self.target].center
@@ -341,7 +311,7 @@ class FedMMD(FederatedModule):
         moments: Mapping[str, Tensor],
         sent: Mapping[str, Tensor],
     ) -> None:
-        """In a round's first step the target learns its mean squared distance to each source, and sends their mean."""
+        """In a round's first step, give the target its mean squared distance to each source; it sends their mean."""
         federation, target = self.federation, self.target.name
         if federation.batch_idx:
             return
@@ -370,7 +340,7 @@ class FedMMD(FederatedModule):
             self.check_repulsion(features[target], float(self.replicas[self.target].center))
 
     def check_repulsion(self, features: Tensor, center: float) -> None:
-        """Warn once if the target's scaled features, shape (n, L), are so long that pairs may be pushed apart."""
+        """Warn once if the target's scaled features, shape (n, L), are so long that pairs may be repelled."""
         limit = repelling_distance(self._alpha, self.degree, center)
         widest = 4 * float(features.detach().double().square().sum(dim=1).max())
         if widest > limit and not self._warned:
@@ -383,7 +353,7 @@ class FedMMD(FederatedModule):
             )
 
     def _most_outputs(self) -> int:
-        """Numbers that a side may learn in a step: those of its largest batch."""
+        """Return how many numbers a side may learn in a step: those of its largest batch."""
         loader = self.trainer.train_dataloader
         if not isinstance(loader, FederatedLoader):
             raise RosterError(
@@ -395,53 +365,42 @@ class FedMMD(FederatedModule):
     # ---------------------------------------------------------------- rounds
 
     def on_round_start(self, run: Run) -> None:
-        """Nobody trains on from a model of before the end of the pre-training."""
+        """Let clients that were absent fetch the result of the pre-training."""
         run.weights.finish_warmup()
 
     def on_round_end(self, run: Run) -> None:
-        """Every T_C rounds the target receives the sources' classifiers."""
+        """Send classifiers every T_C rounds."""
         if self.classifier_period is not None and (run.clock.round_idx + 1) % self.classifier_period == 0:
             self.send_classifiers_(run.clock.round_idx)
 
     def on_run_end(self, run: Run) -> None:
-        """The target has the classifiers of the last round, those of absent sources too."""
+        """Send the classifiers of the last round, those of absent sources too."""
         last = run.clock.last_round
         if last >= self.warmup_rounds and self._classified_in != last:
             self.send_classifiers_(last, absent_too=True)
 
     def send_classifiers_(self, round_idx: int, absent_too: bool = False) -> None:
-        """Each source sends its classifier to the target, which seats it in its committee.
-
-        With ``absent_too`` sources that are absent in this round send theirs all the same.
-        """
-        federation = self.federation
+        """Send each source's classifier to the target's committee; see `send_classifiers`."""
         self._classified_in = round_idx
-        sent = {
-            client.name: part_of(self.run.weights.of(client.name, frozen_too=True), "classifier")
-            for client in self.sources
-            if federation.is_local(client)
-        }
-        around = self.run.weights.received_part("classifier")
-        received = federation.exchange("classifier", sent, around=around, absent_too=absent_too)
-        for target, messages in received.items():
+        for target, messages in send_classifiers(self.run, "classifier", absent_too).items():
             for name, classifier in messages.items():
                 cast(Committee, self.replicas[target]).receive_(name, classifier)
 
     # ---------------------------------------------------------------- set-up and hooks
 
     def build_replica(self) -> nn.Module:
-        """Copies of extractor and classifier."""
+        """Return copies of extractor and classifier."""
         extractor, classifier = copy.deepcopy(self.originals)
         return MomentReplica(extractor, classifier, self.unit_norm)
 
     def build_target(self, replica: MomentReplica) -> Committee:
-        """The target has room for all sources' classifiers."""
+        """Return the target's replica with room for all sources' classifiers."""
         names = [client.name for client in self.sources]
         return Committee(replica, names, of_logits=isinstance(self.task, Classification))
 
     def on_run_start(self, run: Run) -> None:
-        """Nobody has sent a classifier in this run yet."""
+        """Note that no classifier was sent in this run yet, and warn of short runs."""
         if self.warmup_rounds and self.unit_norm:
             seen = "with 50, standardised inputs and features of length 1, it ended up to 6 points below SourceOnly"
-            self.run.clock.warn_of_few_steps(seen)
+            run.clock.warn_of_few_steps(seen)
         self._classified_in = self.federation.round_idx - 1

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from fedlit.checks import check_at_least, check_positive
-from fedlit.federation import Channel, Client, Summed
+from fedlit.federation import Client
 from fedlit.federation.labels import GuardedLabels, known_labels
 from fedlit.functional import minimax_entropy_loss
 from fedlit.methods.fedavg import FedAvg
@@ -102,11 +102,6 @@ class FedMME(FedAvg):
         self.entropy_weight = entropy_weight
         self.temperature = temperature
 
-    @property
-    def channels(self) -> tuple[Channel, ...]:
-        """The weights, of the target too."""
-        return (Summed("weights", "weights of the network", up="learners"),)
-
     def build_replica(self) -> CosineReplica:
         """A network whose logits are cosines."""
         extractor, classifier = copy.deepcopy(self.originals)
@@ -123,8 +118,8 @@ class FedMME(FedAvg):
             )
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
-        """Everyone; without anything to lower at the target, the others."""
-        return self.clients if self.entropy_weight else super().learners(round_idx)
+        """Return everyone; without an entropy weight, clients with labels."""
+        return tuple(client for client in self.clients if client.labelled or self.entropy_weight)
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """Cross-entropy on labelled samples; at the target, the game on the others."""

@@ -1,40 +1,35 @@
 """FedDA and FedGP (Jiang, Zhang and Koyejo, Principled Federated Domain Adaptation, ICLR 2024).
 
-Algorithm 1 with Definitions 4.1 and 4.3, and the auto-weights of section 4.2. Gradients are model updates, as in the
-algorithm: weights after a round's local steps less those before.
+Algorithm 1, Definitions 4.1 and 4.3, and the auto-weights of section 4.2. Gradients are updates: weights after a
+round's local steps less those before.
 
 Differences from the paper, where it leaves something open or states two things:
 
 - beta weights the source, as in the definitions and the published code; appendix C.9 prints the opposite.
 - The projection is that of Definition 4.3. That of appendix C.9, which scales a source's update by its cosine, is
   ``projection="cosine"``.
-- Auto-weights compare the updates that are combined, with magnitudes aligned by learning rates and steps
-  (``align_magnitudes``). The published code scales one side only, or both alike.
-- The target's variance comes from its batch gradients at the round's start, and is scaled to its update by their
-  lengths. The published code takes that between steps of training, which momentum and Adam make alike (under Adam about
-  20 times too small), and counts every batch of several passes as a new one. Gradients along the steps would not do
-  either: they go back and forth, so that their mean shows less of the target than any of them.
-- The variance of the target's gradient along a source's direction is by default taken to be that along any other
-  (``residual="isotropic"``); ``"exact"`` is the paper's estimator. Batch gradients never leave the target; the paper
-  sends them to the server.
-- BatchNorm's running statistics are no gradients: they are averaged with beta, and never projected.
-- Under a backend that hides single messages, each source computes its own weight and projection, and only the mean of
-  what comes of it leaves them (`FedDA.combine_hidden`). The paper has no such protocol.
+- Auto-weights compare the updates that are combined, aligned by learning rates and steps (``align_magnitudes``). The
+  published code scales one side only, or both alike.
+- The target's variance is that of its batch gradients at the round's start, scaled to its update by their lengths. The
+  published code takes that between training steps, which momentum and Adam make alike (under Adam about 20 times too
+  small), and counts batches of several passes as new ones.
+- The variance of the target's gradient is by default the same in all directions (``residual="isotropic"``); ``"exact"``
+  is the paper's estimator. Batch gradients never leave the target; the paper sends them to the server.
+- BatchNorm's running statistics are averaged with beta, and never projected.
+- The protocol for hidden updates (`hidden_updates`) is not in the paper.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from fedlit.checks import check_one_of
-from fedlit.federation import Channel, Client, DivergedError, FederationError, Open, Pairwise, RosterError, Summed
+from fedlit.checks import check, check_one_of
+from fedlit.federation import Channel, Client, DivergedError, FederationError, Open, RosterError, Summed
 from fedlit.functional import (
     Granularity,
     UpdateProducts,
@@ -43,19 +38,23 @@ from fedlit.functional import (
     fedgp,
     fedgp_cosine,
     inner_products,
-    products_with_sources,
     projection_coefficients,
     scale_layers,
 )
 from fedlit.functional.updates import check_granularity
-from fedlit.methods.combined_updates import CombinedUpdates, Update, times
+from fedlit.methods.combined_updates import Update, times
+from fedlit.methods.hidden_updates import (
+    UPDATE_ALONE,
+    HiddenUpdates,
+    Products,
+    SourceWeight,
+    TargetSummary,
+    if_finite,
+)
 from fedlit.run.run import Run
 from fedlit.run.weights import Weighting
 
-_DROWNED = (
-    "the numbers sent beside an update would be drowned in its noise, so that it needs a fixed beta and "
-    "align_magnitudes=False"
-)
+_DROWNED = "its noise would drown the numbers sent beside an update: take a fixed beta and align_magnitudes=False"
 _ISOTROPIC = "take residual='isotropic', as 'exact' needs single updates at the target"
 _ORTHOGONAL = (
     "take projection='orthogonal', as 'cosine' needs the length of each layer of the target's update, which two_party "
@@ -63,98 +62,51 @@ _ORTHOGONAL = (
 )
 
 
-@dataclass(frozen=True)
-class TargetSummary:
-    """What a source has to know of the target to weigh itself, besides products of their updates.
-
-    The squared norm of its update, the estimated variance sigma^2 of its mean gradient (NaN where that is not known),
-    and the sum of the learning rates of its steps.
-    """
-
-    square: float
-    variance: float
-    path: float
-
-
-@dataclass(frozen=True)
-class Products:
-    """Inner products of two updates, by layer or over the whole model, each of shape (L,), float64.
-
-    Of the target's with the source's, and of each with itself; that of the target is ``None`` where the source does not
-    know it.
-    """
-
-    inner: Tensor
-    source: Tensor
-    target: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class SourceWeight:
-    """How a source enters the mean: its beta in [0, 1], from estimates of squared distances.
-
-    ``distance`` (d^2) is between its gradient and the target's, ``residual`` (tau^2 d^2) between the target's gradient
-    and the directions of its own.
-    """
-
-    beta: float
-    distance: float
-    residual: float
-
-
-class FedDA(CombinedUpdates):
+class FedDA(HiddenUpdates):
     r"""Convex combinations of the target's update and each source's (Jiang et al., ICLR 2024, Definition 4.1).
 
     .. math:: \theta \leftarrow \theta + \sum_i w_i \left[ (1 - \beta_i) \, g_T + \beta_i \, g_{S_i} \right]
 
-    In each round sources train on their data and the target on its few labels, all from the same model; then the target
+    In each round sources train on their data and the target on its few labels, all from the same model; the target
     combines the updates, and everyone goes on from the result. A round without the target changes nothing.
 
     With ``beta="auto"``, beta_i = sigma^2 / (sigma^2 + d_i^2) minimises a bound on the error of the combined gradient:
-    sigma^2 is the variance of the target's gradient, and d_i^2 its squared distance to the source's.
-
-    The target computes a second gradient of each of its batches, at the round's start, from which sigma^2 is estimated.
+    sigma^2 is the variance of the target's gradient, estimated from a second gradient of each of its batches at the
+    round's start, and d_i^2 its squared distance to the source's.
 
     Logged after each round: ``beta`` (mean over sources), ``target_variance`` (sigma^2), and while updates are open
-    ``beta/SOURCE``, ``distance/SOURCE`` (d^2) and ``tau/SOURCE``: the distance of the target's gradient to the
-    directions of the source's, over d; for the whole model at once the sine of the angle between the source's gradient
-    and its difference to the target's. Gradients are updates divided by the target's learning rates.
+    ``beta/SOURCE``, ``distance/SOURCE`` (d^2) and ``tau/SOURCE``, the distance of the target's gradient to the source's
+    directions over d. Gradients are updates divided by the target's learning rates.
 
     Args:
         beta: Weight of the sources in [0, 1]: a number, a number for each source by name, or ``"auto"``.
-        align_magnitudes: Scale a source's update by the target's steps and learning rates over its own, as if it had
-            taken the target's; ``False`` combines updates as they are. ``None`` does so if beta is "auto", as the paper
-            does (appendix C.4). `FedGP` depends on it with ``projection="cosine"`` only.
-        weighting: Weights w_i of sources, in a warm-up too: the definitions' are uniform, those of the paper's code
-            numbers of samples.
+        align_magnitudes: Scale a source's update as if it had taken the target's steps at its learning rates; ``None``
+            does so if beta is "auto" (appendix C.4). `FedGP` depends on it with ``projection="cosine"`` only.
+        weighting: Weights w_i of sources, in a warm-up too: uniform in the definitions, by samples in the paper's code.
         kwargs: ``target_lr_ratio``, see `CombinedUpdates`; the others, `FederatedModule`.
 
     Raises:
         ValueError: If an argument is out of range.
-        RosterError: When training starts, if the target has no labels; later, if ``beta="auto"`` and the target has one
-            batch in a round, which has no variance.
+        RosterError: If the target has no labels, or with ``beta="auto"`` one batch in a round, without variance.
 
     Notes:
-        Each present source's update goes to the target in the clear. Under a backend of "update" that hides single
-        messages the target receives the mean of what the sources contribute instead. What they need of the target for
-        it, if beta is "auto" or magnitudes are aligned, and for `FedGP`, goes to each of them over "target_update": its
-        update, or, if the strategy has ``two_party`` for "inner_product", three numbers, and products with the update
-        over that channel.
+        Each present source's update goes to the target in plaintext. Under a backend of "update" that hides single
+        messages the target receives the mean of the sources' contributions instead. If beta is "auto" or magnitudes are
+        aligned, and for `FedGP`, sources receive over "target_update" the target's update or, with the strategy's
+        ``two_party`` for "inner_product", three numbers, and products with the update over that channel.
 
-        Who learns what under such a backend: the target (and the server, where the backend lets it read totals) the
-        mean of the contributions and of the betas; sources the new model and the target's update, from which much of
-        its few samples can be read, and so the mean of the contributions: of two sources each learns the other's. With
-        ``two_party``, meant for networks of some thousand parameters, a source learns the products of its own
-        directions with the target's update, one number for each layer, but not the update; yet the step of the new
-        model is little else while betas are small. This is for clients that follow the protocol. A source that does not
-        can ask for a few coordinates of the update in every round; a target that does not can choose its update or its
-        variance so that all sources but one contribute nothing, as honest rounds may by chance. Differential privacy of
-        "update" bounds that; it needs a fixed beta.
+        Under such a backend the target (and the server, if it can read totals) learns the means of contributions and
+        betas; sources learn the new model and the target's update, from which much of its few samples can be read, and
+        so the mean of contributions: of two sources each learns the other's. With ``two_party`` (for some thousand
+        parameters) a source learns one product with the target's update for each layer; but while betas are small, the
+        step of the new model is nearly that update. This is for clients that follow the protocol: another source can
+        ask for a few coordinates in every round, and another target can choose its update or variance so that all
+        sources but one contribute nothing, as honest rounds may by chance. Differential privacy of "update" bounds
+        that; it needs a fixed beta.
     """
 
     watched_by: ClassVar[tuple[str, ...]] = ("fedlit.callbacks.AggregationCurves",)
 
-    granularity: Granularity = "model"
     projection: Literal["orthogonal", "cosine"] = "orthogonal"
     residual: Literal["isotropic", "exact"] = "isotropic"
 
@@ -176,9 +128,8 @@ class FedDA(CombinedUpdates):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Updates to the target and the new model; where a backend hides updates, what sources need of the target."""
-        changed, when = "what a source has changed", "every round in which 'update' is hidden"
-        alone = "it is for the channel 'update' alone"
+        """Updates, what sources need of the target where these are hidden, and the new model."""
+        changed = "what a source has changed"
         drowned = _DROWNED if self.auto or self.align_magnitudes else ""
         if self.keeps_gradients:
             update: Channel = Open("update", changed, "sources", "target", unblurred=drowned, otherwise=_ISOTROPIC)
@@ -186,26 +137,19 @@ class FedDA(CombinedUpdates):
             otherwise = _ORTHOGONAL if self.projection == "cosine" else ""
             update = Summed("update", changed, "sources", "target", singly=True, too_few="skip", unblurred=drowned,
                             otherwise=otherwise)  # fmt: skip
-        from_target: list[Channel] = []
-        if self.asks:
-            contents = "the target's update, or three numbers of it"
-            from_target.append(Open("target_update", contents, "target", "sources", when, unblurred=alone))
-        if self.needs_products and self.projection != "cosine":
-            contents = "products with the target's update, if two_party is given"
-            from_target.append(
-                Pairwise("inner_product", contents, "target", "sources", when, unblurred=alone, beside="update")
-            )
-        return (update, *from_target, Open("model", "the new weights", "target", "sources", unblurred=alone))
+        products_alone = self.needs_products and self.projection != "cosine"
+        model = Open("model", "the new weights", "target", "sources", unblurred=UPDATE_ALONE)
+        return (update, *self.target_channels(products_alone), model)
 
     # ---------------------------------------------------------------- Algorithm 1
 
     def on_round_end(self, run: Run) -> None:
-        """The target combines the updates and hands out the new model."""
-        participants = {client.name for client in self.federation.present("update")}
+        """Combine the updates at the target, and send the new model."""
+        participants = {client.name for client in run.federation.present("update")}
         step: Update = {}
         logged: dict[str, float] = {}
         if self.target.name in participants:
-            sources = self._contributing_sources()
+            sources = self.contributing_sources()
             self._check_steps()
             step, logged = self.combine_hidden(sources) if self.hides_updates else self.combine_open(sources)
         self.move_to_(step)
@@ -214,11 +158,11 @@ class FedDA(CombinedUpdates):
             self._log(logged)
 
     def combine_open(self, sources: Sequence[Client]) -> tuple[Update, dict[str, float]]:
-        """The target receives every update, weighs it, and combines them.
+        """Send updates to the target; return its step from the round's start, and numbers to log.
 
-        Returns the step to take from the round's start, and numbers to log; both empty where the target is not hosted.
+        Both are empty where the target is not hosted.
         """
-        received = self.hear_updates(sources)
+        received = self.receive_updates(sources)
         if not self.federation.is_local(self.target):
             return {}, {}
         own, summary = self.update(self.target), self.summary()
@@ -233,34 +177,6 @@ class FedDA(CombinedUpdates):
         betas, shares = [weights[name].beta for name in names], self.shares(names)
         return self.combine(own, updates, products, betas, shares), _to_log(weights, shares, summary)
 
-    def combine_hidden(self, sources: Sequence[Client]) -> tuple[Update, dict[str, float]]:
-        """Sources weigh themselves, and the target receives the mean of what they contribute; as `combine_open`.
-
-        sum_i w_i [(1 - beta_i) g_T + beta_i P_i] = (1 - sum_i w_i beta_i) g_T + sum_i w_i beta_i P_i, where P_i
-        is the source's update or its projection: the two means on the right are all that the target needs.
-        """
-        federation = self.federation
-        contributions = {}
-        # where too few are left for a mean, the target's update is not sent either
-        enough = federation.senders("update", among=sources)
-        for client, update, products, summary in self.hear_target(sources) if enough else ():
-            weight = self.weigh(client.name, products, summary)
-            contributions[client.name] = self.contribution(update, products, weight.beta)
-            if self.auto:
-                contributions[client.name]["beta"] = torch.tensor(weight.beta)
-        received = federation.mean("update", contributions, among=sources, weights=self.run.weights.mean_weights)
-        if not federation.is_local(self.target):
-            return {}, {}
-        own = self.update(self.target)
-        if self.target.name not in received:
-            return own, {}
-        mean = dict(received[self.target.name])
-        names = [client.name for client in sources]
-        betas = zip(self.shares(names), names, strict=True)
-        beta = float(mean.pop("beta")) if self.auto else math.fsum(share * self.betas[name] for share, name in betas)
-        step = {name: torch.add(mean[name], tensor, alpha=1 - beta) for name, tensor in own.items()}
-        return step, {"beta": beta, **_known("target_variance", self.summary().variance)}
-
     def combine(
         self,
         target: Update,
@@ -269,14 +185,11 @@ class FedDA(CombinedUpdates):
         betas: Sequence[float],
         shares: Sequence[float],
     ) -> Update:
-        """The rule: sum_i w_i [(1 - beta_i) g_T + beta_i g_Si].
-
-        Products, betas and shares w_i are of the sources, whose magnitudes are aligned already if they are to be.
-        """
+        """Return sum_i w_i [(1 - beta_i) g_T + beta_i g_Si] over aligned sources of shares w."""
         return fedda(target, sources, betas, shares)
 
     def contribution(self, update: Update, products: Products, beta: float) -> Update:
-        """What a source adds to the rule by itself, from its products with the target's update: beta_i g_Si."""
+        """Return beta_i g_Si, a source's summand of the rule."""
         return times(update, beta)
 
     # ---------------------------------------------------------------- weights (section 4.2, appendix A.5)
@@ -284,7 +197,7 @@ class FedDA(CombinedUpdates):
     def weigh(
         self, source: str, products: Products, summary: TargetSummary, across: float | None = None
     ) -> SourceWeight:
-        """Distances of a source to the target, with the target's noise taken off, and its beta.
+        """Return a source's distances to the target, less the target's noise, and its beta.
 
         With g_T the mean of the target's batch gradients, E|g_S - g_T|^2 = d^2 + sigma^2, and the squared distance of
         g_T to a span of directions is tau^2 d^2 plus the part of sigma^2 across them: (1 - L/m) sigma^2 for L of m
@@ -300,135 +213,14 @@ class FedDA(CombinedUpdates):
         found = self.auto_weight(summary.variance, distance, residual) if self.auto else float(self.betas[source])
         return SourceWeight(found, distance, residual)
 
-    def products(self, target: Update, sources: Sequence[Update]) -> UpdateProducts:
-        """Inner products of the target's update with each source's (aligned if it is to be), where both are at hand."""
-        own, *others = (self.parts(update)[0] for update in (target, *sources))
-        return products_with_sources(own, others, self.granularity)
-
     def auto_weight(self, variance: float, distance: float, residual: float) -> float:
-        """The rule's best beta from estimates of sigma^2, d^2 and tau^2 d^2: sigma^2 / (sigma^2 + d^2)."""
+        """Return sigma^2 / (sigma^2 + d^2), the best beta, from estimates of sigma^2, d^2 and tau^2 d^2."""
         return float(auto_weights(variance, distance))
-
-    def summary(self) -> TargetSummary:
-        """What the target has found in its local steps; called where it is hosted.
-
-        The variance of its mean gradient is V / B, with V the variance between B batches at the round's start. Momentum
-        and preconditioning filter gradients into steps, whose own variance means little; the update is taken to have
-        the noise of the mean gradient in proportion to its length.
-        """
-        memory = self.memory(self.target)
-        layers, _ = self.parts(self.update(self.target))
-        square = float(inner_products(layers, layers, "model"))
-        statistics = memory.statistics
-        if statistics.count < 2 or not memory.path:
-            return TargetSummary(square, math.nan, memory.path)
-        length = float(inner_products(statistics.mean, statistics.mean, "model"))
-        relative = statistics.variance / statistics.count / length if length else 0.0
-        return TargetSummary(square, relative * square / memory.path**2, memory.path)
-
-    # ---------------------------------------------------------------- what is sent
-
-    @property
-    def hides_updates(self) -> bool:
-        """Whether the backend of "update" keeps single messages from the target."""
-        return self.federation.channels["update"].hides
-
-    @property
-    def hides_target(self) -> bool:
-        """Whether sources get products with the target's update by a two-party protocol, and not the update."""
-        channels = self.federation.channels
-        return "inner_product" in channels and channels["inner_product"].protocol is not None
-
-    @property
-    def needs_products(self) -> bool:
-        """Whether sources need products with the target's update to contribute."""
-        return self.auto
-
-    @property
-    def asks(self) -> bool:
-        """Whether sources need anything of the target to contribute."""
-        return self.needs_products or self.align_magnitudes
-
-    def hear_target(self, sources: Sequence[Client]) -> list[tuple[Client, Update, Products, TargetSummary]]:
-        """For each local source: its update, products with the target's, and the target's summary."""
-        federation = self.federation
-        local = [client for client in sources if federation.is_local(client)]
-        if not self.asks:
-            nothing = TargetSummary(math.nan, math.nan, 1.0)
-            none = torch.zeros(0, dtype=torch.float64)
-            return [(client, self.update(client), Products(none, none), nothing) for client in local]
-        message: dict[str, Update] = {}
-        if federation.is_local(self.target):
-            summary = self.summary()
-            needed = (
-                summary.square if self.needs_products else 0.0,
-                summary.variance if self.auto else 0.0,
-                summary.path,
-            )
-            message[self.target.name] = {"summary": torch.tensor(needed, dtype=torch.float64)}
-            if self.needs_products and not self.hides_target:
-                message[self.target.name] |= self.parts(self.update(self.target))[0]
-        received = federation.exchange("target_update", message, to=sources)
-        messages = {client: received[client.name][self.target.name] for client in local if client.name in received}
-        summaries = {client: TargetSummary(*each["summary"].tolist()) for client, each in messages.items()}
-        updates = {client: self.aligned(self.rated(client), summaries[client].path) for client in messages}
-        if not self.needs_products:
-            products = dict.fromkeys(messages, Products(torch.zeros(0), torch.zeros(0)))
-        elif not self.hides_target:
-            pairs = {client: self.products(each, [updates[client]]) for client, each in messages.items()}
-            products = {client: Products(pair.inner[0], pair.sources[0], pair.target) for client, pair in pairs.items()}
-        else:
-            products = self.ask_products(sources, updates, summaries)
-        return [(client, updates[client], products[client], summaries[client]) for client in messages]
-
-    def ask_products(
-        self, sources: Sequence[Client], updates: Mapping[Client, Update], summaries: Mapping[Client, TargetSummary]
-    ) -> dict[Client, Products]:
-        """Each source learns <g_T, g_S / |g_S|>, layer by layer, and nothing else of g_T; the target nothing of g_S.
-
-        Both vectors are scaled to length 1 first, so that one grid of fixed-point numbers fits all.
-        """
-        federation = self.federation
-        moments, maps, squares = {}, {}, {}
-        if federation.is_local(self.target):
-            own, _ = self.parts(self.update(self.target))
-            flat = torch.cat([layer.flatten().double() for layer in own.values()])
-            moments[self.target.name] = flat / flat.norm().clamp(min=torch.finfo(torch.float64).tiny)
-        for client, update in updates.items():
-            own, _ = self.parts(update)
-            squares[client] = inner_products(own, own, self.granularity)
-            layers = [layer.flatten().double() for layer in own.values()]
-            rows = torch.cat(layers)[None]
-            if self.granularity == "layer":
-                rows = torch.block_diag(*layers)  # type: ignore[no-untyped-call]
-            rows = rows / squares[client].sqrt().clamp(min=torch.finfo(torch.float64).tiny)[:, None]
-            maps[client.name] = {self.target.name: (rows, torch.zeros(len(rows), dtype=torch.float64))}
-        pairs = [(self.target, client) for client in sources]
-        outputs = federation.affine("inner_product", moments, maps, pairs, self._num_layers)
-        products = {}
-        for client in updates:
-            cosines = outputs[client.name][self.target.name].to(squares[client].device)
-            inner = cosines * squares[client].sqrt() * math.sqrt(summaries[client].square)
-            products[client] = Products(inner, squares[client])
-        return products
 
     # ---------------------------------------------------------------- hooks and small things
 
-    def _contributing_sources(self) -> list[Client]:
-        """Sources that contribute in this round: those that send updates, and receive what they need for it."""
-        channels = ["update"]
-        if self.hides_updates and self.asks:
-            channels.append("target_update")
-            if self.needs_products and self.hides_target:
-                channels.append("inner_product")
-        participants = [{client.name for client in self.federation.present(channel)} for channel in channels]
-        everywhere = set.intersection(*participants)
-        if self.target.name not in everywhere:
-            return []
-        return [client for client in self.sources if client.name in everywhere and self.has_newest(client)]
-
     def _across(self, update: Update) -> float | None:
-        """Share of the variance of the target's gradients across a source's directions; ``None`` is left to `weigh`."""
+        """Return the share of the target's variance across a source's directions; ``None`` leaves it to `weigh`."""
         memory = self.memory(self.target)
         if not self.keeps_gradients or not memory.statistics.variance:
             return None
@@ -467,11 +259,6 @@ class FedDA(CombinedUpdates):
     def _num_parameters(self) -> int:
         return sum(param.numel() for param in self.parameters_of(self.federation.local_clients[0]).values())
 
-    @property
-    def _num_layers(self) -> int:
-        local = self.federation.local_clients  # nobody at a server apart, which computes no products
-        return len(self.parameters_of(local[0])) if local and self.granularity == "layer" else 1
-
     def _log(self, logged: Mapping[str, float]) -> None:
         kinds = [f"{kind}/{client.name}" for kind in ("beta", "distance", "tau") for client in self.sources]
         mine = {self.target.name: logged} if self.federation.is_local(self.target) else {}
@@ -486,17 +273,15 @@ class FedGP(FedDA):
         + \beta_i \, \frac{\max(\langle g_T, g_{S_i} \rangle, 0)}{|g_{S_i}|^2} \, g_{S_i} \right]
 
     With ``beta="auto"``, beta_i = sigma^2 / (sigma^2 + tau_i^2 d_i^2). Protocol, channels and who learns what are those
-    of `FedDA`; with the orthogonal projection the step of the parameters never opposes the target's own and is never
-    longer. What the target's labels do not ask for is therefore never learnt from the sources: where they are few,
-    begin with ``warmup_rounds``, as ``configs/methods`` does with 10 (benchmarks/small_tables.py).
+    of `FedDA`. With the orthogonal projection the step never opposes the target's update and is never longer, so that
+    sources add nothing else: where labels are few, begin with ``warmup_rounds``, as ``configs/methods`` does with 10.
 
     Args:
         granularity: Project ``"layer"`` by layer, as the paper's experiments do, or the whole ``"model"`` at once.
-        projection: ``"orthogonal"`` is Definition 4.3; ``"cosine"`` adds max(cos, 0) g_S as in appendix C.9, which is
-            linear in the length of g_S and meant for ``align_magnitudes=True``.
-        residual: Where the variance along a source's directions comes from in auto-weights: ``"isotropic"`` takes the
-            share L/m of all of it; ``"exact"`` estimates it from the target's batch gradients, which the target then
-            keeps for a round, one copy of the parameters each. Not for hidden updates.
+        projection: ``"orthogonal"`` is Definition 4.3; ``"cosine"`` adds max(cos, 0) g_S (appendix C.9), for
+            ``align_magnitudes=True``.
+        residual: Variance along a source's directions: ``"isotropic"`` is the share L/m of all; ``"exact"`` estimates
+            it from the target's batch gradients, kept for a round (one copy of the parameters each; no hidden updates).
         kwargs: See `FedDA`.
 
     Raises:
@@ -521,12 +306,12 @@ class FedGP(FedDA):
 
     @property
     def needs_products(self) -> bool:
-        """Always."""
+        """Always true: projections are made of them."""
         return True
 
     @property
     def keeps_gradients(self) -> bool:
-        """For the exact residual."""
+        """Whether the residual is exact."""
         return self.auto and self.residual == "exact"
 
     def combine(
@@ -537,10 +322,7 @@ class FedGP(FedDA):
         betas: Sequence[float],
         shares: Sequence[float],
     ) -> Update:
-        """The rule: sum_i w_i [(1 - beta_i) g_T + beta_i Proj+(g_T | g_Si)].
-
-        Running statistics are no directions, and averaged as in `FedDA.combine`.
-        """
+        """Return sum_i w_i [(1 - beta_i) g_T + beta_i Proj+(g_T | g_Si)]; running statistics as in `FedDA.combine`."""
         parts = [self.parts(update) for update in (target, *sources)]
         (own, *layers), (own_rest, *rests) = zip(*parts, strict=True)
         if self.projection == "cosine":
@@ -551,7 +333,7 @@ class FedGP(FedDA):
         return step | fedda(own_rest, rests, betas, shares)
 
     def contribution(self, update: Update, products: Products, beta: float) -> Update:
-        """What a source adds to the rule by itself: beta_i Proj+(g_T | g_Si)."""
+        """Return beta_i Proj+(g_T | g_Si), a source's summand of the rule."""
         squares = products.source
         if self.projection == "cosine":
             assert products.target is not None
@@ -560,31 +342,24 @@ class FedGP(FedDA):
         return times(scale_layers(layers, projection_coefficients(products.inner, squares)) | rest, beta)
 
     def auto_weight(self, variance: float, distance: float, residual: float) -> float:
-        """The rule's best beta: sigma^2 / (sigma^2 + tau^2 d^2)."""
+        """Return sigma^2 / (sigma^2 + tau^2 d^2), the best beta."""
         return float(auto_weights(variance, residual))
 
 
 def _check_betas(betas: Mapping[str, Any], sources: Sequence[str]) -> None:
-    if set(betas) != set(sources):
-        raise ValueError(f"beta must have one number for each source of {list(sources)}, got {dict(betas)}")
+    check(set(betas) == set(sources), "beta", f"one number for each source of {list(sources)}", dict(betas))
     for name, beta in betas.items():
-        if not isinstance(beta, Real) or not 0 <= float(beta) <= 1:
-            raise ValueError(
-                f"beta must be 'auto' or lie in [0, 1], got {beta!r} for source {name!r}: it weighs the source"
-            )
-
-
-def _known(name: str, value: float) -> dict[str, float]:
-    return {name: value} if math.isfinite(value) else {}
+        holds = isinstance(beta, Real) and 0 <= float(beta) <= 1
+        check(holds, "beta", f"'auto' or in [0, 1] for source {name!r}", beta, "it weighs the source")
 
 
 def _to_log(weights: Mapping[str, SourceWeight], shares: Sequence[float], summary: TargetSummary) -> dict[str, float]:
-    """Numbers to log of the sources' weights; tau is NaN where a source is not distinguished from the target."""
+    """Return the numbers to log; tau is NaN where a source is not distinguished from the target."""
     logged = {"beta": sum(share * weight.beta for share, weight in zip(shares, weights.values(), strict=True))}
-    logged |= _known("target_variance", summary.variance)
+    logged |= if_finite("target_variance", summary.variance)
     for name, weight in weights.items():
         logged[f"beta/{name}"] = weight.beta
-        logged |= _known(f"distance/{name}", weight.distance)
+        logged |= if_finite(f"distance/{name}", weight.distance)
         if math.isfinite(weight.residual):
             sine = math.sqrt(max(weight.residual, 0.0) / weight.distance) if weight.distance > 0 else math.nan
             logged[f"tau/{name}"] = min(sine, 1.0)

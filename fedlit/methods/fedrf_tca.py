@@ -2,17 +2,16 @@
 
 Differences from the paper, where it leaves something open or does not work as printed:
 
-- For several present sources, the target's loss (11) uses the mean of their messages. Their sum, as in the published
-  code, is smallest where the means differ, at |S_t| mean_S = mean_T.
-- In a round without participating sources, the target has no loss and nothing is averaged; undefined in the paper.
+- The target's loss (11) uses the mean of the sources' messages. Their sum (published code) is smallest where the means
+  differ, at |S_t| mean_S = mean_T.
+- In a round without sources, the target has no loss and nothing is averaged.
 - At the end of a run the target gets the sources' latest classifiers, whether or not T_C divides the number of rounds.
-- The target's message has a channel of its own, as it goes to single sources and no secure mean can carry it.
-- With several local steps in a round, messages are exchanged in the first of them and kept for the others.
-- ``unit_norm`` (published code; not in the paper), ``unbiased`` and ``constraint`` are options; see their defaults.
+- The target's message is sent in plaintext, as it goes to single sources.
+- Messages are exchanged in a round's first local step and kept for the others.
+- ``unit_norm`` (published code), ``unbiased`` and ``constraint`` are options.
 
-Differences from the published code: every client has an extractor of its own and its MMD gradient reaches it (there
-one shared module is trained by all, and messages lose their graph before the loss); the draw of S_t can be everybody;
-nothing is chosen by target labels.
+Differences from the published code: extractors are local and receive the MMD gradient (there one module is trained by
+all, and messages lose their graph); the draw of S_t can be everybody; nothing is chosen by target labels.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from torch import Tensor, nn
 from fedlit.checks import check_at_least, check_one_of
 from fedlit.federation import Channel, Client, Open, Summed, UniformSubset
 from fedlit.functional import Kernel, alignment_loss, sample_frequencies
-from fedlit.methods.mean_messages import exchange_means
-from fedlit.models import AlignedReplica, VotingReplica, feature_width, part_of
+from fedlit.methods.mean_messages import exchange_means, send_classifiers
+from fedlit.models import AlignedReplica, VotingReplica, feature_width
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
 from fedlit.module import Batch, FederatedModule
 from fedlit.run.options import ReplicaSpec, Requires
@@ -43,9 +42,9 @@ from fedlit.run.weights import Weighting
 class FedRFTCA(FederatedModule):
     """Align clients by means of random features (Feng et al., arXiv 2311.04686, Algorithms 2 to 5).
 
-    Every client has its own extractor, an aligner W that is averaged in every round, and a classifier that the sources
-    average every T_C rounds and the target receives. In each round sources and target exchange the mean random
-    feature of one mini-batch, and lower the distance between the two after alignment.
+    Every client has a local extractor, an aligner W that is averaged in every round, and a classifier that the sources
+    average every T_C rounds and the target receives. In each round sources and target exchange the mean random feature
+    of one mini-batch, and lower the distance between the two after alignment.
 
     Absent sources (``participation``; here a uniform subset by default) go on training on their labels alone.
 
@@ -64,16 +63,15 @@ class FedRFTCA(FederatedModule):
         kernel: Kernel that the random features stand for.
         unit_norm: Scale extracted features to length 1, so that one bandwidth fits all extractors.
         mmd_weight: Weight lambda of the alignment in a source's loss, at least 0.
-        unbiased: Remedy for the constant bias of mini-batch means: see `alignment_loss`. Of little effect beside
-            ``constraint="relative"``, which nearly makes it a constant.
-        constraint: Remedy for W tending to 0, which alone makes the alignment perfect: ``"relative"`` divides it by
-            the spread of the aligned features, ``"orthogonal"`` makes W's columns orthogonal and of their first
-            length after every round, ``"none"`` is the paper's loss, held up by the classification loss alone.
-        train_extractor: What of the extractors is trained once a warm-up is over: ``"all"``; ``"norm"``, the scales
-            and shifts of normalisation layers; or ``"none"``. Statistics of BatchNorm follow a client's own data in
-            any case. Bringing means together does not keep classes apart: an extractor that is free to move, such as
-            one trained from scratch, can collapse at the target (the paper's is pretrained, and frozen up to its last
-            stage: ``ResNet(freeze="layer3")``).
+        unbiased: Remove the bias of mini-batch means: see `alignment_loss`. Of little effect beside
+            ``constraint="relative"``.
+        constraint: Keeps W from tending to 0: ``"relative"`` divides the alignment by the spread of the aligned
+            features, ``"orthogonal"`` resets W's columns to be orthogonal, of their first length, after every round,
+            ``"none"`` is the paper's loss.
+        train_extractor: Extractors' weights that are trained after a warm-up: ``"all"``; ``"norm"``, the scales and
+            shifts of normalisation layers; or ``"none"``. Statistics of BatchNorm follow a client's data in any case.
+            An extractor trained from scratch can collapse at the target, as equal means do not keep classes apart (the
+            paper's is pretrained, and frozen up to its last stage: ``ResNet(freeze="layer3")``).
         classifier_period: Rounds T_C between averages of the classifiers; ``None`` never averages them, and the
             sources' classifiers vote at the end (appendix D.B; ties go to the larger mean probability).
         weighting: Weights of clients in a mean; the paper's are uniform.
@@ -85,11 +83,10 @@ class FedRFTCA(FederatedModule):
     Notes:
         A message has 2N numbers and an average of aligners 2N m, whatever the size of batches and data.
 
-        Who learns what, given a privacy backend: the target the sources' mean message, W and C; each source the
-        target's message (which goes through no backend), W and C. A mean of random features over few samples reveals
-        much of them. A mean over two clients reveals to each of them the other's share: W of a single present source is
-        known to the target, and the target's to it. Rounds with fewer sources than the backend can hide pass without
-        their message.
+        With a privacy backend the target learns the sources' mean message, W and C; each source the target's message
+        (in plaintext), W and C. A mean of random features over few samples reveals much of them. A mean over two
+        clients reveals to each the other's: W of a single present source to the target, and the target's to it. Rounds
+        with fewer sources than the backend can hide pass without their message.
     """
 
     replicas: Replicas[AlignedReplica]
@@ -132,10 +129,9 @@ class FedRFTCA(FederatedModule):
             raise ValueError(
                 "train_extractor='norm' trains normalisation layers, and the extractor has none: give 'none', or 'all'"
             )
-        if classifier_period is not None and classifier_period < 1:
-            raise ValueError(
-                f"classifier_period (T_C) must be at least 1 round, or null to let the sources vote at the end, got "
-                f"{classifier_period}"
+        if classifier_period is not None:
+            check_at_least(
+                "classifier_period (T_C)", classifier_period, 1, "round", "null: the sources vote at the end"
             )
         classifier = nn.Linear(num_components, num_classes) if classifier is None else classifier
         super().__init__(clients, target, num_classes, extractor, classifier, weighting=weighting, **kwargs)
@@ -169,12 +165,8 @@ class FedRFTCA(FederatedModule):
 
     # ---------------------------------------------------------------- Algorithms 2 and 3: local training
 
-    def learners(self, round_idx: int) -> tuple[Client, ...]:
-        """Everyone: the target on its unlabelled samples."""
-        return self.clients
-
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Exchange messages in the first step of a round; then each client's loss."""
+        """Exchange messages in the first step of a round; return each client's loss."""
         features = {
             client.name: self.replicas[client].random_features(samples[0])
             for client, samples in self.run.in_streams(batch)
@@ -189,10 +181,7 @@ class FedRFTCA(FederatedModule):
         return losses
 
     def exchange_means(self, means: Mapping[str, Tensor]) -> None:
-        """Sources learn the target's mean feature; the target learns only the mean over present sources.
-
-        Means are those of local clients, each of shape (2N,).
-        """
+        """Send sources the target's mean feature (2N,), and the target the mean over present sources."""
         federation = self.federation
         received = exchange_means(
             federation,
@@ -208,9 +197,9 @@ class FedRFTCA(FederatedModule):
                 replica.received.copy_(received[client.name]["mean"])
 
     def aligned_loss(self, client: Client, features: Tensor, samples: Sequence[Any]) -> Tensor | None:
-        """L_C + lambda L_MMD of a source, L_MMD of the target; without L_MMD where no message was received.
+        """Return L_C + lambda L_MMD of a source, L_MMD of the target, from random features (b, 2N) of its batch.
 
-        Features are the client's random ones of its batch, shape (b, 2N).
+        L_MMD is left out where no message was received.
         """
         replica = self.replicas[client]
         aligned = replica.aligner(features)
@@ -225,7 +214,7 @@ class FedRFTCA(FederatedModule):
         return loss if alignment is None else loss + self.mmd_weight * alignment
 
     def on_after_backward(self) -> None:
-        """Forget the gradients of what is not to be trained; an optimiser passes over parameters without one."""
+        """Drop gradients of what is not trained; an optimiser skips parameters without one."""
         super().on_after_backward()
         if self.run.clock.warming_up or self.train_extractor == "all":
             return
@@ -238,23 +227,23 @@ class FedRFTCA(FederatedModule):
     # ---------------------------------------------------------------- Algorithm 4: aggregation
 
     def on_round_start(self, run: Run) -> None:
-        """Nobody trains on from a model of before the warm-up's end."""
+        """Let clients that were absent fetch the warm-up's result."""
         run.weights.finish_warmup()
 
     def on_round_end(self, run: Run) -> None:
         """Average W over present sources and the target (line 3), and C over present sources every T_C rounds (4-6)."""
         if self._num_sources("aligner"):
-            self.run.weights.average_("aligner", among=self.clients, part="aligner")
+            run.weights.average_("aligner", among=self.clients, part="aligner")
         if self.constraint == "orthogonal":
             self.orthogonalise_()
         due = self.classifier_period is not None and (run.clock.round_idx + 1) % self.classifier_period == 0
         if due and self._num_sources("classifier"):
-            self.run.weights.average_("classifier", among=self.sources, part="classifier")
+            run.weights.average_("classifier", among=self.sources, part="classifier")
             if self.federation.senders("classifier"):
                 self._classified_in = run.clock.round_idx
 
     def on_run_end(self, run: Run) -> None:
-        """Give the target a classifier for good: the sources' mean, or all of theirs to vote."""
+        """Send the target its final classifier: the sources' mean, or all of theirs to vote."""
         if self._classified_in == run.clock.last_round:
             return
         self._classified_in = run.clock.last_round
@@ -266,16 +255,7 @@ class FedRFTCA(FederatedModule):
     @torch.no_grad()
     def vote_(self) -> None:
         """Send every source's classifier to the target."""
-        federation = self.federation
-        ballots = {
-            client.name: part_of(self.run.weights.of(client.name, frozen_too=True), "classifier")
-            for client in self.sources
-            if federation.is_local(client)
-        }
-        received = federation.exchange(
-            "vote", ballots, around=self.run.weights.received_part("classifier"), absent_too=True
-        )
-        for name, messages in received.items():
+        for name, messages in send_classifiers(self.run, "vote", absent_too=True).items():
             cast(VotingReplica, self.replicas[name]).count_(messages)
 
     @torch.no_grad()
@@ -290,7 +270,7 @@ class FedRFTCA(FederatedModule):
     # ---------------------------------------------------------------- set-up and hooks
 
     def build_replica(self) -> nn.Module:
-        """Copies of extractor and classifier, frequencies from the seed, and W with orthogonal columns."""
+        """Return copies of extractor and classifier, frequencies from the seed, and W with orthogonal columns."""
         extractor, classifier = copy.deepcopy(self.originals)
         width = feature_width(extractor)
         sample = partial(sample_frequencies, self.num_frequencies, width, self.bandwidth, self.kernel)
@@ -301,7 +281,7 @@ class FedRFTCA(FederatedModule):
         return AlignedReplica(extractor, sample, self.federation.seed, aligner, classifier, self.unit_norm)
 
     def build_target(self, replica: AlignedReplica) -> AlignedReplica:
-        """Where classifiers vote, the target has room for all of them."""
+        """Return the target's replica, with room for all classifiers if they vote."""
         voters = [client.name for client in self.sources]
         return VotingReplica(replica, voters) if self.classifier_period is None else replica
 
@@ -312,25 +292,20 @@ class FedRFTCA(FederatedModule):
                 self.replicas[name].informed.fill_(True)
 
     def on_fit_start(self) -> None:
-        """No classifier was given in this run yet."""
+        """Note that no classifier was sent in this run yet."""
         super().on_fit_start()
         self._classified_in = self.federation.round_idx - 1
 
     def on_run_start(self, run: Run) -> None:
-        """Nobody has voted yet; not called where a finished run is resumed, which keeps its votes. Warn of short runs.
-
-        After the warm-up every extractor moves on its own, and the classifier follows those of the sources.
-        """
+        """Forget the votes of an earlier run (a finished run that is resumed keeps them), and warn of short runs."""
         if self.warmup_rounds:
-            self.run.clock.warn_of_few_steps(
-                "with 50, and standardised inputs, it ended up to 8 points below SourceOnly"
-            )
+            run.clock.warn_of_few_steps("with 50, and standardised inputs, it ended up to 8 points below SourceOnly")
         for client in self.federation.local_clients:
             if self.replicas[client].votes:
                 self.replicas[client].informed.fill_(False)
 
     def can_predict(self, client: Client) -> bool:
-        """Whether it is a source, or a target that has got a classifier."""
+        """Return whether it is a source, or a target that has a classifier."""
         return not client.is_target or bool(self.replicas[client].informed)
 
     def on_test_start(self) -> None:

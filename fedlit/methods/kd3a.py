@@ -2,25 +2,22 @@
 
 Differences from the paper, or from its code where the two differ:
 
-- All clients train at the same time: the target on votes of the models that the sources had at the end of the round
-  before. In the paper it waits for the sources of each round.
-- ``exchange="votes"`` is new, and not the default. Every source receives the target's samples, in place of the target
-  the sources' models. Votes, focus and means then go through secure sums: nobody learns what one source votes or adds.
-- The soft vote is the paper's, the hard one (default) the code's. Its loss is the cross-entropy, which differs from the
-  paper's divergence by the votes' own entropy, a constant.
-- Leave-one-out focus is the paper's; Shapley values are the code's, which are never rounded here. Focus is that of
-  hard votes, as in the code, whatever the target learns from.
-- ``weighting="uniform"`` (default) and momentum are the code's shares, ``"samples"`` the paper's. Nothing confident in
-  a round: all sources count alike, and by the code's shares the target not at all.
+- All clients train at once, the target on votes of the sources' models of the round before; in the paper it waits.
+- ``exchange="votes"`` is new, and not the default: sources receive the target's samples, and votes, focus and means go
+  through secure sums, so that nobody learns a single source's.
+- The soft vote is the paper's, the hard one (default) the code's; its loss, the cross-entropy, differs from the paper's
+  divergence by a constant.
+- Leave-one-out focus is the paper's, Shapley values the code's (not rounded here); both of hard votes (code).
+- ``weighting="uniform"`` (default) and momentum are the code's shares, ``"samples"`` the paper's. Without a confident
+  vote all sources count alike, and by the code's shares the target not at all.
 - Means of BatchNorm's statistics keep the spread of the means (paper, equation 17); the code averages variances.
-- The code scores the target's samples in training mode, where BatchNorm's statistics are the target's; here in
-  evaluation mode. It mixes samples even if set not to, and lends a sample without votes a label; here neither.
-- All classifiers start from the same weights; as in the paper they are never averaged after a warm-up.
+- The target's samples are scored in evaluation mode; the code's training mode takes the target's statistics. The code
+  mixes samples even if set not to, and labels samples without votes; here neither.
+- Classifiers start equal, and are never averaged after a warm-up (paper).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
@@ -28,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlit.checks import check, check_one_of
+from fedlit.checks import check, check_at_least, check_one_of
 from fedlit.federation import Channel, Client, Open, Summed
 from fedlit.federation.nested import mapped
 from fedlit.functional import confident_votes, consensus_focus, left_out_focus
@@ -51,40 +48,38 @@ class KD3A(TaughtTarget):
 
     .. math:: \theta \leftarrow \alpha_T \theta_T + (1 - \alpha_T) \sum_k \frac{CF_k}{\sum_j CF_j} \theta_k
 
-    At the end of a round sources vote on each of the target's training samples: those whose largest probability is
-    above the gate. The target learns these votes in the next round. A source's consensus focus CF is what it adds to
-    the confidence of the votes; source and target extractors are averaged by it, for everyone. Classifiers stay.
+    At the end of a round sources whose largest probability is above the gate vote on each of the target's training
+    samples; the target learns these votes in the next round. A source's consensus focus CF is what it adds to the
+    confidence of the votes; source and target extractors are averaged by it, for everyone. Classifiers stay.
 
     Args:
-        gate: Probability above which a source's vote counts, in [0, 1); or two, between which it rises over the rounds
-            of a run. Linear layers and small networks are seldom as sure as the paper's 0.9: where few samples pass,
-            of few classes, the target unlearns the others. The share that passes is logged (``confident``).
+        gate: Probability above which a source's vote counts, in [0, 1); or two, between which it rises over a run.
+            Where few samples of few classes pass (small networks are seldom as sure as the paper's 0.9), the target
+            unlearns the other classes. The share that passes is logged (``confident``).
         vote: ``"hard"`` teaches classes, ``"soft"`` mean probabilities: see `knowledge_vote`.
         focus: ``"leave_one_out"`` or ``"shapley"``, which needs single votes and so ``exchange="models"``.
-        exchange: ``"models"``, as in the paper: every source sends its model to the target, which asks it by itself.
-            ``"votes"``: the target sends the inputs of all its training samples to every source, which answers in
-            secure sums. Predictions are the same to the last bit; a run with votes warns of the samples at its start.
+        exchange: ``"models"`` (paper): every source sends its model to the target. ``"votes"``: the target sends the
+            inputs of all its training samples to every source, with a warning; sources answer in secure sums. Equal
+            predictions.
         mixup: beta of the mixture of samples in a batch, whose shares are Beta(beta, beta); 0 mixes nothing.
         momentum: Of the shares alpha, in [0, 1): what they keep from the round before.
         bn: Of BatchNorm's variances, ``"moments"`` averages them and the spread of the means, ``"mean"`` them alone.
-        weighting: ``"uniform"``, or ``"samples"``: CF_k times the number of samples of a source, and alpha_T the
-            target's share of all samples in place of its confident share over K + 1. Of a warm-up, as ever.
+        weighting: ``"uniform"``, or ``"samples"``: CF_k times the source's number of samples, and alpha_T the target's
+            share of all samples instead of its confident share over K + 1. Of a warm-up's mean, too.
         kwargs: See `FederatedModule`.
 
     Raises:
-        ValueError: If an argument is out of range, or Shapley values are asked for where votes are only added.
+        ValueError: If an argument is out of range, or with Shapley values of votes, which are only summed.
 
     Notes:
-        With models, |G| + |h| numbers of each source go to the target in each round, and stay unknown to others; the
-        target sends each source its share.
+        With models, |G| + |h| numbers of each source go to the target alone in each round; it sends each its share.
 
-        With votes, a backend hides single votes and what each source adds: a source learns the total of all votes and
-        of their focus; of two sources each knows the other's by subtraction. The target's inputs are hidden from no
-        source, which keeps them, in its checkpoints too; beside a backend they are encrypted on their way. They are
-        sent once: n_T |x| numbers down to each source, and n_T C up in each round (twice as many, and n_T (C + 1) in a
-        second sum, if the vote is soft).
+        With votes, a backend hides single votes and focus: a source learns their totals; of two sources each knows the
+        other's by subtraction. Every source receives and keeps the target's inputs, in checkpoints too; beside a
+        backend they are encrypted on their way. Down to each source go n_T |x| numbers once, up n_T C in each round
+        (with soft votes twice as many, and n_T (C + 1) in a second sum).
 
-        In both, the mean of the extractors goes through one secure sum over sources and target.
+        The mean of the extractors goes through one secure sum over sources and target.
     """
 
     def __init__(
@@ -102,23 +97,16 @@ class KD3A(TaughtTarget):
     ) -> None:
         super().__init__(*args, exchange=exchange, weighting=weighting, **kwargs)
         self.gates = first_and_last_gate(gate)
-        bns = ("moments", "mean")
-        sizes = ("samples", "uniform")
-        options = (
-            ("vote", vote, ("hard", "soft")),
-            ("focus", focus, get_args(FocusRule)),
-            ("bn", bn, bns),
-            ("weighting", weighting, sizes),
-        )
-        for name, chosen, choices in options:
-            check_one_of(name, chosen, choices)
+        check_one_of("vote", vote, ("hard", "soft"))
+        check_one_of("focus", focus, get_args(FocusRule))
+        check_one_of("bn", bn, ("moments", "mean"))
+        check_one_of("weighting", weighting, ("samples", "uniform"))
         if focus == "shapley" and exchange == "votes":
             raise ValueError(
                 "focus='shapley' needs the votes of single sources, which exchange='votes' only adds up: take "
                 "focus='leave_one_out', which needs the sum alone, or exchange='models'"
             )
-        if not 0 <= mixup < math.inf:
-            raise ValueError(f"mixup (beta) must be at least 0 and finite, got {mixup}; 0 mixes nothing")
+        check_at_least("mixup (beta)", mixup, 0, way_out="0 mixes nothing")
         check(0 <= momentum < 1, "momentum", "in [0, 1)", momentum, "at 1 shares would never change")
         self.vote = vote
         self.focus: FocusRule = focus
@@ -128,7 +116,7 @@ class KD3A(TaughtTarget):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """What it takes to ask the sources, their votes and what each adds to them, and the extractors."""
+        """Models or samples, votes, focus, and extractors."""
         noise = "noise would be votes where there are none"
         divided = "weights are divided by it"
         backbone = Summed("backbone", "extractor, times the share of its client, and that share", too_few="skip",
@@ -145,27 +133,27 @@ class KD3A(TaughtTarget):
     # ---------------------------------------------------------------- a local step
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
-        """Cross-entropy of a source on its labels, of the target on mixtures of its samples and of their votes."""
+        """Return a source's loss on its labels, the target's on mixtures of its samples and pseudo-labels."""
         if not client.is_target:
             return super().loss(client, batch)
-        replica, lesson = self.replicas[client], self.lesson()
-        if not lesson:
+        replica, pseudo = self.replicas[client], self.pseudo_labels()
+        if not pseudo:
             return cast(Tensor, 0 * replica(batch[0]).sum() + self.labelled_loss(replica, batch))
-        # what nobody is confident of weighs nothing, as a partner too
-        mix = draw_mixup(len(lesson["targets"]), self.mixup)
-        targets = mix(lesson["targets"] * lesson["weights"][:, None])
+        # samples without a confident vote have weight 0, as partners too
+        mix = draw_mixup(len(pseudo["targets"]), self.mixup)
+        targets = mix(pseudo["targets"] * pseudo["weights"][:, None])
         outputs = replica(mapped(mix, batch[0]))
         return F.cross_entropy(outputs, targets.to(outputs.dtype)) + self.labelled_loss(replica, batch)
 
     # ---------------------------------------------------------------- the end of a round
 
     def on_round_start(self, run: Run) -> None:
-        """Clients that were away fetch the newest extractor."""
+        """Let clients that were absent fetch the newest extractor."""
         super().on_round_start(run)
         self.load_mean_(self.federation.catch_up("backbone"))
 
     def on_round_end(self, run: Run) -> None:
-        """The sources vote, the target takes what they agree on, and extractors are averaged by what each adds."""
+        """Collect the sources' votes, make pseudo-labels of them, and average extractors by consensus focus."""
         teachers = self.teachers()
         if not teachers:
             return
@@ -174,12 +162,12 @@ class KD3A(TaughtTarget):
         ballots = {name: self.ballot(own, confident_votes(own, gate)) for name, own in answers.items()}
         added = self.add_("votes", ballots, teachers)
         totals = {name: {**total, "votes": standing_votes(total["votes"], gate)} for name, total in added.items()}
-        teachers = self.heard("votes", teachers)
+        teachers = self.contributors("votes", teachers)
         if not teachers:
             return
-        self.take_lesson_(answers, ballots, totals, teachers)
+        self.make_pseudo_labels_(answers, ballots, totals, teachers)
         confident = {name: float((total["votes"].amax(dim=1) > 0).double().mean()) for name, total in totals.items()}
-        if self.exchange == "votes":  # each source finds its focus in the total
+        if self.exchange == "votes":  # each source computes its focus in the total
             own = [name for name in ballots if name in totals]
             focus = {name: left_out_focus(totals[name]["votes"], ballots[name]["votes"]) for name in own}
         else:
@@ -191,26 +179,26 @@ class KD3A(TaughtTarget):
         self._log(confident)
 
     def ballot(self, probabilities: Tensor, votes: Tensor) -> dict[str, Tensor]:
-        """What a source sends of its probabilities and votes, of shape (n_T, C); of soft votes those of either."""
+        """Return what a source sends: its votes, shape (n_T, C), and for soft votes confident probabilities."""
         if self.vote == "hard":
             return {"votes": votes}
         confident = votes.amax(dim=1, keepdim=True) > 0
         return {"votes": votes, "probabilities": torch.where(confident, probabilities, 0.0)}
 
-    def take_lesson_(
+    def make_pseudo_labels_(
         self,
         answers: Mapping[str, Tensor],
         ballots: Mapping[str, Mapping[str, Tensor]],
         totals: Mapping[str, Mapping[str, Tensor]],
         teachers: Sequence[str],
     ) -> None:
-        """The target takes what the sources agree on; in a soft vote first the class, then who agrees with it."""
+        """Make the target's pseudo-labels; in a soft vote first the class, then the mean of those that agree."""
         target = self.target.name
         if self.vote == "hard":
             if target in totals:
                 votes = totals[target]["votes"]
                 classes = F.one_hot(votes.argmax(dim=1), self.num_classes).float()
-                self._lessons = {"targets": classes, "weights": (votes.amax(dim=1) > 0).float()}
+                self._pseudo_labels = {"targets": classes, "weights": (votes.amax(dim=1) > 0).float()}
             return
         decided = {name: agreement(total["votes"], total["probabilities"]) for name, total in totals.items()}
         agreed = {}
@@ -220,13 +208,12 @@ class KD3A(TaughtTarget):
         for name, total in self.add_("agreed", agreed, teachers).items():
             numbers = total["numbers"].round().clamp(min=1)
             vote = soft_knowledge(*decided[name], total["probabilities"], numbers, total["probabilities"])
-            self._lessons = {"targets": vote.targets, "weights": vote.weights}
+            self._pseudo_labels = {"targets": vote.targets, "weights": vote.weights}
 
     def share_(self, focus: Mapping[str, Tensor], confident: Mapping[str, float], teachers: Sequence[str]) -> list[str]:
-        """Each source computes or receives its alpha, from its focus and the sum of all; return whose focus counted.
+        """Update each source's alpha from its focus and the sum of all; return the sources whose focus counted.
 
-        Focus is that of each source, a scalar; confident is the share of samples that somebody is confident of, by the
-        client that knows it.
+        ``focus`` has a scalar by source; ``confident`` the share of confident samples, by client that knows it.
         """
         models, target = self.exchange == "models", self.target.name
         by_size = self.run.weights.averaging.weighting == "samples"
@@ -234,7 +221,7 @@ class KD3A(TaughtTarget):
         largest = max(sizes[client.name] for client in self.sources)
         adds = {name: own.reshape(1) * (sizes[name] / largest) for name, own in focus.items()}
         summed = self.add_("focus", {name: {"focus": own} for name, own in adds.items()}, teachers)
-        teachers = self.heard("focus", teachers)
+        teachers = self.contributors("focus", teachers)
         of_target = sizes[target] / (sizes[target] + sum(sizes[name] for name in teachers))
         for holder, total in summed.items():
             if holder not in (*teachers, target):
@@ -252,14 +239,14 @@ class KD3A(TaughtTarget):
         return [*teachers]
 
     def move_share_(self, client: str, share: float) -> None:
-        """Let a client's alpha follow this round's; the first is taken as it is."""
+        """Move a client's alpha towards this round's; the first is taken as it is."""
         before = self.kept(client).get("share")
         kept = share if before is None else self.momentum * float(before) + (1 - self.momentum) * share
         self.kept(client)["share"] = torch.tensor([kept], dtype=torch.float64)
 
     @torch.no_grad()
     def average_extractors_(self, sharers: Sequence[str]) -> None:
-        """The mean of extractors by their shares, for everyone: a sum of weights times shares, and of shares."""
+        """Average extractors by their shares, for everyone: sum weights times shares, and shares."""
         payloads, among = {}, [*sharers, self.target.name]
         for name in (name for name in among if self.federation.is_local(name)):
             share = self.kept(name)["share"].to(self.device, torch.float32)
@@ -271,13 +258,13 @@ class KD3A(TaughtTarget):
         self.load_mean_(self.federation.sum("backbone", payloads, among=among))
 
     def load_mean_(self, totals: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Write the mean of extractors into those of local clients, from what `average_extractors_` adds up."""
+        """Load the mean of extractors, from the sums of `average_extractors_`, into local replicas."""
         for name, total in totals.items():
             mean = {key: tensor / total["share"][0] for key, tensor in total.items() if key != "share"}
             self.run.weights.load_({name: mean})
 
     def _log(self, confident: Mapping[str, float]) -> None:
-        """Share of the target's samples that somebody is confident of, and alpha, as far as the target knows them."""
+        """Log the share of confident samples, and alphas, as far as the target knows them."""
         target, reported = self.target.name, {}
         if target in confident:
             known = [name for name in self._kept if self.exchange == "models" or name == target]

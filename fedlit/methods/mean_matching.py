@@ -1,7 +1,4 @@
-"""Clients that lower a distance between means over their samples in each local step: FedDAN's and FedCORAL's.
-
-A subclass defines of what the means are, and which of its arguments may follow the scale of the features.
-"""
+"""Clients that lower a distance between means over their samples in each local step: FedDAN's and FedCORAL's."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedlit.checks import check_at_least, check_one_of
+from fedlit.checks import check, check_at_least, check_one_of
 from fedlit.federation import Channel, Client, DivergedError, Open, Summed
 from fedlit.functional import mean_pair_distance
 from fedlit.methods.mean_messages import exchange_means, sources_in_step, sum_difference
@@ -33,26 +30,25 @@ class MomentMatching(FederatedModule):
     .. math:: L = \Big|\frac{1}{K}\sum_k m_k - m_T\Big|^2 \;\text{(pooled)}, \qquad
               L = \frac{1}{K}\sum_k |m_k - m_T|^2 \;\text{(pairwise)}
 
-    A target with labels lowers its task's loss on these, too.
+    A target with labels lowers its task's loss on these, too. A subclass defines the means.
 
     Args:
-        mmd_weight: Weight lambda of the distance, at least 0. A target without labels has no other loss: an optimiser
-            whose steps have one length whatever the gradient's, such as Adam, pays no heed to lambda there.
+        mmd_weight: Weight lambda of the distance, at least 0. It has no effect at a target without labels under an
+            optimiser whose steps do not depend on the gradient's length, such as Adam.
         match: ``"pooled"`` or ``"pairwise"``, which is larger by the sources' spread and pulls them together.
-        every: Whether clients exchange their means in each local ``"step"``, or in the first of a ``"round"``; then
-            they keep what they have received from the others, and bring their own mean up to date.
-        average: What is averaged at the end of a round: ``"all"``, over everyone, or the ``"classifier"``, over the
-            sources, so that every client has an extractor of its own.
+        every: Whether clients exchange means in each local ``"step"``, or in the first of a ``"round"``; later steps
+            then use the others' received means and the client's current one.
+        average: Average at the end of a round ``"all"``, over everyone, or the ``"classifier"``, over the sources, so
+            that extractors stay local.
         kwargs: See `FederatedModule`.
 
     Raises:
         ValueError: If an argument is out of range, or the extractor has nothing to train.
 
     Notes:
-        Pooled, a sum over everyone gives all of them the difference of the sources' mean and the target's, and nobody
-        the mean of another; with a single source, each of the two can solve for the other's. Pairwise, the target
-        learns the mean over sources, and every source the target's mean, in the clear. A mean over few samples reveals
-        much of them.
+        Pooled, everyone learns the difference of the sources' mean and the target's from one sum; with a single source,
+        each of the two can solve for the other's. Pairwise, the target learns the mean over sources, and every source
+        the target's, in plaintext. A mean over few samples reveals much of them.
     """
 
     replicas: Replicas[MatchingReplica]
@@ -62,10 +58,10 @@ class MomentMatching(FederatedModule):
     replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=STAYS_LOCAL)
 
     contents: ClassVar[str]
-    """What a message holds."""
+    """Contents of a message."""
 
     scale_argument: ClassVar[str]
-    """The argument that is ``"mean"`` where the distance follows the scale of the features, see `learn_scale_`."""
+    """Name of the argument that follows the features' scale if it is ``"mean"``: see `learn_scale_`."""
 
     fewest_samples: ClassVar[int] = 1
     """A client with fewer in its batch sits out the step."""
@@ -81,12 +77,9 @@ class MomentMatching(FederatedModule):
     ) -> None:
         super().__init__(*args, **kwargs)
         check_at_least("mmd_weight (lambda)", mmd_weight, 0)
-        for name, value, known in (
-            ("match", match, ("pooled", "pairwise")),
-            ("every", every, ("step", "round")),
-            ("average", average, ("all", "classifier")),
-        ):
-            check_one_of(name, value, known)
+        check_one_of("match", match, ("pooled", "pairwise"))
+        check_one_of("every", every, ("step", "round"))
+        check_one_of("average", average, ("all", "classifier"))
         if average == "classifier":
             check_tied(*self.originals, "average='classifier' averages classifiers alone", self.replica_spec.local)
         if not any(param.requires_grad for param in self.originals[0].parameters()):
@@ -102,15 +95,13 @@ class MomentMatching(FederatedModule):
         self._warned = False
 
     def check_scale(self, symbol: str, value: float | str, unit: str) -> None:
-        """Raise a `ValueError` unless what may follow the features' scale does, or is a positive number."""
-        if value != "mean" and (isinstance(value, str) or not 0 < value < math.inf):
-            raise ValueError(
-                f"{self.scale_argument} ({symbol}) must be 'mean', or a positive and finite {unit}, got {value!r}"
-            )
+        """Refuse a value of ``scale_argument`` that is neither "mean" nor a positive number."""
+        holds = value == "mean" if isinstance(value, str) else 0 < value < math.inf
+        check(holds, f"{self.scale_argument} ({symbol})", f"'mean', or a positive and finite {unit}", value)
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """The scale of the features, where it is followed, means as set by ``match``, and weights."""
+        """The scale of the features, if it is followed; means, as set by ``match``; and weights."""
         how_often = "every local step" if self.every == "step" else "every round"
         talk: tuple[Channel, ...] = ()
         if self.follows_scale:
@@ -129,12 +120,8 @@ class MomentMatching(FederatedModule):
 
     # ---------------------------------------------------------------- a local step
 
-    def learners(self, round_idx: int) -> tuple[Client, ...]:
-        """Everyone: the target on its unlabelled samples."""
-        return self.clients
-
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Exchange means, and each client's loss."""
+        """Exchange means, and return each client's loss."""
         features = {client.name: self.features(client, samples) for client, samples in self.run.in_streams(batch)}
         means = self.matched_means(features)
         losses = {}
@@ -151,30 +138,27 @@ class MomentMatching(FederatedModule):
         return losses
 
     def features(self, client: Client, batch: Sequence[Any]) -> Tensor:
-        """Features of a local client's batch, which are matched, shape (n, width)."""
+        """Return features of a local client's batch, which are matched, shape (n, width)."""
         features: Tensor = self.replicas[client].extractor(batch[0])
         return features
 
     def loss_of_features(self, client: Client, features: Tensor, batch: Sequence[Any]) -> Tensor:
-        """Loss on labels of a local client that has any, a scalar, from the features of its batch."""
+        """Return the loss on labels of a local client, a scalar, from the features of its batch."""
         return self.task.loss(client, self.replicas[client].classifier(features), batch[1])
 
     def matched_width(self) -> int:
-        """Width of the features that are matched."""
+        """Return the width of the features that are matched."""
         return feature_width(self.originals[0])
 
     def matched_means(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Means of local clients that know others', with a graph; in a step that exchanges them, of all participants.
-
-        Features are of local clients' batches, each of shape (n, width).
-        """
+        """Return means of local clients that are matched, with gradients, from features of shape (n, width)."""
         local = {client.name: self.replicas[client] for client in self.federation.local_clients}
         able = {name: own for name, own in features.items() if len(own) >= self.fewest_samples}
         if self.every == "round" and self.federation.batch_idx:
             return {name: self.mean(name, own) for name, own in able.items() if local[name].share}
         for replica in local.values():
             replica.share.zero_()
-        sources = self.heard_sources()
+        sources = self.matched_sources()
         if not sources or (self.follows_scale and not self.learn_scale_(sources, features)):
             return {}
         sources = self.large_enough(sources)
@@ -185,10 +169,10 @@ class MomentMatching(FederatedModule):
         self.exchange_(sources, means)
         return means
 
-    def heard_sources(self) -> list[Client]:
-        """Sources that can be matched with the target in this step; none if it cannot."""
+    def matched_sources(self) -> list[Client]:
+        """Return the sources that can be matched with the target in this step; none if it cannot."""
         sources = sources_in_step(self, *(channel.name for channel in self.channels if channel.name != "weights"))
-        # without those that dropped out since the round began; where too few are left to hide, the exchange warns
+        # without those that dropped out in this round; where too few are left to hide, the exchange warns
         there = self.federation.senders("moments") or [client.name for client in self.clients]
         sources = [client for client in sources if client.name in there]
         if self.match == "pooled" and self.target.name not in there:
@@ -196,7 +180,7 @@ class MomentMatching(FederatedModule):
         return sources
 
     def large_enough(self, sources: list[Client]) -> list[Client]:
-        """Those of the sources whose batch has samples enough; none if the target's has not."""
+        """Return the sources with enough samples in their batch; none if the target has too few."""
         if self.fewest_samples == 1:
             return sources
         sizes = self.run.samples.sizes_in_step([*sources, self.target])
@@ -211,7 +195,7 @@ class MomentMatching(FederatedModule):
         return [] if self.target.name in small else [client for client in sources if client.name not in small]
 
     def exchange_(self, sources: Sequence[Client], means: Mapping[str, Tensor]) -> None:
-        """Each local client notes what the distance has of others, and its own share in it."""
+        """Exchange means; note at each local client the others' part of the distance, and its share in it."""
         target, number = self.target.name, len(sources)
         sizes = self.corrections(sources)
         sent = {name: sizes[name] * own for name, own in means.items()}
@@ -233,13 +217,13 @@ class MomentMatching(FederatedModule):
 
     @property
     def follows_scale(self) -> bool:
-        """Whether clients learn the scale of all their features, once a round."""
+        """Whether clients exchange the scale of their features once a round."""
         return bool(getattr(self, self.scale_argument) == "mean")
 
     def learn_scale_(self, sources: Sequence[Client], features: Mapping[str, Tensor]) -> bool:
-        """In a round's first step, everyone learns the mean squared distance between samples of all batches.
+        """In a round's first step, set all replicas' ``reference``: the mean squared distance of all samples.
 
-        It stays in the replicas' ``reference``. Whether it is known, which is equal on all processes.
+        Return whether there is one, which is equal on all processes.
         """
         federation, participants = self.federation, [*sources, self.target]
         if not federation.senders("scale", among=participants):
@@ -264,41 +248,41 @@ class MomentMatching(FederatedModule):
         return True
 
     def pair_distance(self, client: str) -> float:
-        """Mean squared distance between all clients' features, as this local client learned it last; positive."""
+        """Return the last mean squared distance between all clients' features, positive."""
         return float(self.replicas[client].reference)
 
     # ---------------------------------------------------------------- what a subclass defines
 
     def num_moments(self) -> int:
-        """How many numbers M a mean has."""
+        """Return how many numbers M a mean has."""
         raise NotImplementedError
 
     def mean(self, client: str, features: Tensor) -> Tensor:
-        """Mean over a local client's batch of what is matched, shape (M,), from features of shape (n, width)."""
+        """Return a local client's mean, shape (M,), from features of shape (n, width)."""
         raise NotImplementedError
 
     def squared_length(self, gap: Tensor) -> Tensor:
-        """The loss of a difference of means, shape (M,), a scalar."""
+        """Return the loss of a difference of means, shape (M,), a scalar."""
         return gap.square().sum()
 
     def corrections(self, sources: Sequence[Client]) -> dict[str, float]:
-        """Factors of the means of all participants, by name."""
+        """Return factors of the means of all participants, by name."""
         return dict.fromkeys((client.name for client in (*sources, self.target)), 1.0)
 
     # ---------------------------------------------------------------- rounds and set-up
 
     def build_replica(self) -> nn.Module:
-        """Copies of extractor and classifier, and room for what is received."""
+        """Return copies of extractor and classifier, with buffers for received means."""
         return MatchingReplica(*copy.deepcopy(self.originals), self.num_moments())
 
     def on_round_start(self, run: Run) -> None:
-        """A client that was away fetches the current model first."""
+        """Let clients that were absent fetch the current model."""
         run.weights.finish_warmup()
-        self.run.weights.catch_up("weights")
+        run.weights.catch_up("weights")
 
     def on_round_end(self, run: Run) -> None:
         """Average everyone's networks, or the sources' classifiers."""
         if self.average == "all":
-            self.run.weights.average_("weights", among=self.clients)
+            run.weights.average_("weights", among=self.clients)
         else:
-            self.run.weights.average_("weights", among=self.sources, part="classifier")
+            run.weights.average_("weights", among=self.sources, part="classifier")

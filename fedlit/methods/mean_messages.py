@@ -1,4 +1,4 @@
-"""Sources and target exchange the mean of a map of their samples: FedRFTCA's, FedMMD's, FedDAN's and FedCORAL's.
+"""Messages between sources and target that several methods send: means of a map of samples, and classifiers.
 
 For means m_k of the K sources and m_T of the target, all that a client needs for its gradient of
 
@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from fedlit.federation import Client, Federation
+from fedlit.models import part_of
 from fedlit.module import FederatedModule
+from fedlit.run.run import Run
 
 Message = Mapping[str, Tensor]
 
 
 def sources_in_step(module: FederatedModule, channel: str, *others: str) -> list[Client]:
-    """Sources that participate on all these channels and have a batch in this step; none unless the target does too."""
+    """Return the sources that participate on all channels and have a batch in this step; none without the target."""
     able = module.run.in_step(channel, *others)
     return [client for client in able if not client.is_target] if any(c.is_target for c in able) else []
 
@@ -32,16 +34,16 @@ def exchange_means(
     weights: Mapping[str, float] | None = None,
     answer: Callable[[Message | None], Message | None] | None = None,
 ) -> dict[str, Message]:
-    """The target learns the mean of the sources' messages, and each source the target's.
+    """Send the target the mean of the sources' messages, and each source the target's.
 
     Args:
         federation: Of the clients.
         channels: A summed one from the sources to the target, and an open one back.
         messages: Of local clients, by name.
-        sources: Those that participate, wherever they are hosted.
+        sources: Those that participate, wherever hosted.
         weights: Of the sources in their mean; ``None`` is uniform.
-        answer: Makes what the target sends in place of its message, from the mean that it has received (``None`` if it
-            has received none); called where the target is hosted and has a message.
+        answer: Makes the target's message from the mean that it has received, or ``None``; called where the target is
+            hosted and has a message.
 
     Returns:
         What each local client has received from the other side, by name.
@@ -60,17 +62,16 @@ def exchange_means(
 def sum_difference(
     federation: Federation, channel: str, means: Mapping[str, Tensor], sources: Sequence[Client]
 ) -> dict[str, Tensor]:
-    """Everyone learns D, the mean over sources less the target's, and nobody any other client's mean.
+    """Send everyone D, the mean over sources less the target's, and nobody any other client's mean.
 
     Args:
         federation: Of the clients.
         channel: A summed one from everyone to everyone.
         means: Of local clients, by name, of equal shape.
-        sources: Those that participate, wherever they are hosted; the target does too.
+        sources: Those that participate, wherever hosted; the target does too.
 
     Returns:
-        D by name of a local client, of the shape of a mean; none if a client was lost meanwhile, as a sum without it
-        is no difference of means.
+        D by name of a local client; none if a client dropped out, as a sum without it is no difference of means.
     """
     share = 1 / len(sources)
     signs = dict.fromkeys((client.name for client in sources), share) | {federation.target.name: -1.0}
@@ -80,3 +81,23 @@ def sum_difference(
     if len(federation.senders(channel, everyone)) < len(everyone):
         return {}
     return {name: total["difference"] for name, total in totals.items()}
+
+
+def send_classifiers(run: Run, channel: str, absent_too: bool = False) -> dict[str, dict[str, dict[str, Tensor]]]:
+    """Send every source's classifier to the target over an open channel.
+
+    Args:
+        run: Of the method.
+        channel: From the sources to the target.
+        absent_too: Whether sources that are absent in this round send theirs all the same.
+
+    Returns:
+        Classifiers' states by source, under the target's name, where it is hosted.
+    """
+    sent = {
+        client.name: part_of(run.weights.of(client.name, frozen_too=True), "classifier")
+        for client in run.sources
+        if run.federation.is_local(client)
+    }
+    around = run.weights.received_part("classifier")
+    return run.federation.exchange(channel, sent, around=around, absent_too=absent_too)

@@ -1,17 +1,16 @@
 """FedDAN (Long, Cao, Wang and Jordan, ICML 2015) and FedCORAL (Sun and Saenko, ECCV workshops 2016), federated.
 
-Differences from the papers, which know one source and no federation:
+Differences from the papers, which have one source and no federation:
 
-- What the losses ask for are means over samples, which a secure sum can give: FedDAN's of random features of its
-  kernels, FedCORAL's of second moments. The gradients of all clients together are that of the joint loss.
-- Several sources count alike, whatever the size of their batches: see `match`.
-- FedDAN's kernels count alike: the paper finds their weights by a quadratic programme, which no published code does.
-  Their middle bandwidth is the mean squared distance between samples of the first batches of a round; the paper has the
-  median, and 33 kernels. The discrepancy is the biased estimate, 1/U of that of the published codes, which add kernels.
+- Losses are of means over samples, which a secure sum can give: FedDAN's of random features, FedCORAL's of second
+  moments. The gradients of all clients together are that of the joint loss.
+- Sources weigh the same, whatever the size of their batches: see `match`.
+- FedDAN's kernels weigh the same; the paper optimises their weights, no published code does. The middle bandwidth is
+  the mean squared distance in a round's first batches (paper: the median, 33 kernels). The discrepancy is the biased
+  estimate, 1/U of that of published codes, which add kernels.
 
-Differences from published codes: tllib has the linear estimate of the discrepancy, of neighbouring pairs alone, and
-skada the kernel exp(-d / s); tllib's CORAL has a mean in place of 1 / (4 d^2), and a term of the features' means. Here
-both losses are the papers'.
+Differences from published codes: tllib has the linear estimate of the discrepancy, skada the kernel exp(-d / s);
+tllib's CORAL has a mean in place of 1 / (4 d^2), and a term of the features' means.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ class FedDAN(MomentMatching):
         num_kernels: Number U of Gaussian kernels exp(-d^2 / b_u), at least 1.
         bandwidth_factor: Ratio of one b_u to the one before, above 1.
         bandwidth: The b_u in the middle: a positive squared length, or ``"mean"``, the mean squared distance between
-            all clients' features, which is found anew in the first step of every round.
+            all clients' features in the first step of each round.
 
     Raises:
         ValueError: If an argument is out of range.
 
     Notes:
         With ``bandwidth="mean"`` everyone learns once a round the mean feature over all clients' batches, and the mean
-        of its squared entries, and no client's own.
+        of its squared entries.
     """
 
     contents: ClassVar[str] = "mean random feature of a batch"
@@ -73,11 +72,8 @@ class FedDAN(MomentMatching):
     ) -> None:
         super().__init__(*args, **kwargs)
         check_at_least("num_kernels (U)", num_kernels, 1)
-        if num_frequencies < 1 or num_frequencies % num_kernels:
-            raise ValueError(
-                f"num_frequencies (N) must be a positive multiple of num_kernels ({num_kernels}), so that all kernels "
-                f"have equally many, got {num_frequencies}"
-            )
+        holds = num_frequencies >= 1 and not num_frequencies % num_kernels
+        check(holds, "num_frequencies (N)", f"a positive multiple of num_kernels ({num_kernels})", num_frequencies)
         check(1 < bandwidth_factor < math.inf, "bandwidth_factor", "above 1 and finite", bandwidth_factor)
         self.check_scale("b", bandwidth, "squared length")
         self.num_frequencies = num_frequencies
@@ -86,11 +82,11 @@ class FedDAN(MomentMatching):
         self.bandwidth = bandwidth
 
     def num_moments(self) -> int:
-        """A cosine and a sine of each frequency."""
+        """Return 2N: a cosine and a sine of each frequency."""
         return 2 * self.num_frequencies
 
     def mean(self, client: str, features: Tensor) -> Tensor:
-        """Mean random feature, shape (2N,)."""
+        """Return the mean random feature, shape (2N,)."""
         middle = self.pair_distance(client) if self.bandwidth == "mean" else float(self.bandwidth)
         frequencies = _frequencies(
             self.num_frequencies, self.width, self.federation.seed, middle, self.num_kernels, self.bandwidth_factor
@@ -100,7 +96,7 @@ class FedDAN(MomentMatching):
 
 @lru_cache(maxsize=4)
 def _frequencies(num: int, width: int, seed: int, middle: float, num_kernels: int, factor: float) -> Tensor:
-    """Frequencies of all kernels, shape (num, width): the same for everyone who knows the seed, until b changes."""
+    """Return frequencies of all kernels, shape (num, width), equal for everyone with the seed."""
     unit = sample_frequencies(num, width, bandwidth=1.0, seed=seed)
     return mixture_frequencies(unit, bandwidth_ladder(middle, num_kernels, factor))
 
@@ -110,25 +106,23 @@ class FedCORAL(MomentMatching):
 
     .. math:: L = \frac{1}{4 d^2} \left\|C_S - C_T\right\|_F^2
 
-    Pooled, C_S is the covariance of all sources' samples, their means' spread included: sources send second moments of
-    their features with a 1 beside them, which have the means, and the sum has it all. A batch of one sample, which has
-    no covariance, is not matched. Messages have d (d + 1) / 2 numbers, pooled over several sources d + 1 more: put a
-    `Bottleneck` behind an extractor of many features. Features should not have a mean of many times their spread, as
-    the covariance of pooled sources is a difference of moments.
+    Pooled, C_S is the covariance of all sources' samples, the spread of their means included: sources send second
+    moments of their features and a 1. A batch of one sample is not matched. Messages have d (d + 1) / 2 numbers, pooled
+    over several sources d + 1 more: put a `Bottleneck` behind an extractor of many features. The mean of features
+    should not be many times their spread, as the pooled covariance is a difference of moments.
 
     Args:
         mmd_weight: Weight lambda of the loss, at least 0.
-        feature_variance: Unit v of the covariances, C / v in their place: a positive number, 1 for the paper's loss,
-            which has the fourth power of the features' unit; or ``"mean"``, the mean variance of all clients' features,
-            which is found anew in the first step of every round, so that the unit of the features plays no part.
+        feature_variance: Divisor v of the covariances: a positive number, 1 for the paper's loss; or ``"mean"``, the
+            mean variance of all clients' features in the first step of each round, so that their unit has no effect.
 
     Raises:
         ValueError: If an argument is out of range.
 
     Notes:
-        Pooled, everyone learns the sources' mean feature over their batches, and the difference of their second moments
-        and the target's covariance. With ``feature_variance="mean"`` everyone learns once a round, too, the mean
-        feature over all clients' batches, and the mean of its squared entries.
+        Pooled, everyone learns the sources' mean feature, and the difference of their second moments and the target's
+        covariance. With ``feature_variance="mean"`` everyone learns, once a round, the mean feature over all clients'
+        batches, and the mean of its squared entries.
     """
 
     contents: ClassVar[str] = "covariance of a batch"
@@ -142,7 +136,7 @@ class FedCORAL(MomentMatching):
 
     @property
     def pools(self) -> bool:
-        """Whether there are several sources, whose covariance is that of all their samples together."""
+        """Whether the covariance of several sources is that of all their samples together."""
         return self.match == "pooled" and len(self.sources) > 1
 
     @property
@@ -155,12 +149,12 @@ class FedCORAL(MomentMatching):
         )
 
     def num_moments(self) -> int:
-        """An upper triangle."""
+        """Return the size of an upper triangle."""
         width = self.width + self.pools
         return width * (width + 1) // 2
 
     def mean(self, client: str, features: Tensor) -> Tensor:
-        """Second moments about one's own mean; a pooled source's of features and a 1, about 0, shape (M,)."""
+        """Return second moments about the mean; of a pooled source, of features and a 1 about 0; shape (M,)."""
         features = features / math.sqrt(self.variance(client))
         if not self.pools:
             return second_moments(features, features.mean(dim=0))
@@ -172,13 +166,13 @@ class FedCORAL(MomentMatching):
         return second_moments(wider, torch.zeros_like(wider[0]))
 
     def variance(self, client: str) -> float:
-        """v, as this local client knows it: half the mean squared distance is the trace of the covariance of all."""
+        """Return v; half the mean squared distance is the trace of the covariance of all."""
         if self.feature_variance == "mean":
             return self.pair_distance(client) / (2 * self.width)
         return float(self.feature_variance)
 
     def corrections(self, sources: Sequence[Client]) -> dict[str, float]:
-        """From the mean over n samples to the unbiased n / (n - 1); of pooled sources, that of all their samples.
+        """Return the factors n / (n - 1) of an unbiased covariance; for pooled sources, of all their samples.
 
         Samples that weigh w_i have the factor 1 / (1 - sum of w_i^2), with w_i = 1 / (K n_k) of those of source k.
         """
@@ -190,5 +184,5 @@ class FedCORAL(MomentMatching):
         return factors
 
     def squared_length(self, gap: Tensor) -> Tensor:
-        """The loss of a difference of covariances as `second_moments` has them, a scalar."""
+        """Return the loss of a difference of covariances, a scalar."""
         return (central_moments(gap) if self.pools else gap).square().sum() / (4 * self.width**2)

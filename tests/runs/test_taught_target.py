@@ -266,8 +266,8 @@ def test_the_targets_mixture_by_hand(ensemble: float, sharpness: float) -> None:
     taught: list[Tensor] = []
 
     class Taught(WatchedCoMDA):
-        def lesson(self) -> dict[str, Tensor]:
-            found = super().lesson()
+        def pseudo_labels(self) -> dict[str, Tensor]:
+            found = super().pseudo_labels()
             if self.federation.round_idx == 2:
                 taught.append(found["mixture"])
             return found
@@ -296,7 +296,7 @@ class Turn(CoMDA):
 
     share = 0.0
 
-    def lesson(self) -> dict[str, Tensor]:
+    def pseudo_labels(self) -> dict[str, Tensor]:
         return {"mixture": self.mixture}
 
     def own_share(self) -> float:

@@ -1,0 +1,81 @@
+"""A LightningModule of the user's, trained by every client on its data: `Federated`, and with more than FedAvg.
+
+Each client has a copy: its ``training_step`` is the loss, its ``configure_optimizers`` makes the optimisers. What else
+the module does while it trains is done by each copy, too, or refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedlit.methods import FedAvg, FedCORAL, FedDAN, FedProx
+from fedlit.wrapped.base import Wrapped
+from fedlit.wrapped.matching import WrappedMatching
+
+__all__ = ["Federated", "FederatedCORAL", "FederatedDAN", "FederatedProx", "Wrapped", "WrappedMatching"]
+
+
+class Federated(Wrapped, FedAvg):
+    """A LightningModule of one's own, trained by FedAvg: each client has a copy, and copies are averaged after a round.
+
+    The module is as it is in one's project: its ``training_step(batch, batch_idx)`` is called with a client's samples,
+    as the client's dataset has them in a batch, and gives the loss; its ``configure_optimizers`` makes the optimiser,
+    with any groups and schedules, of each copy. A module with several optimisers steps them by itself, as Lightning has
+    it (``automatic_optimization = False``); each client's are its own. What ``training_step`` gives to ``self.log``
+    is logged by client, ``source/NAME/...``, as the mean over a round. Schedules of an ``"epoch"`` advance after
+    each round that the client took part in, those of a ``"step"`` after each of its steps. The hooks `on_train_start`,
+    `on_train_epoch_start`, `on_train_epoch_end` and `on_train_end` are each copy's own.
+
+    Evaluation is fedlit's, of what ``forward`` gives: ``validation_step``, ``test_step`` and ``predict_step`` of the
+    module are not called.
+
+    Args:
+        module: Not changed; of its hooks, those that single clients' copies cannot have are refused by name.
+        clients: The roster, at least two names or `Client` objects.
+        target: Name of the client adapted to.
+        num_classes: Number of classes; in regression, of numbers to predict.
+        task: ``"classification"`` or ``"regression"``: how clients are evaluated.
+        scale_labels: ``False``: ``training_step`` is given numbers as they are, and ``forward`` gives numbers in their
+            unit. A module that learns them standardised does both itself.
+        kwargs: See `FederatedModule`: ``weighting``, ``local_norm``, ``batchnorm_average`` and ``reset_optimizer``.
+
+    Raises:
+        TypeError: If the module is no LightningModule, or, when it is evaluated, ``forward`` gives something else than
+            outputs of shape (batch, num_classes).
+        ValueError: If the module does something in training that its copies would not, or an argument is given that
+            the module has its own of.
+    """
+
+    adds_to_the_loss: ClassVar[bool] = False
+
+
+class FederatedProx(Wrapped, FedProx):
+    """`Federated`, whose copies are held near the round's first model: see `FedProx`.
+
+    Args:
+        module: See `Federated`.
+        mu: Strength of the proximal term, at least 0.
+        kwargs: See `Federated`.
+    """
+
+
+class FederatedDAN(WrappedMatching, FedDAN):
+    """`Federated`, whose copies also make the features of all clients alike, by means of random features: see `FedDAN`.
+
+    Args:
+        module: See `Federated`.
+        features: Name of the part of the module that gives features.
+        width: Number of features; ``None`` is ``out_features`` of that part.
+        kwargs: See `Federated` and `FedDAN`.
+    """
+
+
+class FederatedCORAL(WrappedMatching, FedCORAL):
+    """`Federated`, whose copies also make covariances of the features of all clients alike: see `FedCORAL`.
+
+    Args:
+        module: See `Federated`.
+        features: Name of the part of the module that gives features.
+        width: Number of features; ``None`` is ``out_features`` of that part.
+        kwargs: See `Federated` and `FedCORAL`.
+    """

@@ -1,0 +1,219 @@
+"""Trains a LightningModule of the user's by a method: a copy at each client, with its own optimisers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torchmetrics import Metric
+
+from fedlit.federation import Client
+from fedlit.federation.descriptions import described
+from fedlit.federation.labels import TaskName, known_samples
+from fedlit.federation.ledger import SERVER
+from fedlit.federation.nested import take
+from fedlit.module import Batch, FederatedModule
+from fedlit.run.optimisation import default_optimizer
+from fedlit.run.own_optimisers import ClientOptimizer, OwnOptimisers, nobodys, together
+from fedlit.wrapped.checks import check_module
+from fedlit.wrapped.outputs import LoggedNumbers, Outputs
+
+
+class Wrapped(FederatedModule):
+    """Mixed in before a method, it trains a LightningModule in place of an extractor and a classifier.
+
+    Raises:
+        TypeError: If the module is no LightningModule.
+        ValueError: If it does something in training that its copies would not, or is given what it has its own of.
+    """
+
+    adds_to_the_loss: ClassVar[bool] = True
+    """Whether the method has a loss of its own beside the module's."""
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        clients: Sequence[Client | str],
+        target: str,
+        num_classes: int,
+        *,
+        task: TaskName = "classification",
+        scale_labels: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        check_module(module)
+        outputs = Outputs(num_classes, task, type(module).__name__)
+        super().__init__(
+            clients=clients,
+            target=target,
+            num_classes=num_classes,
+            extractor=module,
+            classifier=outputs,
+            task=task,
+            scale_labels=scale_labels,
+            **kwargs,
+        )
+        # what the other processes and a checkpoint's next run compare
+        kind = type(module)
+        text = f"{kind.__module__}.{kind.__qualname__}({described(dict(module.hparams))})"
+        self.save_hyperparameters({"module": text}, logger=False)
+        self._refuse_what_the_module_has()
+        if not module.automatic_optimization and self.adds_to_the_loss:
+            raise ValueError(
+                f"{type(module).__name__} steps its optimizers by itself (automatic_optimization = False), so that "
+                f"{type(self).__name__} cannot add to its loss: take fedlit.Federated, which is FedAvg"
+            )
+        self.automatic_optimization = module.automatic_optimization
+        self.run.own_labels = True  # training_step of the module defines what labels are
+        self._logged = LoggedNumbers()
+        self.run.parts.append(self._logged)
+
+    def _refuse_what_the_module_has(self) -> None:
+        name = type(self).__name__
+        local, makes = self.run.local, "configure_optimizers of the module"
+        own: dict[str, tuple[bool, str]] = {
+            "optimizer": (local.optimizer is not default_optimizer, f"{makes} makes it"),
+            "param_groups": (local.param_groups is not None, f"{makes} makes them"),
+            "lr_scheduler": (local.lr_scheduler is not None, f"{makes} makes it"),
+            "schedule_interval": (local.schedule_interval != "round", f"{makes} has interval"),
+            "class_weights": (self.hparams.get("class_weights") is not None, "training_step of the module weighs"),
+            "scale_labels": (
+                self.run.outputs.scales_labels,
+                "training_step of the module is given labels as they are, and scales",
+            ),
+            "vectorize": (local.vectorize, "training_step of the module is called for each client"),
+        }
+        for argument, (given, why) in own.items():
+            if given:
+                raise ValueError(f"{name} takes no {argument}: {why}")
+        for argument in ("refine", "trust_region"):
+            if self.hparams.get(argument):
+                raise ValueError(
+                    f"{name} takes no {argument}, which has to know where features end and the classifier begins: give "
+                    "these two parts of the module as extractor and classifier to a method of fedlit.methods instead"
+                )
+
+    @property
+    def monitor_hint(self) -> str:
+        """What a user who monitors a number of the module has to know."""
+        name = type(self.originals[0]).__name__
+        return (
+            f"Numbers that training_step of {name} logs are those of one client each, source/NAME/... and target/...; "
+            f"validation_step of {name} is not called, as clients are evaluated by its forward."
+        )
+
+    # ---------------------------------------------------------------- a client's own module
+
+    @contextmanager
+    def at_work(self, client: Client | str) -> Iterator[pl.LightningModule]:
+        """A local client's copy of the module, as if the Trainer had it alone."""
+        name = client if isinstance(client, str) else client.name
+        module: Any = self.replicas[name].extractor
+        module.trainer = self.trainer
+        # methods of one object, which no copy of it takes along
+        mine: dict[str, Callable[..., Any]] = {"log": partial(self._logged.note, name)}
+        if not self.automatic_optimization:
+            mine["optimizers"] = lambda use_pl_optimizer=True: _alone_or_all(
+                [ClientOptimizer(each, name) for each in self.trainer.optimizers]
+            )
+            mine["lr_schedulers"] = lambda: _alone_or_all(
+                [cast(Any, config.scheduler).schedules[name] for config in self.trainer.lr_scheduler_configs]
+            )
+        module.__dict__.update(mine)
+        try:
+            yield module
+        finally:
+            for each in mine:
+                del module.__dict__[each]
+            module.trainer = None
+
+    def build_replica(self) -> Any:
+        """A copy of the module, whose metrics are its own."""
+        replica = super().build_replica()
+        for part in replica.modules():
+            if isinstance(part, Metric):
+                part.sync_on_compute, part.dist_sync_on_step = False, False  # others have other clients
+        return replica
+
+    def label_loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
+        """What the client's own ``training_step`` gives of its labelled samples, a scalar."""
+        if client.is_target:
+            known = known_samples(batch[1])
+            batch = [take(each, known) for each in batch]
+            if not known.any():
+                return 0 * sum(param.sum() for param in self.replicas[client].parameters())  # type: ignore[return-value]
+        with self.at_work(client) as module:
+            return self._called(module, batch)
+
+    def _called(self, module: pl.LightningModule, batch: Sequence[Any]) -> Tensor:
+        step = module.training_step
+        numbered = len(inspect.signature(step).parameters) > 1
+        given = step(batch, self.federation.batch_idx) if numbered else step(batch)
+        loss = given.get("loss") if isinstance(given, Mapping) else given
+        if loss is None and not self.automatic_optimization:
+            return torch.zeros((), device=self.device)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{given!r:.60}"
+            raise TypeError(
+                f"{type(module).__name__}.training_step must give the loss, a scalar tensor, or a mapping with it "
+                f"under 'loss', got {got}"
+            )
+        return loss.reshape(())
+
+    # ---------------------------------------------------------------- optimisation
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """The optimisers that each local client's copy of the module makes, and its schedules."""
+        made = {}
+        for client in self.federation.local_clients:
+            with self.at_work(client) as module:
+                made[client.name] = OwnOptimisers.of(module)
+        if not made:
+            module = self.originals[0]  # type: ignore[assignment]
+            made[SERVER] = nobodys(OwnOptimisers.of(module), SERVER)
+        return together(made, self.automatic_optimization)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """One local step of every client in ``batch``."""
+        loss = super().training_step(batch, batch_idx)
+        if not self.automatic_optimization:
+            # Lightning counts steps of optimisers, and all processes have to count alike whoever trains where
+            counted: Any = self.trainer.strategy._lightning_optimizers[0]
+            counted._on_before_step()
+            counted._on_after_step()
+        return loss
+
+    # ---------------------------------------------------------------- hooks
+
+    def _call_copies(self, hook: str) -> None:
+        for client, _ in self.run.in_streams({client.name: () for client in self.federation.local_clients}, hook):
+            with self.at_work(client) as module:
+                getattr(module, hook)()
+
+    def on_train_start(self) -> None:
+        """Of each client's copy of the module."""
+        self._call_copies("on_train_start")
+
+    def on_train_epoch_start(self) -> None:
+        """Of each client's copy of the module."""
+        self._call_copies("on_train_epoch_start")
+
+    def on_train_epoch_end(self) -> None:
+        """Of each client's copy of the module."""
+        self._call_copies("on_train_epoch_end")
+
+    def on_train_end(self) -> None:
+        """Of each client's copy of the module."""
+        self._call_copies("on_train_end")
+
+
+def _alone_or_all(several: list[Any]) -> Any:
+    """As Lightning gives optimisers and schedules: a single one by itself."""
+    return (several[0] if len(several) == 1 else several) if several else None
