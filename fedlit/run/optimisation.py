@@ -1,7 +1,7 @@
-"""Per-client pieces of optimisation: parameter groups, clipping and learning-rate schedules.
+"""Per-client optimisation: parameter groups, clipping and learning-rate schedules.
 
-All clients of a process share one optimiser, with one parameter group per client. A client's parameters only meet
-their own gradient, so this is exactly independent local training, at the price of one optimiser step.
+All clients of a process share one optimiser, with parameter groups per client. Each client's parameters only meet the
+gradient of its loss, so this is exactly independent local training.
 """
 
 from __future__ import annotations
@@ -25,18 +25,14 @@ if TYPE_CHECKING:
 
 
 def default_optimizer(params: Iterable[Any]) -> Optimizer:
-    """SGD with learning rate 0.01 and momentum 0.9, in its fused form (one call for all clients' tensors)."""
+    """Return SGD with learning rate 0.01 and momentum 0.9, fused: one call for all clients' tensors."""
     optimizer = SGD(params, lr=0.01, momentum=0.9, fused=True)
     optimizer.register_step_pre_hook(_complete_momentum)
     return optimizer
 
 
 def _complete_momentum(optimizer: Optimizer, *_: object) -> None:
-    """Give weights that join later, such as those that a warm-up leaves out, a momentum of 0.
-
-    Fused SGD takes all of a group with momentum, or none. A first step from 0 is that from no momentum. Gradients are
-    made within the step, so that it is not known here which weights have one.
-    """
+    """Set the momentum of weights that join later to 0, as fused SGD takes all of a group with momentum or none."""
     for group in optimizer.param_groups:
         new = [param for param in group["params"] if optimizer.state.get(param, {}).get("momentum_buffer") is None]
         for param in new if len(new) < len(group["params"]) else ():
@@ -45,7 +41,7 @@ def _complete_momentum(optimizer: Optimizer, *_: object) -> None:
 
 
 def client_norms(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Norm of each client's gradient over all of its parameter groups; clients without a gradient are left out."""
+    """Return the norm of each client's gradient over all of its parameter groups; clients without one are left out."""
     norms: dict[str, Tensor] = {}
     for client, params in _by_client(optimizer).items():
         gradients = [param.grad for param in params if param.grad is not None]
@@ -61,13 +57,13 @@ def clip_client_gradients(
 
     Args:
         optimizer: With parameter groups that carry a ``"client"`` key.
-        clip_val: Greatest norm, or greatest absolute entry.
+        clip_val: Maximum norm, or maximum absolute entry.
         algorithm: ``"norm"`` or ``"value"``.
-        by_group: Clip each parameter group of a client by itself too, where they are different models. Groups that a
-            division by ``param_groups`` has made of one model carry its number under ``"model"``, and stay one.
+        by_group: Clip each model of a client by itself: each parameter group, or those with one number under
+            ``"model"``.
 
     Returns:
-        Each client's gradient norm before clipping, over all of its groups; clients without a gradient are left out.
+        Each client's gradient norm before clipping, over all of its groups; none for clients without a gradient.
     """
     norms = client_norms(optimizer)
     for client, params in _by_model(optimizer) if by_group else _by_client(optimizer).items():
@@ -97,7 +93,7 @@ def _by_model(optimizer: Optimizer) -> list[tuple[str, list[Tensor]]]:
 def with_schedules(
     optimizer: Optimizer, build: Callable[[Optimizer], LRScheduler] | None, interval: str
 ) -> OptimizerLRScheduler:
-    """An optimiser over all local clients, and a schedule for each of them, as Lightning wants them.
+    """Return an optimiser over all local clients and a schedule for each, in Lightning's form.
 
     ``build`` makes a scheduler for one client's groups; ``None`` for none.
     """
@@ -137,10 +133,9 @@ _PLAIN = (bool, int, float, str, tuple, list, type(None))
 
 
 def check_resumed(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Compare a checkpoint's optimiser with the one that takes over its state, settings included.
+    """Compare a checkpoint's optimiser with the one that loads its state, and warn of changed settings.
 
-    Groups are compared one by one, so that the state's must be in the optimiser's order, as
-    `fedlit.run.checkpoint.arrange` puts them.
+    Groups must be in the optimiser's order; see `fedlit.run.checkpoint.arrange`.
 
     Raises:
         ValueError: If it is of another algorithm.
@@ -172,7 +167,7 @@ def check_resumed(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def _check_schedule(schedule: Any, state: Mapping[str, Any]) -> None:
-    """As `check_resumed`, of a schedule of learning rates."""
+    """Compare a checkpoint's learning-rate schedule, as `check_resumed`."""
     kind, now = type(schedule).__name__, schedule.state_dict()
     settings = [{key for key in each if key[0] != "_" and key not in _MOVING} for each in (state, now)]
     if settings[0] != settings[1]:
@@ -191,7 +186,7 @@ def _check_schedule(schedule: Any, state: Mapping[str, Any]) -> None:
 
 
 class ClientView(Optimizer):
-    """One client's parameter groups, seen as an optimiser by a scheduler; shares the groups, never steps."""
+    """One client's parameter groups as an optimiser for a scheduler; shares the groups and never steps."""
 
     def __init__(self, optimizer: Optimizer, client: str) -> None:
         # Not Optimizer.__init__: it would copy the groups, and the scheduler must write into the shared ones.
@@ -201,12 +196,12 @@ class ClientView(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The client's own."""
+        """The groups of this client."""
         # Looked up afresh each time: loading a checkpoint gives the optimiser new groups.
         return [group for group in self.optimizer.param_groups if group["client"] == self.client]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Only counts, so that the scheduler knows its client has taken a step."""
+        """Do nothing: torch wraps this method to count the client's steps."""
 
 
 class ClientSchedules:
@@ -215,7 +210,7 @@ class ClientSchedules:
     Args:
         optimizer: With parameter groups that carry a ``"client"`` key.
         build: Makes a scheduler for one client's groups.
-        interval: ``"round"`` or ``"step"``: what advances a schedule; else it is advanced by others.
+        interval: ``"round"`` or ``"step"``; anything else leaves advancing to others.
     """
 
     def __init__(self, optimizer: Optimizer, build: Callable[[ClientView], LRScheduler], interval: str) -> None:
@@ -228,7 +223,7 @@ class ClientSchedules:
             group.setdefault("initial_lr", group["lr"])
 
     def step(self, clients: Collection[str], losses: Mapping[str, float]) -> None:
-        """Advance the schedules of ``clients``; those that react to a plateau are given the client's own loss."""
+        """Advance the schedules of ``clients``; those that react to a plateau receive the client's loss."""
         for client, schedule in self.schedules.items():
             if client in clients:
                 self.views[client].step()
@@ -239,7 +234,7 @@ class ClientSchedules:
                     schedule.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """State of each client's schedule, by client name."""
+        """Return the state of each client's schedule, by name."""
         return {client: schedule.state_dict() for client, schedule in self.schedules.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -253,23 +248,23 @@ class ClientSchedules:
 
 
 class ClientOptimisation(pl.LightningModule):
-    """Lightning's hooks of optimisation, client by client, where all clients of a process share an optimiser."""
+    """Lightning's optimisation hooks, client by client, where all clients of a process share an optimiser."""
 
     run: Run
 
     def on_after_backward(self) -> None:
-        """Hand stacked gradients back to the clients' own parameters."""
+        """Hand stacked gradients back to the clients' parameters."""
         if self.run.stacked is not None:
             self.run.stacked.scatter_gradients()
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Take a step; a target without labels that has a trust region keeps within its share of that."""
+        """Take a step, within the trust region of an unlabelled target if it has one."""
         region = self.run.trust_region
         with nullcontext() if region is None else region.limited(self.run):
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Clear gradients to None, so that an absent client's optimiser state stands still."""
+        """Set gradients to None, so that an absent client's optimiser state does not change."""
         optimizer.zero_grad(set_to_none=True)
         if self.run.stacked is not None:
             self.run.stacked.zero_grad()

@@ -1,8 +1,4 @@
-"""Optimisers and schedules that each client's own module makes, put together as a federated module has them.
-
-All clients of a process share an optimiser, as in `fedlit.run.optimisation`: the first that each of their modules
-makes is one, the second another. A client's parameter groups keep what its module gave them.
-"""
+"""Optimisers and schedules that each client's module makes, merged into ones over all clients of a process."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from fedlit.run.optimisation import ClientSchedules, ClientView
 
 @dataclass(frozen=True)
 class OwnOptimisers:
-    """What one client's module makes.
+    """Optimisers and schedules of one client's module.
 
     Args:
         optimizers: As ``configure_optimizers`` has them.
@@ -38,10 +34,10 @@ class OwnOptimisers:
 
     @classmethod
     def of(cls, module: pl.LightningModule) -> OwnOptimisers:
-        """What ``configure_optimizers`` gives, in any form that Lightning knows.
+        """Call ``configure_optimizers``, whose result may have any form that Lightning accepts.
 
         Raises:
-            ValueError: If it gives nothing, or what clients cannot have each by itself.
+            ValueError: If it returns nothing, or what clients cannot have separately.
         """
         name = type(module).__name__
         given = module.configure_optimizers()
@@ -85,10 +81,10 @@ class OwnOptimisers:
 
 
 class ClientOptimizer(ClientView):
-    """One client's parameter groups, as an optimiser that steps them alone: what its module steps by itself."""
+    """One client's parameter groups as an optimiser that steps them alone, for a module that steps by itself."""
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """A step of the client's parameters that have a gradient."""
+        """Step the client's parameters that have a gradient."""
         everybody = self.optimizer.param_groups
         self.optimizer.param_groups = self.param_groups
         try:
@@ -97,19 +93,19 @@ class ClientOptimizer(ClientView):
             self.optimizer.param_groups = everybody
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the client's gradients to None; to 0 is not possible, as absent clients would be stepped."""
+        """Set the client's gradients to None; with 0, absent clients would be stepped."""
         for group in self.param_groups:
             for param in group["params"]:
                 param.grad = None
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """By parameter, of all clients'."""
+        """State by parameter, of all clients."""
         return self.optimizer.state
 
 
 def together(made: Mapping[str, OwnOptimisers], automatic: bool) -> OptimizerLRScheduler:
-    """One optimiser over clients for each that their modules made, and a schedule for each of theirs.
+    """Merge each optimiser and schedule over clients.
 
     Args:
         made: By client, in roster order; at least one.
@@ -155,7 +151,7 @@ def _place_of(schedule: Any, optimizers: Sequence[Optimizer]) -> int:
 
 
 def _schedules_of(own: Mapping[str, Any], optimizer: Optimizer, automatic: bool) -> ClientSchedules:
-    """The clients' schedules, which from now on write into the groups of an optimiser that they share."""
+    """Return the clients' schedules, which from now on write into the groups of the shared optimiser."""
 
     def taken_over(view: ClientView) -> Any:
         schedule = own[view.client].scheduler
@@ -170,14 +166,14 @@ def _schedules_of(own: Mapping[str, Any], optimizer: Optimizer, automatic: bool)
 
 
 def _with_parts(schedule: Any) -> Iterator[Any]:
-    """A schedule, and those that it is made of."""
+    """Yield a schedule and those that it is made of."""
     yield schedule
     for part in getattr(schedule, "_schedulers", ()):
         yield from _with_parts(part)
 
 
 def _mark_as_stepped(view: ClientView) -> None:
-    """Tell torch, which asks a schedule's optimiser, that there are steps: they are those of the shared one."""
+    """Mark a view as stepped for torch's check of the order of calls: the shared optimiser steps."""
 
     def step(closure: Any = None) -> None:
         pass

@@ -1,7 +1,6 @@
-"""Settings of an optimiser's parameter groups, such as a learning rate, for a part of the networks or for a client.
+"""Settings of an optimiser for a part of the networks or a client: ``{"part": "discriminator", "lr": 0.1}``.
 
-Entries are what users give: ``{"part": "discriminator", "lr": 0.1}``. Groups of one client are divided by which entries
-meet their parameters, and each gets the settings of those, the later ones above the earlier.
+Groups of one client are divided by the entries that match their parameters; later entries override earlier ones.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ if TYPE_CHECKING:
 Entries: TypeAlias = list[dict[str, Any]]
 
 _WHICH = ("client", "part")
-"""Keys of an entry that state where it holds; all others are settings."""
+"""Keys of an entry that state where it applies; all others are settings."""
 
 
 def check_param_groups(
     entries: Entries | None, clients: Collection[str], own_rates: Mapping[str, str], method: str
 ) -> None:
-    """Raise a `ValueError` unless each entry states where it holds, and what for.
+    """Raise a `ValueError` unless each entry states where it applies, and settings.
 
     Args:
-        entries: As the user gave them.
+        entries: As the user passed them.
         clients: Names in the roster.
         own_rates: Parts that the method steps without the optimiser, each with the argument that is its rate.
         method: Name of its class.
@@ -57,10 +56,10 @@ def check_param_groups(
 
 
 def check_ratio(entries: Entries | None, name: str, ratio: float, **where: str) -> None:
-    """Raise a `ValueError` if an entry gives a rate that a ratio of rates would scale.
+    """Raise a `ValueError` if an entry sets a rate that a ratio of rates would scale.
 
     Args:
-        entries: As the user gave them.
+        entries: As the user passed them.
         name: Of the argument that is the ratio.
         ratio: Its value; 1 scales nothing.
         where: What is scaled, a ``client`` or a ``part``.
@@ -74,7 +73,7 @@ def check_ratio(entries: Entries | None, name: str, ratio: float, **where: str) 
 
 
 def make(run: Run, groups: Sequence[dict[str, Any]]) -> Optimizer:
-    """The method's optimiser over a client's or several clients' parameter groups, divided by its entries.
+    """Return the method's optimiser over clients' parameter groups, divided by its entries.
 
     Raises:
         ValueError: If the optimiser lacks a setting, or a setting is out of range.
@@ -87,9 +86,9 @@ def make(run: Run, groups: Sequence[dict[str, Any]]) -> Optimizer:
 
 
 def divide(run: Run, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Parameter groups with one group for each set of entries that meets some of its parameters.
+    """Divide parameter groups by the sets of entries that match their parameters.
 
-    Those that come of one group have its number among its client's under ``"model"``, by which they are clipped.
+    Groups made of one carry its number among its client's under ``"model"``, by which they are clipped.
     """
     entries = run.local.param_groups
     if not entries:
@@ -122,7 +121,7 @@ def check_parts(run: Run, groups: Iterable[Mapping[str, Any]]) -> None:
 
     Args:
         run: With its replicas built.
-        groups: Of its local clients; of none, nothing is checked.
+        groups: Of its local clients; without parameters, nothing is checked.
     """
     trained = {id(param) for group in groups for param in group["params"]}
     if not trained:
@@ -153,7 +152,7 @@ def check_parts(run: Run, groups: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _settings(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What an entry sets; configurations have lists in place of tuples."""
+    """Return the settings of an entry; configurations have lists in place of tuples."""
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in entry.items() if name not in _WHICH
     }
@@ -173,10 +172,10 @@ def _check_setting(place: str, name: str, value: Any, optimizer: Optimizer) -> N
 
 
 def _meets(entry: Mapping[str, Any], client: str, name: str) -> bool:
-    """Whether an entry is for a client's parameter of this name."""
+    """Return whether an entry is for a client's parameter of this name."""
     return entry.get("client", client) == client and ("part" not in entry or _is_in(name, entry["part"]))
 
 
 def _is_in(name: str, part: str) -> bool:
-    """Whether a parameter or module of this name is a part, or within it."""
+    """Return whether a parameter or module of this name is a part, or within it."""
     return name == part or name.startswith(f"{part}.")

@@ -1,8 +1,7 @@
 """Many clients with tiny equal networks in one vectorised call (torch.func).
 
-The weights of all local clients lie in one stacked tensor per parameter name, and each client's own parameters are
-views into it. So optimisers, clipping, exchanges and checkpoints see ordinary parameters, while forward and backward
-are one batched call. Worth it when a network is so small that Python and dispatch dominate; not for convolutions.
+Each client's parameters are views into one stacked tensor per name, so that optimisers, exchanges and checkpoints see
+ordinary parameters. Worth it where Python and dispatch dominate; not for convolutions.
 """
 
 from __future__ import annotations
@@ -68,11 +67,7 @@ class StackedReplicas:
         return logits
 
     def losses(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
-        """Mean cross-entropy of each client in ``batch``.
-
-        Batches of unequal length are padded with unlabelled samples, which count nowhere; clients missing from
-        ``batch`` take no part.
-        """
+        """Return the mean cross-entropy of each client in ``batch``, padding shorter batches with unlabelled samples."""
         if not batch:
             self._asked = [False] * len(self.names)
             return {}
@@ -103,7 +98,7 @@ class StackedReplicas:
         }
 
     def losses_in_stream(self, run: Run, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
-        """As `losses`, inside a random stream that all clients share."""
+        """Return `losses`, computed inside a random stream that all clients share."""
         federation = run.federation
         with torch_streams(run.device):
             moment = (federation.round_idx, federation.batch_idx)
@@ -111,9 +106,9 @@ class StackedReplicas:
             return self.losses(batch)
 
     def scatter_gradients(self) -> None:
-        """Give each active client's parameters their part of the stacked gradient; call it after each backward.
+        """Hand each active client's parameters their part of the stacked gradient; call it after each backward.
 
-        With accumulated gradients, a client that took part in any of the batches is active.
+        With accumulated gradients, a client in any of the batches is active.
         """
         self._active = [before or now for before, now in zip(self._active, self._asked, strict=True)]
         for own, whole in zip(self.params, self.stacked.values(), strict=True):
@@ -124,7 +119,7 @@ class StackedReplicas:
                     param.grad = part
 
     def zero_grad(self) -> None:
-        """Forget the stacked gradient."""
+        """Clear the stacked gradient."""
         self._active = [False] * len(self.names)
         for whole in self.stacked.values():
             whole.grad = None

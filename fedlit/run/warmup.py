@@ -32,7 +32,7 @@ class WarmUp(Phase):
 
     @property
     def rounds(self) -> int:  # type: ignore[override]
-        """How many, which a share of the planned rounds comes to when the run is planned."""
+        """Number of rounds; a share of the planned rounds is known when the run is planned."""
         return self._run.clock.warmup_rounds
 
     @property
