@@ -24,14 +24,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from fedlit.checks import check, check_at_least
-from fedlit.federation import (
-    ChannelError,
-    FederatedLoader,
-    Federation,
-    Participation,
-    RosterError,
-)
+from fedlit.checks import check, check_at_least, refuse
+from fedlit.federation import ChannelError, FederatedLoader, Federation, Participation, RosterError
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
 from fedlit.federation.leaks import seen_by_the_server, sent_beside, with_samples
@@ -47,13 +41,13 @@ from fedlit.run.planning import plan_rounds
 from fedlit.run.sample_check import check_evaluation
 
 _START_UP = timedelta(minutes=10)
-"""Processes may start at different times (imports, data); the federation's timeout applies only afterwards."""
+"""Processes may start at different times (imports, data); the federation's timeout applies afterwards."""
 
 _REPORTED = ("train/", "source/", "target/", "validator/", "oracle/")
 """Prefixes of the names of numbers that clients report."""
 
 _joined: dict[timedelta, tuple[Transport, Transport]] = {}
-"""Process groups of this process, for the federation and for Lightning: scripts run several Trainers, and reuse them."""
+"""Process groups for the federation and for Lightning, which outlive a Trainer, as scripts run several."""
 
 
 class FederatedStrategy(DDPStrategy):
@@ -123,30 +117,20 @@ class FederatedStrategy(DDPStrategy):
         gather_checkpoints: bool | None = None,
         seat: Seat | None = None,
     ) -> None:
-        if local_steps is not None and local_steps < 1:
-            raise ValueError(
-                f"local_steps must be at least 1 optimiser step or None for a local epoch, got {local_steps}"
-            )
+        if local_steps is not None:
+            check_at_least("local_steps", local_steps, 1, "optimiser step", "None is a local epoch")
         check_at_least("rounds_per_epoch", rounds_per_epoch, 1)
         check(timeout > 0, "timeout", "positive seconds", timeout)
-        if num_threads is not None and num_threads < 1:
-            raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+        if num_threads is not None:
+            check_at_least("num_threads", num_threads, 1)
         check_choices(privacy, two_party, differential_privacy, reports)
         super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method)
-        self.local_steps = local_steps
-        self.rounds_per_epoch = rounds_per_epoch
-        self.participation = participation
-        self.heard, self.nested_heard = heard, nested_heard
-        self.privacy = privacy
-        self.two_party = two_party
-        self.differential_privacy = differential_privacy
-        self.reports = reports
-        self.encrypted = encrypted
-        self.placement = placement
-        self.num_threads = num_threads
-        self.gather_checkpoints = gather_checkpoints
-        self.seat = seat
-        self.stays_joined = False
+        self.local_steps, self.rounds_per_epoch = local_steps, rounds_per_epoch
+        self.participation, self.heard, self.nested_heard = participation, heard, nested_heard
+        self.privacy, self.two_party, self.differential_privacy = privacy, two_party, differential_privacy
+        self.reports, self.encrypted = reports, encrypted
+        self.placement, self.num_threads, self.gather_checkpoints = placement, num_threads, gather_checkpoints
+        self.seat, self.stays_joined = seat, False
         self._removed: _PATH | None = None
         self._star: ServerStar | SiteStar | None = None
         self._warned = False
@@ -195,7 +179,10 @@ class FederatedStrategy(DDPStrategy):
         for label, value in facts.items() if self._star is None else ():  # a server compares them before all else
             federation.agree(label, value)
         if previous is None:
-            self._warn(federation)
+            channels = federation.channels
+            seen = seen_by_the_server(channels, federation.roster.rank_of)
+            for sentence in (*seen, *with_samples(channels), *sent_beside(channels)):
+                rank_zero_warn(sentence, category=PrivacyWarning)
         self._check_monitors(federation)
 
     def _joined(self, facts: dict[str, Any]) -> tuple[Transport, Sequence[Sequence[str]] | None]:
@@ -212,16 +199,9 @@ class FederatedStrategy(DDPStrategy):
                 "target's site, or set stays_joined on the strategy of every process before fit"
             )
         for name in ("placement", "gather_checkpoints"):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is for processes of one job; beside a seat, the server's sites "
-                    "state who is where, and each process writes its own checkpoint: leave it out"
-                )
-        if self.world_size > 1:
-            raise ValueError(
-                f"a seat is for one process, and the Trainer has {self.world_size}: give it devices=1, which trains "
-                "all clients of a site"
-            )
+            value, rule = getattr(self, name), "left out beside a seat: it is for processes of one job"
+            check(value is None, name, rule, value, "the server's sites state who is where")
+        check(self.world_size == 1, "devices", "1 beside a seat", self.world_size, "it trains all clients of a site")
         if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             raise ValueError("max_time ends each process by its own clock, and a seat has one of many: give max_epochs")
         trainer.num_sanity_val_steps = 0  # which those who come back do not run
@@ -238,15 +218,6 @@ class FederatedStrategy(DDPStrategy):
             }
         )
         return self._star, [[], *self._star.sites.values()]
-
-    def _warn(self, federation: Federation) -> None:
-        """Warn of messages that a choice leaves unprotected or suppresses."""
-        for sentence in (
-            *seen_by_the_server(federation.channels, federation.roster.rank_of),
-            *with_samples(federation.channels),
-            *sent_beside(federation.channels),
-        ):
-            rank_zero_warn(sentence, category=PrivacyWarning)
 
     def _check_monitors(self, federation: Federation) -> None:
         """Refuse callbacks that would wait for numbers that clients do not report."""
@@ -295,7 +266,7 @@ class FederatedStrategy(DDPStrategy):
         Raises:
             TypeError: If the data are not a `FederatedLoader`.
             ValueError: If a training loader is passed for evaluation, or the other way round.
-            RosterError: On every process, if a client is not in the roster, or not those that the process hosts.
+            RosterError: On every process, if a loader's clients are not those that its process hosts.
         """
         module = self._federated_module()
         federation, training = module.federation, bool(module.trainer.training)
@@ -304,15 +275,10 @@ class FederatedStrategy(DDPStrategy):
             federation.transport.all_gather(0, "lengths of loaders")
             return dataloader
         if not isinstance(dataloader, FederatedLoader):
-            raise TypeError(
-                f"FederatedStrategy needs a FederatedLoader, got {type(dataloader).__name__}: use a "
-                "fedlit.data.DomainDataModule, or FederatedLoader({client: dataset}) from fedlit.data"
-            )
-        if dataloader.training != training:
-            raise ValueError(
-                f"a FederatedLoader for {'training' if training else 'evaluation'} needs training={training}, got "
-                f"training={dataloader.training}"
-            )
+            way_out = "use a fedlit.data.DomainDataModule, or FederatedLoader({client: dataset})"
+            refuse("dataloaders", "a FederatedLoader", dataloader, way_out, TypeError, f"a {type(dataloader).__name__}")
+        stage = "training" if training else "evaluation"
+        check(dataloader.training == training, "training", f"{training} in a loader for {stage}", dataloader.training)
         error: RosterError | None = None
         try:
             dataloader.keep(names_of(federation.local_clients), names_of(module.clients))

@@ -21,12 +21,7 @@ def variances_of(network: nn.Module) -> dict[str, str]:
 
 @torch.no_grad()
 def as_second_moments(state: Mapping[str, Tensor], variances: Mapping[str, str]) -> dict[str, Tensor]:
-    """Replace running variances in a state by second moments, under another name.
-
-    Args:
-        state: Tensors by name.
-        variances: From `variances_of`; those without a mean in the state stay.
-    """
+    """Replace running variances with a mean (from `variances_of`) by second moments, under another name."""
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
         mean = state.get(variances.get(name, ""))

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from fedlit.federation import RosterError
 from fedlit.run.checkpoint_files import PROCESS
 from fedlit.run.clock import is_share
+from fedlit.run.optimisation import changes
 from fedlit.run.run import Run
 
 REPLICAS = "replicas."
@@ -88,22 +89,13 @@ def _check_resumed(run: Run, checkpoint: Mapping[str, Any]) -> None:
         )
 
 
-_PLAIN = (bool, int, float, str, list, type(None))
-
-
 def _warn_of_changes(run: Run, checkpoint: Mapping[str, Any]) -> None:
     """Warn of arguments that differ from those with which training began."""
     before, now = checkpoint.get("hyper_parameters", {}), run.module.hparams
-    changed = [
-        f"{name} was {before[name]!r} and is {now[name]!r}"
-        for name in now
-        if name in before
-        and isinstance(now[name], _PLAIN)
-        and before[name] != now[name]
-        and name not in ("param_groups", "clients")  # the roster is compared by itself
-    ]
+    # the roster is compared elsewhere; param_groups below
+    changed = changes(before, now, [key for key in now if key in before and key not in ("param_groups", "clients")])
     if changed:
-        rank_zero_warn(f"training goes on with other arguments than the checkpoint's: {'; '.join(changed)}")
+        rank_zero_warn(f"training goes on with other arguments than the checkpoint's: {'; '.join(changed.values())}")
     if "param_groups" in before and before["param_groups"] != run.local.param_groups:  # as rates of the optimizer are
         rank_zero_warn(
             f"param_groups was {before['param_groups']} and is {run.local.param_groups}: an optimizer goes on with the "
@@ -124,14 +116,10 @@ def complete(run: Run, checkpoint: dict[str, Any], clients: Sequence[str]) -> No
 def local_part(run: Run, state: Mapping[str, Any], strict: bool) -> Mapping[str, Any]:
     """Return a state dict without the weights of clients that other processes host.
 
-    Args:
-        run: With its replicas built.
-        state: From `FederatedModule.state_dict`, of a process that hosts at least the same clients.
-        strict: Whether it must have weights of each local client, and of no unknown one.
-
     Raises:
         ValueError: If it is another part of a checkpoint.
-        RosterError: If it has no weights of clients, lacks a local client, or has an unknown one.
+        RosterError: If it has no weights of clients, or if ``strict`` and a local client's are missing or a client is
+            unknown.
     """
     names, kind = [client.name for client in run.clients], run.name
     load_file = f"load the file with {kind}.load_from_checkpoint(path, ...), or give the Trainer ckpt_path=path"
@@ -216,12 +204,9 @@ def join(checkpoint: dict[str, Any], clients: Collection[str]) -> None:
 
 
 def arrange(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Reorder an optimiser state as the groups of the optimiser that loads it.
+    """Reorder an optimiser state as the groups of the optimiser that loads it; a `RosterError` if sizes differ.
 
     The state may hold groups of other clients too. Of several groups of a client, the n-th meets the n-th.
-
-    Raises:
-        RosterError: If a client's groups have other numbers of parameters.
     """
     names = [group.get("client") for group in optimizer.param_groups]
     saved = {name: _groups_of(name, state) for name in names}

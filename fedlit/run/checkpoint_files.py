@@ -40,10 +40,6 @@ def stale(path: str | Path, processes: int) -> list[Path]:
 def read(path: str | Path, load: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Return the content of the first file of a checkpoint, with the clients of all its files.
 
-    Args:
-        path: Of any of them, or of process 0's.
-        load: Reads one file.
-
     Raises:
         RosterError: If they are of different checkpoints.
         FileNotFoundError: If there is none.

@@ -29,15 +29,8 @@ def is_share(warmup: int | float) -> bool:
 def warmup_of(warmup: int | float, planned: int | None, steps: int) -> int:
     """Return the rounds of a warm-up, which leaves at least one round to the method.
 
-    A share is rounded down to whole rounds, and raised to `WARMUP_STEPS` local steps up to `LONGEST` of the run.
-
-    Args:
-        warmup: As the user passed it.
-        planned: Rounds of the whole run; ``None`` has no planned end.
-        steps: Local steps in a round, at least 1.
-
-    Raises:
-        ValueError: If it is a share of a run without a planned end.
+    A share of the ``planned`` rounds is rounded down, and raised to `WARMUP_STEPS` local steps (``steps`` in a round)
+    up to `LONGEST` of the run. A `ValueError` if a run without a planned end (``None``) has a share.
     """
     if not is_share(warmup):
         return int(warmup)
@@ -156,9 +149,7 @@ class Clock:
         return max(0, min(learns, limit)) * steps
 
     def warn_of_few_steps(self, seen: str, enough: int = 100) -> None:
-        """Warn if the target has fewer than ``enough`` local steps after the warm-up; ``seen`` states what fewer led
-        to.
-        """
+        """Warn if the target has fewer than ``enough`` local steps after the warm-up; ``seen`` states their effect."""
         steps = self.target_steps()
         if steps is None or steps >= enough or self._run.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return

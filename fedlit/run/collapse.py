@@ -65,8 +65,7 @@ class CollapseWatch:
             predicted: Number of predictions by class name.
             score: `fedlit.functional.information_score`.
             round_idx: Of the last round before.
-            information: `fedlit.functional.neighbourhood_information` of the predicted classes; ``None`` without
-                neighbours.
+            information: `fedlit.functional.neighbourhood_information` of predicted classes, if there are neighbours.
         """
         total = sum(predicted.values())
         if self._reported or total < FEW:

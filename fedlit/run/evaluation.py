@@ -61,15 +61,7 @@ class Evaluation(Callback):
             if isinstance(loader, FederatedLoader) and getattr(loader.check, "run", None) is not run:
                 check_evaluation(run, loader)
 
-    def _count(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def _count(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
         run = run_of(pl_module)
         for name, predicted in outputs.items():
             if name not in self._meters:
@@ -79,17 +71,9 @@ class Evaluation(Callback):
             inputs = vectors(batch[run.target.name][0])
             if inputs is not None and sum(map(len, self._inputs)) < MOST:
                 self._inputs.append(inputs.detach().cpu())
-        self._count_classes(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+        self._count_classes(trainer, pl_module, outputs, batch)
 
-    def _count_classes(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def _count_classes(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
         run = run_of(pl_module)
         predicted = outputs.get(run.target.name) if isinstance(outputs, Mapping) else None
         if not isinstance(predicted, torch.Tensor):

@@ -36,10 +36,7 @@ class Part:
 
     @classmethod
     def of(cls, checkpoint: Mapping[str, Any], own: Collection[str] = (), states: bool = True) -> Part:
-        """Summarise a checkpoint; values under the keys ``own`` may differ between processes.
-
-        Without ``states``, no client's state is sent.
-        """
+        """Summarise a checkpoint; values under the keys ``own`` may differ between processes."""
         public = {key: value for key, value in checkpoint.items() if key not in ("clients", "callbacks", SERVER, *own)}
         callbacks = checkpoint.get("callbacks", {})
         prints = [{key: fingerprint(value) for key, value in some.items()} for some in (public, callbacks)]
@@ -89,12 +86,6 @@ def gather(checkpoint: Mapping[str, Any], parts: Sequence[Part], clients: Sequen
 
 def unite(run: Run, checkpoint: dict[str, Any], gathered: bool, rank: int) -> dict[str, Any]:
     """Return what a process writes, after a comparison of public states; every process calls it.
-
-    Args:
-        run: Of this process.
-        checkpoint: Of this process.
-        gathered: Whether process 0 writes all clients' states.
-        rank: Of this process.
 
     Raises:
         FederationError: On every process, if public states differ.

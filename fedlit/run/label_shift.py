@@ -61,14 +61,9 @@ def count_classes(dataset: Any, num_classes: int) -> Tensor | None:
 
 
 def most_unequal(counts: Mapping[str, Tensor]) -> tuple[float, str]:
-    """Return how much two clients' class shares differ beyond chance.
+    """Return the maximum difference of two clients' class shares (of a single one: from equal shares) and a text.
 
-    Args:
-        counts: Samples of each class by client, shape (C,), not all 0; a single client is compared with equal shares.
-
-    Returns:
-        Total variation less that of chance, in [0, 1], of the two clients that differ most, and a text; 0 and no text
-            without clients.
+    It is total variation less that of chance, in [0, 1]; ``counts`` are samples of each class, shape (C,), not all 0.
     """
     if not counts:
         return 0.0, ""
@@ -88,16 +83,10 @@ def most_unequal(counts: Mapping[str, Tensor]) -> tuple[float, str]:
 
 
 def beyond_chance(a: Tensor, b: Tensor) -> Tensor:
-    """Return the total variation of two samples' class shares less its expectation under equal shares.
+    """Return the total variation of class shares less its expectation under equal ones, shape (...), at least 0.
 
-    The expectation is that of normal distributions: the mean of |x| is sqrt(2 / pi) of its deviation.
-
-    Args:
-        a: Samples of each class, shape (C,).
-        b: The same of others, shape (..., C).
-
-    Returns:
-        Shape (...), at least 0.
+    The expectation is that of normal distributions: the mean of |x| is sqrt(2 / pi) of its deviation. Counts have
+    shapes (C,) and (..., C).
     """
     sizes = a.sum(), b.sum(dim=-1, keepdim=True)
     total = (a + b) / (sizes[0] + sizes[1])

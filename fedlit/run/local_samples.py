@@ -32,10 +32,9 @@ class LocalSamples:
         return loader if isinstance(loader, FederatedLoader) else None
 
     def labelled(self, clients: Sequence[Client]) -> Iterator[tuple[str, Inputs, Tensor]]:
-        """Yield all labelled training samples of local clients, once and in a fixed order.
+        """Yield all labelled training samples of local clients, once and in a fixed order: name, inputs, labels.
 
-        Yields:
-            Client name, inputs and labels of a batch; in regression labels are standardised.
+        In regression labels are standardised.
         """
         for batch in self._on_device(self._loader().in_order([client.name for client in clients])):
             for name, (inputs, labels, *_) in batch.items():
@@ -54,11 +53,7 @@ class LocalSamples:
             yield batch[client.name][0]
 
     def shuffled(self, client: Client, pass_idx: int) -> Iterator[tuple[Tensor, Inputs]]:
-        """Yield all training samples of a local client, in another order in each pass.
-
-        Yields:
-            Positions of a batch's samples in the order of `inputs`, int64, and their inputs.
-        """
+        """Yield positions (as in `inputs`, int64) and inputs of all training samples, reordered in each pass."""
         loader, name = self._loader(), client.name
         once = self._alone(client, loader.batch_size_of(name), loader.num_workers)
         once.plan(RoundPlan(sizes=once.sizes(), learners=lambda round_idx: [name], position=lambda: (pass_idx, 0)))

@@ -99,7 +99,7 @@ class Rounds(Callback):
                 for network in run.originals:
                     network.to("meta")
         self._standstill = Standstill(run, trainer.optimizers)
-        for each in run.components:
+        for each in run.components:  # after the return of sites, which sets the round that they start in
             each.on_run_start(run)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -191,8 +191,8 @@ class Rounds(Callback):
             numbers[name]["grad_norm"] = float(torch.stack(norms).mean())
         reported = federation.report(numbers, ["loss", "grad_norm"])
         method, *others = run.active()
-        method.on_round_end(run)
-        if self._is_last(run):
+        method.on_round_end(run)  # the phase first: parts and callbacks see the aggregated model
+        if self._is_last(run):  # before the checkpoint of the last round is written
             self._finish(run, round_idx)
         metrics = run.metric_names(reported)
         if reported:

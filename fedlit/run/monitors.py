@@ -30,10 +30,7 @@ EXPLAINED = "says_what_to_do"
 def explain_monitor(trainer: Trainer, module: LightningModule, error: BaseException) -> None:
     """Rewrite the message of Lightning's error on a monitor that is not logged, and keep its type.
 
-    Args:
-        trainer: Whose callbacks monitor something.
-        module: A federated one; its ``monitor_hint`` is added to the message.
-        error: That ends the run; errors of other causes stay as they are.
+    The module's ``monitor_hint`` is added; errors of other causes stay as they are.
     """
     text = str(error)
     if not isinstance(error, RuntimeError | MisconfigurationException) or not any(
@@ -52,11 +49,7 @@ def explain_monitor(trainer: Trainer, module: LightningModule, error: BaseExcept
 
 
 def check_modes(trainer: Trainer) -> None:
-    """Refuse callbacks and schedules that would take the worst value of a metric for the best.
-
-    Raises:
-        ValueError: If a score is monitored with ``mode="min"`` (Lightning's and torch's default), or a loss with "max".
-    """
+    """Raise a `ValueError` if a score is monitored with ``mode="min"``, the default, or a loss with ``"max"``."""
     watching: list[object] = [*trainer.callbacks]  # type: ignore[attr-defined]
     found = [(each, getattr(each, "monitor", None)) for each in watching]
     for config in trainer.lr_scheduler_configs:

@@ -53,7 +53,7 @@ def client_norms(optimizer: Optimizer) -> dict[str, Tensor]:
 def clip_client_gradients(
     optimizer: Optimizer, clip_val: float, algorithm: str = "norm", by_group: bool = False
 ) -> dict[str, Tensor]:
-    """Clip each client's gradient by itself, never the sum over clients.
+    """Clip each client's gradient by itself, never the sum over clients; return the norms before, as `client_norms`.
 
     Args:
         optimizer: With parameter groups that carry a ``"client"`` key.
@@ -61,9 +61,6 @@ def clip_client_gradients(
         algorithm: ``"norm"`` or ``"value"``.
         by_group: Clip each model of a client by itself: each parameter group, or those with one number under
             ``"model"``.
-
-    Returns:
-        Each client's gradient norm before clipping, over all of its groups; none for clients without a gradient.
     """
     norms = client_norms(optimizer)
     for client, params in _by_model(optimizer) if by_group else _by_client(optimizer).items():
@@ -93,10 +90,7 @@ def _by_model(optimizer: Optimizer) -> list[tuple[str, list[Tensor]]]:
 def with_schedules(
     optimizer: Optimizer, build: Callable[[Optimizer], LRScheduler] | None, interval: str
 ) -> OptimizerLRScheduler:
-    """Return an optimiser over all local clients and a schedule for each, in Lightning's form.
-
-    ``build`` makes a scheduler for one client's groups; ``None`` for none.
-    """
+    """Return an optimiser and a schedule for each local client (``None`` for none), in Lightning's form."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizer must make a torch.optim.Optimizer of parameters, and made a {type(optimizer).__name__}: give "
@@ -115,74 +109,68 @@ _FORM = (
 """Keys of a parameter group that are no settings of the algorithm, but of how it runs, or of a schedule."""
 
 _MOVING = (
-    "last_epoch",
-    "base_lrs",
-    "best",
-    "num_bad_epochs",
-    "cooldown_counter",
-    "mode_worse",
-    "T_cur",
-    "T_i",
-    "verbose",
+    *("last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counter", "mode_worse", "T_cur", "T_i", "verbose"),
 )
 """Entries of a schedule's state that change while it runs, and one of old versions."""
-
 
 _PLAIN = (bool, int, float, str, tuple, list, type(None))
 """Types of settings that can be compared and shown."""
 
+_ANEW = "of that run, or train anew from its weights (load_from_checkpoint)"
+"""The way out of a checkpoint whose settings do not fit."""
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
+    """Describe the changed ones among settings that can be compared, by key."""
+    return {
+        key: f"{key} was {before[key]!r} and is {now[key]!r}"
+        for key in keys
+        if isinstance(now[key], _PLAIN) and now[key] != before[key]
+    }
+
 
 def check_resumed(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Compare a checkpoint's optimiser with the one that loads its state, and warn of changed settings.
+    """Compare a checkpoint's optimiser with the one that loads it; warn of changed settings.
 
-    Groups must be in the optimiser's order; see `fedlit.run.checkpoint.arrange`.
-
-    Raises:
-        ValueError: If it is of another algorithm.
+    Groups must be in its order (`arrange`). Another algorithm is a `ValueError`.
     """
-    name, changed = type(optimizer).__name__, {}
+    name, changed = type(optimizer).__name__, dict[str, str]()
     for now, before in zip(optimizer.param_groups, state["param_groups"], strict=True):
         unknown = [key for key in before if key not in now and key not in _FORM]
         if unknown:
             raise ValueError(
                 f"the checkpoint's optimizer has the settings {unknown}, which {name} lacks: resume with the optimizer "
-                "of that run, or train anew from its weights (load_from_checkpoint)"
+                + _ANEW
             )
-        was, scheduled = "initial_lr" in before, "initial_lr" in now
-        rate = "initial_lr" if was and scheduled else "lr"
-        if was and not scheduled:
-            changed["lr_scheduler"] = ("given", None)
+        was_scheduled, is_scheduled = "initial_lr" in before, "initial_lr" in now
+        rate = "initial_lr" if was_scheduled and is_scheduled else "lr"
+        if was_scheduled and not is_scheduled:
+            changed["lr_scheduler"] = "lr_scheduler was given and is None"
         elif float(now[rate]) != float(before[rate]):
-            changed["lr"] = (before[rate], now[rate])
+            changed["lr"] = f"lr was {before[rate]} and is {now[rate]}"
+        # schedules move these: cyclic ones momentum, too
         moved = ("lr", "betas", "momentum") if "base_momentum" in before else ("lr",)
-        for key in [key for key in now if key in before and key not in (*_FORM, *moved)]:
-            if isinstance(now[key], _PLAIN) and now[key] != before[key]:
-                changed[key] = (before[key], now[key])
+        changed |= changes(before, now, [key for key in now if key in before and key not in (*_FORM, *moved)])
     if changed:
-        each = "; ".join(f"{key} was {before} and would be {now}" for key, (before, now) in changed.items())
         rank_zero_warn(
-            f"the optimizer {name} goes on with the settings that the checkpoint has, not with this run's: {each}. To "
-            "train with others, start anew from its weights (load_from_checkpoint)"
+            f"the optimizer {name} goes on with the settings that the checkpoint has, not with this run's: "
+            f"{'; '.join(changed.values())}. To train with others, start anew from its weights (load_from_checkpoint)"
         )
 
 
 def _check_schedule(schedule: Any, state: Mapping[str, Any]) -> None:
     """Compare a checkpoint's learning-rate schedule, as `check_resumed`."""
-    kind, now = type(schedule).__name__, schedule.state_dict()
+    name, now = type(schedule).__name__, schedule.state_dict()
     settings = [{key for key in each if key[0] != "_" and key not in _MOVING} for each in (state, now)]
     if settings[0] != settings[1]:
         raise ValueError(
-            f"the checkpoint's schedule of learning rates has the settings {sorted(settings[0])}, and {kind} has "
-            f"{sorted(settings[1])}: resume with the lr_scheduler of that run, or train anew from its weights "
-            "(load_from_checkpoint)"
+            f"the checkpoint's schedule of learning rates has the settings {sorted(settings[0])}, and {name} has "
+            f"{sorted(settings[1])}: resume with the lr_scheduler {_ANEW}"
         )
-    changed = [
-        f"{key} was {state[key]} and would be {now[key]}"
-        for key in sorted(settings[0])
-        if isinstance(now[key], _PLAIN) and now[key] != state[key]
-    ]
-    if changed:
-        rank_zero_warn(f"the schedule {kind} goes on with the settings that the checkpoint has: {'; '.join(changed)}")
+    if changed := changes(state, now, sorted(settings[0])):
+        rank_zero_warn(
+            f"the schedule {name} goes on with the settings that the checkpoint has: {'; '.join(changed.values())}"
+        )
 
 
 class ClientView(Optimizer):

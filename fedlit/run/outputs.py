@@ -60,11 +60,7 @@ class LabelScale:
 
     @classmethod
     def from_state(cls, state: Any, num_outputs: int) -> LabelScale:
-        """Restore what `state` returned.
-
-        Raises:
-            RosterError: If it is something else, or of another number of outputs.
-        """
+        """Restore what `state` returned; a `RosterError` if it is something else, or of another number of outputs."""
         mean, deviation = (state.get(key) if isinstance(state, Mapping) else None for key in ("mean", "deviation"))
         if not _numbers(mean, num_outputs, -inf) or not _numbers(deviation, num_outputs, 0.0):
             raise RosterError(
@@ -97,9 +93,6 @@ def _numbers(given: object, number: int, above: float) -> bool:
 
 class Outputs(Component):
     """Keep the scale of labels, which is computed when a run starts, and the target's temperature.
-
-    Args:
-        run: Of the networks.
 
     Attributes:
         scales_labels: Whether networks learn standardised labels in regression.
@@ -144,11 +137,7 @@ class Outputs(Component):
         return state
 
     def load_state(self, clients: Mapping[str, Mapping[str, Any]], public: Mapping[str, Any], resumes: bool) -> None:
-        """Restore scales and temperature; without them, outputs are in the labels' unit, and the temperature is 1.
-
-        Raises:
-            RosterError: If the checkpoint has something else in their place.
-        """
+        """Restore scales and temperature (default 1); a `RosterError` if the checkpoint has another type there."""
         task = self._run.task
         if isinstance(task, Regression):
             states = {name: state.get("label_scale") for name, state in clients.items()}
@@ -174,13 +163,8 @@ def label_scales(run: Run, task: Regression, loader: FederatedLoader, resumes: b
     """Compute the scale of labels by local client, equal at all clients.
 
     It is that of all training labels of the channel's senders, absent clients included. A target that trains alone
-    computes it from its labels, and the sources have none.
-
-    Args:
-        run: That starts.
-        task: Of the run, for k outputs; scales of a checkpoint or an earlier run are kept.
-        loader: Training data of local clients.
-        resumes: Whether the run continues a checkpoint; one without scales continues without.
+    computes it from its labels, and the sources have none. Scales of a checkpoint or an earlier run are kept; a
+    checkpoint without scales continues without.
 
     Raises:
         RosterError: On every process, if labels are not k finite numbers for each sample, or the Trainer's precision

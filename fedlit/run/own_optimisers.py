@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,27 +22,17 @@ from fedlit.run.optimisation import ClientSchedules, ClientView
 
 @dataclass(frozen=True)
 class OwnOptimisers:
-    """Optimisers and schedules of one client's module.
-
-    Args:
-        optimizers: As ``configure_optimizers`` has them.
-        schedules: Lightning's descriptions of its learning-rate schedules.
-    """
+    """Optimisers and Lightning's descriptions of schedules that one client's ``configure_optimizers`` makes."""
 
     optimizers: list[Optimizer]
     schedules: list[Any]
 
     @classmethod
     def of(cls, module: pl.LightningModule) -> OwnOptimisers:
-        """Call ``configure_optimizers``, whose result may have any form that Lightning accepts.
-
-        Raises:
-            ValueError: If it returns nothing, or what clients cannot have separately.
-        """
-        name = type(module).__name__
-        given = module.configure_optimizers()
+        """Call ``configure_optimizers``; a `ValueError` if clients cannot have its result separately."""
+        what, given = f"{type(module).__name__}.configure_optimizers gives", module.configure_optimizers()
         if given is None:
-            raise ValueError(f"{name}.configure_optimizers gives None, and clients have nothing to train with")
+            raise ValueError(f"{what} None, and clients have nothing to train with")
         optimizers, schedules, monitor = _configure_optimizers(cast(Any, given))
         if module.automatic_optimization:
             made = _configure_schedulers_automatic_opt(schedules, monitor)
@@ -50,32 +40,31 @@ class OwnOptimisers:
             made = _configure_schedulers_manual_opt(schedules)
         if module.automatic_optimization and len(optimizers) > 1:
             raise ValueError(
-                f"{name}.configure_optimizers gives {len(optimizers)} optimizers, which Lightning steps in no order of "
-                "its own: set automatic_optimization = False in the module, and step each in training_step"
+                f"{what} {len(optimizers)} optimizers, which Lightning steps in no fixed order: set "
+                "automatic_optimization = False in the module, and step each in training_step"
             )
-        own = {id(param) for param in module.parameters()}
+        params = {id(param) for param in module.parameters()}
         for optimizer in optimizers:
             if isinstance(optimizer, LBFGS):
                 raise ValueError(
-                    f"{name}.configure_optimizers gives LBFGS, which takes one parameter group alone, and clients have "
-                    "one each: take an optimizer with groups, such as torch.optim.Adam"
+                    f"{what} LBFGS, which takes one parameter group alone, and clients have one each: take an "
+                    "optimizer with groups, such as torch.optim.Adam"
                 )
-            if any(id(param) not in own for group in optimizer.param_groups for param in group["params"]):
+            if any(id(param) not in params for group in optimizer.param_groups for param in group["params"]):
                 raise ValueError(
-                    f"{name}.configure_optimizers gives an optimizer of parameters that are not its own: each client "
-                    "trains a copy of the module, so take self.parameters() when it is called"
+                    f"{what} an optimizer of parameters that are not its own: each client trains a copy of the "
+                    "module, so take self.parameters() when it is called"
                 )
         for schedule in made:
             if schedule.frequency != 1:
                 raise ValueError(
-                    f"{name}.configure_optimizers gives a schedule with frequency={schedule.frequency}; clients "
-                    "advance theirs after every round or step: give frequency=1, and the schedule the longer period"
+                    f"{what} a schedule with frequency={schedule.frequency}; clients advance theirs after every round "
+                    "or step: give frequency=1, and the schedule the longer period"
                 )
             if getattr(schedule, "reduce_on_plateau", False) and schedule.monitor not in ("loss", "train_loss"):
                 raise ValueError(
-                    f"{name}.configure_optimizers gives a schedule that monitors {schedule.monitor!r}; each client's "
-                    "watches the mean of what its own training_step returns: give monitor='train_loss', or a schedule "
-                    "that monitors nothing"
+                    f"{what} a schedule that monitors {schedule.monitor!r}; each client's watches the mean of its "
+                    "training_step: give monitor='train_loss', or a schedule that monitors nothing"
                 )
         return cls(optimizers, made)
 
@@ -105,11 +94,7 @@ class ClientOptimizer(ClientView):
 
 
 def together(made: Mapping[str, OwnOptimisers], automatic: bool) -> OptimizerLRScheduler:
-    """Merge each optimiser and schedule over clients.
-
-    Args:
-        made: By client, in roster order; at least one.
-        automatic: Whether Lightning steps it, rather than the modules.
+    """Merge each optimiser and schedule over clients, in roster order; ``automatic``: Lightning steps it.
 
     Raises:
         ValueError: If clients' modules do not all make as many, of the same classes.
@@ -124,10 +109,10 @@ def together(made: Mapping[str, OwnOptimisers], automatic: bool) -> OptimizerLRS
             f"{dict(zip(made, counts, strict=True))} schedules; give all the same"
         )
     merged = [_over_clients({name: own.optimizers[i] for name, own in made.items()}) for i in range(len(kinds[0]))]
-    places = [_place_of(schedule.scheduler, first.optimizers) for schedule in first.schedules]
+    stepped = [[each is schedule.scheduler.optimizer for each in first.optimizers] for schedule in first.schedules]
     schedules = [
-        _schedules_of({name: own.schedules[i] for name, own in made.items()}, merged[place], automatic)
-        for i, place in enumerate(places)
+        _schedules_of({name: own.schedules[i] for name, own in made.items()}, merged[each.index(True)], automatic)
+        for i, each in enumerate(stepped)
     ]
     if automatic:
         each = {"lr_scheduler": {"scheduler": schedules[0], "interval": "step"}} if schedules else {}
@@ -144,10 +129,6 @@ def _over_clients(own: Mapping[str, Optimizer]) -> Optimizer:
             merged.add_param_group({**group, "client": name})
         merged.state.update(optimizer.state)  # of those that have one from the start
     return merged
-
-
-def _place_of(schedule: Any, optimizers: Sequence[Optimizer]) -> int:
-    return next(place for place, optimizer in enumerate(optimizers) if optimizer is schedule.optimizer)
 
 
 def _schedules_of(own: Mapping[str, Any], optimizer: Optimizer, automatic: bool) -> ClientSchedules:
@@ -183,8 +164,8 @@ def _mark_as_stepped(view: ClientView) -> None:
     view._opt_called = True  # type: ignore[attr-defined]
 
 
-def nobodys(own: OwnOptimisers, client: str) -> OwnOptimisers:
-    """The same of a single number each: what a process without clients has, which trains nothing."""
+def placeholder(own: OwnOptimisers, client: str) -> OwnOptimisers:
+    """Reduce optimisers to a single number each, for a process without clients, which trains nothing."""
     for optimizer in own.optimizers:
         del optimizer.param_groups[1:]
         optimizer.param_groups[0] |= {"params": [nn.Parameter(torch.zeros(()))], "client": client}

@@ -27,13 +27,9 @@ _WHICH = ("client", "part")
 def check_param_groups(
     entries: Entries | None, clients: Collection[str], own_rates: Mapping[str, str], method: str
 ) -> None:
-    """Raise a `ValueError` unless each entry states where it applies, and settings.
+    """Raise a `ValueError` unless each entry states where it applies, and settings that an optimiser uses.
 
-    Args:
-        entries: As the user passed them.
-        clients: Names in the roster.
-        own_rates: Parts that the method steps without the optimiser, each with the argument that is its rate.
-        method: Name of its class.
+    ``own_rates`` are parts that the method steps without the optimiser, each with the argument that is its rate.
     """
     for place, entry in enumerate(entries or ()):
         if not isinstance(entry, dict) or not entry.keys() & {*_WHICH} or not entry.keys() - {*_WHICH}:
@@ -56,13 +52,9 @@ def check_param_groups(
 
 
 def check_ratio(entries: Entries | None, name: str, ratio: float, **where: str) -> None:
-    """Raise a `ValueError` if an entry sets a rate that a ratio of rates would scale.
+    """Raise a `ValueError` if an entry sets a rate that the argument ``name``, a ratio of rates, would scale.
 
-    Args:
-        entries: As the user passed them.
-        name: Of the argument that is the ratio.
-        ratio: Its value; 1 scales nothing.
-        where: What is scaled, a ``client`` or a ``part``.
+    ``where`` is what it scales: a ``client`` or a ``part``; 1 scales nothing.
     """
     for place, entry in enumerate(entries or ()):
         scaled = all(_is_in(entry.get(key, ""), value) for key, value in where.items())
@@ -117,11 +109,9 @@ def divide(run: Run, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def check_parts(run: Run, groups: Iterable[Mapping[str, Any]]) -> None:
-    """Raise a `ValueError` if an entry is for a part that clients lack, or that no optimiser trains.
+    """Raise a `ValueError` if an entry is for a part that clients lack, or that none of the groups trains.
 
-    Args:
-        run: With its replicas built.
-        groups: Of its local clients; without parameters, nothing is checked.
+    Without groups of local clients, nothing is checked.
     """
     trained = {id(param) for group in groups for param in group["params"]}
     if not trained:

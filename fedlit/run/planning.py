@@ -104,11 +104,7 @@ def check_batches(
 ) -> RosterError | None:
     """Return an error if BatchNorm would train on a batch of one sample, from which it has no variance.
 
-    Args:
-        run: Whose networks are tried on one sample, unless their statistics are frozen.
-        loader: Training data of at least one client.
-        sizes: Training samples by client.
-        num_batches: Of each client in all rounds; ``None`` is whole passes.
+    ``num_batches`` is that of each client in all rounds; ``None`` is whole passes.
     """
     names = [client.name for client in run.sources if run.clock.warmup_rounds]
     for name in names if run.spec.frozen_statistics else sizes:

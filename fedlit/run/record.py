@@ -37,11 +37,7 @@ class RoundRecord(Component):
         self._resumed: list[tuple[list[str], Tensor]] = []
 
     def plan_(self, plan: dict[str, Any]) -> None:
-        """Note the plan of a run.
-
-        Raises:
-            RosterError: If it continues a checkpoint of other data or rounds.
-        """
+        """Note the plan of a run; a `RosterError` if it continues a checkpoint of other data or rounds."""
         saved, self.plan = self.plan, plan
         before = {} if saved is None else saved
         changed = {key: (before[key], new) for key, new in plan.items() if before.get(key, new) != new}

@@ -89,12 +89,7 @@ class NoRefinementError(Exception):
 
 @dataclass(frozen=True)
 class Heads:
-    """Linear classifiers that are sent: fitted to predicted classes, and to refined ones.
-
-    Args:
-        weight: Shape (2, C, d).
-        bias: Shape (2, C).
-    """
+    """Linear classifiers that are sent, fitted to predicted and to refined classes: weight (2, C, d), bias (2, C)."""
 
     weight: Tensor
     bias: Tensor
@@ -107,12 +102,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A refined target.
-
-    Args:
-        heads: Classifiers that the sources test.
-        state: State dict of its network.
-    """
+    """Classifiers that the sources test, and the state dict of the target's network after refinement."""
 
     heads: Heads
     state: Mapping[str, Any]
@@ -127,9 +117,6 @@ class Refinement(Component):
     Args:
         refine: ``True`` for the classifier, ``"network"`` to train the network below it first.
         can_predict: Whether a client has something to predict with.
-
-    Raises:
-        ValueError: If ``refine`` is neither.
     """
 
     def __init__(self, refine: bool | str, can_predict: Callable[[Client], bool]) -> None:
@@ -173,12 +160,7 @@ class Refinement(Component):
 
 
 def propose(run: Run, passes: Iterator[int], of_network: bool) -> Proposal:
-    """Return a refined target; its network stays as it is.
-
-    Args:
-        run: Of a process that hosts the target.
-        passes: In which the network is trained, if it is; before each, processes meet.
-        of_network: Whether it is.
+    """Return a refined target, whose network stays as it is; processes meet before each pass that trains it.
 
     Raises:
         NoRefinementError: If there are too few samples, no classifier to fit, one predicted class, or a network cannot
@@ -213,8 +195,7 @@ def propose(run: Run, passes: Iterator[int], of_network: bool) -> Proposal:
 def put_in_(run: Run, layers: Iterable[nn.Linear], features: Tensor, refined: Tensor) -> None:
     """Replace the target's last layers by a classifier that is fitted to refined predictions.
 
-    Raises:
-        NoRefinementError: If the network's predictions then differ from those of the classifier.
+    A `NoRefinementError` is raised if the network's predictions then differ from those of the classifier.
     """
     weight, bias = _fitted(features, refined, STRENGTH)
     for layer in layers:
@@ -232,17 +213,9 @@ def train_on_(
     graph: scipy.sparse.csr_array | None,
     passes: Iterator[int],
 ) -> tuple[Tensor, Tensor]:
-    """Train the target's network below its classifier.
+    """Train the target's network below ``layers``; return its features (n, d) and refined predictions (n, C).
 
-    Args:
-        run: Of a process that hosts the target.
-        layers: The classifier's, which stay fixed.
-        refined: Predictions of the target's samples, shape (n, C).
-        graph: Neighbourhoods of the samples; ``None`` recomputes them from features in each pass.
-        passes: Over the samples.
-
-    Returns:
-        Features, shape (n, d), and refined predictions, after training.
+    ``graph`` has the neighbourhoods of the samples; ``None`` recomputes them from features in each pass.
 
     Raises:
         NoRefinementError: If there is nothing to train, or predictions stop being finite, or become of one class.
@@ -351,7 +324,7 @@ def _standardised(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def answer(run: Run, client: Client, message: Mapping[str, Tensor] | None) -> Tensor:
-    """Return the shares of a local source's training samples that both classifiers get right, shape (2,).
+    """Return the shares of a source's training samples that both classifiers get right, shape (2,).
 
     A source on whose features they cannot be tried votes against the refined one: (1, 0).
     """

@@ -16,10 +16,7 @@ ReplicaT_co = TypeVar("ReplicaT_co", bound=nn.Module, covariant=True)
 
 
 class Replicas(nn.Module, Generic[ReplicaT_co]):
-    """Replica of each local client, by client or name (``nn.ModuleDict`` would refuse some names).
-
-    A method with a replica class of another type than `Replica` annotates its attribute ``replicas`` with it.
-    """
+    """Replica of each local client, by client or name (``nn.ModuleDict`` would refuse some names)."""
 
     def __getitem__(self, client: Client | str) -> ReplicaT_co:
         name = client.name if isinstance(client, Client) else client

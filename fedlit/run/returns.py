@@ -21,10 +21,6 @@ from fedlit.run.run import Run
 def come_together(run: Run, batches_per_round: int) -> bool:
     """Bring this process to the server's round before the first batch; return whether that round's roll call is done.
 
-    Args:
-        run: That this process takes part in.
-        batches_per_round: Length of a round.
-
     Raises:
         AheadOfServerError: If this process resumes from a later round than the server.
         FederationError: If the server has no checkpoint, and others have trained for more than a round.

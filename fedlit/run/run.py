@@ -186,11 +186,6 @@ class Run:
         """Return the clients that participate on all these channels and have a batch in a local step.
 
         Local epochs differ in length: a client without samples left sits out the rest of the round.
-
-        Args:
-            channel: Of the current round.
-            others: Further ones.
-            step: Of the round, from 0; ``None`` is the current one.
         """
         step = self.clock.step if step is None else step
         participants = [self.federation.present(each) for each in (channel, *others)]
@@ -206,9 +201,7 @@ class Run:
     ) -> Iterator[tuple[Client, Sequence[Any]]]:
         """Yield local clients of ``batch`` in roster order with their samples, each inside a separate random stream.
 
-        Args:
-            batch: Of this local step.
-            purpose: Distinguishes streams of one client and step that are used more than once.
+        ``purpose`` distinguishes streams of one client and step that are used more than once.
         """
         seed, moment = self.federation.seed, (self.clock.round_idx, self.clock.step)
         with torch_streams(self.device):

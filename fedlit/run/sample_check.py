@@ -31,10 +31,6 @@ class SampleCheck:
     Samples in memory are checked when a run starts, others when they are first read. Inputs must be finite, and of a
     type and structure that the network takes; in doubt the network is tried on them, as it may convert inputs or fill
     in missing values. Labels are checked where the method reads them.
-
-    Args:
-        run: That trains or evaluates.
-        loader: Of local clients' samples.
     """
 
     def __init__(self, run: Run, loader: FederatedLoader) -> None:
@@ -281,11 +277,7 @@ class SampleCheck:
 
 
 def check_evaluation(run: Run, loader: FederatedLoader) -> None:
-    """Check samples of local clients before an evaluation; all processes call it.
-
-    Raises:
-        SampleError: If it cannot take them; on other processes a `PeerFailedError`.
-    """
+    """Check samples of local clients before an evaluation; all processes call it, and all get an error."""
     loader.check = check = SampleCheck(run, loader)
     run.federation.all_gather("samples to evaluate", check.start)
 

@@ -23,10 +23,6 @@ class Standstill:
     Unchanged weights are an error if the optimiser holds none of them, or took steps without a gradient of any though
     the loss has one. Other causes may be intended (a rate of 0, accumulated gradients, frozen features); then the run's
     end warns.
-
-    Args:
-        run: Whose clients are watched.
-        optimizers: Of the run.
     """
 
     def __init__(self, run: Run, optimizers: Sequence[Optimizer]) -> None:
@@ -56,13 +52,7 @@ class Standstill:
         self._stepped.update(group.get("client", "") for group in optimizer.param_groups)
 
     def check_(self, clients: Collection[str], with_graph: Collection[str], round_idx: int) -> NotTrainedError | None:
-        """Return an error if a client's local steps in a round train nothing.
-
-        Args:
-            clients: Names of local clients that took local steps in it.
-            with_graph: Those with a loss that has a gradient.
-            round_idx: The round.
-        """
+        """Return an error if local steps of these clients train nothing; ``with_graph`` have a loss with a gradient."""
         for name in [name for name in self._before if name in clients]:
             self._trained.add(name)
             params, (sums, writes) = self._trainable[name], self._before[name]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from fedlit.checks import check, check_at_least
+from fedlit.checks import check, check_at_least, check_one_of
 from fedlit.federation import UNLABELLED, Client
 from fedlit.federation.labels import TaskName, known_labels
 from fedlit.functional import information_score
@@ -30,11 +30,8 @@ ClassWeights: TypeAlias = Literal["balanced"] | Sequence[float] | None
 def _checked(class_weights: object, num_classes: int) -> Tensor:
     numbers = class_weights if isinstance(class_weights, Sequence) and not isinstance(class_weights, str) else ()
     fits = len(numbers) == num_classes and all(isinstance(each, int | float) and 0 <= each < inf for each in numbers)
-    if not fits or not any(numbers):
-        raise ValueError(
-            f"class_weights must be 'balanced', or {num_classes} finite numbers (num_classes) of at least 0, not all "
-            f"0, got {class_weights!r}"
-        )
+    rule = f"'balanced', or {num_classes} finite numbers (num_classes) of at least 0, not all 0"
+    check(fits and any(numbers), "class_weights", rule, class_weights)
     return torch.tensor(numbers, dtype=torch.float64)
 
 
@@ -129,12 +126,7 @@ class Regression:
     metrics = ("r2", "eval_loss")
 
     def __init__(self, num_outputs: int) -> None:
-        check(
-            num_outputs >= 1,
-            "num_classes",
-            "at least 1 with task='regression', where it is the number of outputs",
-            num_outputs,
-        )
+        check_at_least("num_classes", num_outputs, 1, "output with task='regression'")
         self.num_outputs = num_outputs
         self.scales: dict[str, LabelScale] = {}
 
@@ -179,13 +171,11 @@ def make_task(name: TaskName, num_outputs: int, class_weights: ClassWeights = No
     Raises:
         ValueError: If the name is neither of both, the number is too small, or class weights do not fit.
     """
+    check_one_of("task", name, ("classification", "regression"))
     if name == "classification":
         return Classification(num_outputs, class_weights)
-    if name == "regression":
-        if class_weights is not None:
-            raise ValueError(f"class_weights={class_weights!r} are for classes, of which task='regression' has none")
-        return Regression(num_outputs)
-    raise ValueError(f"task must be 'classification' or 'regression', got {name!r}")
+    check(class_weights is None, "class_weights", "left out with task='regression'", class_weights)
+    return Regression(num_outputs)
 
 
 class NumberMeter:

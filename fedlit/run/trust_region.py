@@ -33,11 +33,8 @@ class TrustRegion(Component):
     """Limit how far a target that trains without labels moves its features in all steps after the warm-up.
 
     Args:
-        size: In units of the features' spread, positive.
+        size: In units of the features' spread, positive; refused in methods where it would do nothing.
         run: Of the target.
-
-    Raises:
-        ValueError: If ``size`` is not positive and finite, or would do nothing in the method.
     """
 
     def __init__(self, size: float, run: Run) -> None:
@@ -88,13 +85,9 @@ class TrustRegion(Component):
 
 
 def step_limit(trust_region: float, progress: float, rounds: int, steps: int) -> float:
-    """Return the share of a trust region for one step; shares fall by `annealing` over rounds and add up to the whole.
+    """Return the share of a trust region for one of ``steps`` steps in a round, in units of the features' spread.
 
-    Args:
-        trust_region: For all rounds, in units of the features' spread.
-        progress: Share of the rounds that are over, from 0 to 1.
-        rounds: Number of rounds with a share, at least 1.
-        steps: In each of them, at least 1.
+    Shares fall by `annealing` over the rounds and add up to the whole; ``progress`` goes from 0 to 1.
     """
     total = math.fsum(annealing(each / rounds) for each in range(rounds))
     return trust_region * annealing(progress) / (total * steps)
@@ -107,16 +100,10 @@ def copy_weights(network: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def hold_back_(network: nn.Module, before: Mapping[str, Tensor], inputs: Inputs, limit: float) -> None:
-    """Shorten a network's step in proportion if it moves features further than a limit.
+    """Shorten a network's step from the weights ``before`` in proportion if it moves features of inputs over a limit.
 
-    The distance is the norm of the features' changes over that of their deviations from their mean. It is exact for a
-    network that is linear in its weights. A single sample has no spread, and no limit.
-
-    Args:
-        network: After the step.
-        before: Its `copy_weights` before.
-        inputs: Whose features are compared, in evaluation mode.
-        limit: Maximum distance.
+    The distance is the norm of the features' changes over that of their deviations from their mean, in evaluation mode.
+    It is exact for a network that is linear in its weights. A single sample has no spread, and no limit.
     """
     if num_samples(inputs) < 2:
         return

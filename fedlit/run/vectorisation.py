@@ -67,27 +67,19 @@ class StackedReplicas:
         return logits
 
     def losses(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
-        """Return the mean cross-entropy of each client in ``batch``, padding shorter batches with unlabelled samples."""
+        """Return the mean cross-entropy of each client in ``batch``; unlabelled samples pad shorter batches."""
         if not batch:
             self._asked = [False] * len(self.names)
             return {}
         longest = max(len(samples[1]) for samples in batch.values())
         inputs, labels = [], []
-        blank: tuple[Tensor, Tensor] | None = None
+        some = next(iter(batch.values()))
+        nothing = some[0][:0], some[1][:0]
         for name in self.names:
-            if name in batch:
-                x, y = batch[name][0], batch[name][1]
-                missing = longest - len(y)
-                if missing:
-                    x = torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
-                    y = F.pad(y, (0, missing), value=UNLABELLED)
-            else:
-                if blank is None:
-                    x, y = next(iter(batch.values()))[:2]
-                    blank = x.new_zeros(longest, *x.shape[1:]), y.new_full((longest,), UNLABELLED)
-                x, y = blank
-            inputs.append(x)
-            labels.append(y)
+            x, y = batch.get(name, nothing)[:2]
+            missing = longest - len(y)
+            inputs.append(torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x)
+            labels.append(F.pad(y, (0, missing), value=UNLABELLED) if missing else y)
         self._asked = [name in batch for name in self.names]
         logits = self._forward(self.stacked, torch.stack(inputs))
         targets = torch.stack(labels)

@@ -129,9 +129,7 @@ class SharedWeights(Component):
                 self._restored[name] = state["received"]
 
     def of(self, client: str, frozen_too: bool = False) -> dict[str, Tensor]:
-        """Return the weights of a local client that leave it, by name; ``frozen_too`` adds those that are equal
-        everywhere.
-        """
+        """Return the weights of a local client that leave it, by name, with ``frozen_too`` those equal everywhere."""
         if client not in self._known:
             replica = self._replicas[client]
             state = replica.state_dict(keep_vars=True)
@@ -191,11 +189,9 @@ class SharedWeights(Component):
             channel: Over which they are sent.
             among: Clients whose weights are averaged, weighted by ``weighting``.
             to: Clients that receive the mean; ``None`` is all receivers of the channel.
-            part: Sub-module of the replicas to average, such as ``"classifier"``, or several.
+            part: Sub-module of the replicas to average, such as ``"classifier"``, or several; a `ValueError` if a
+                weight is tied to another part.
             absent_too: See `Federation.mean`.
-
-        Raises:
-            ValueError: If a weight of these parts is tied to one of another part, which would change too.
         """
         federation, among = self._run.federation, tuple(among)
         named = (part,) if isinstance(part, str) else part
