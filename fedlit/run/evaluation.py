@@ -61,7 +61,9 @@ class Evaluation(Callback):
             if isinstance(loader, FederatedLoader) and getattr(loader.check, "run", None) is not run:
                 check_evaluation(run, loader)
 
-    def _count(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
+    def _count(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
+    ) -> None:
         run = run_of(pl_module)
         for name, predicted in outputs.items():
             if name not in self._meters:
@@ -73,7 +75,9 @@ class Evaluation(Callback):
                 self._inputs.append(inputs.detach().cpu())
         self._count_classes(trainer, pl_module, outputs, batch)
 
-    def _count_classes(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
+    def _count_classes(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
+    ) -> None:
         run = run_of(pl_module)
         predicted = outputs.get(run.target.name) if isinstance(outputs, Mapping) else None
         if not isinstance(predicted, torch.Tensor):

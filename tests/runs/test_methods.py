@@ -39,6 +39,7 @@ from fedlit.methods import (
 )
 from fedlit.models import MLP, Replica, SmallCNN
 from helpers import assert_resumes, batches_of, build, digits, loader, same, shards, trainer, weights
+from refused import refused
 
 
 def linear(
