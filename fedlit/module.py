@@ -1,4 +1,4 @@
-"""FederatedModule: the contract of every method: what it declares, overrides and uses."""
+"""FederatedModule, the base of all methods."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class FederatedModule(ClientOptimisation, Phase):
     (`on_round_start`) and ends (`on_round_end`). It is the last `Phase` of its run, after a `WarmUp`; it reads
     ``self.run`` and never asks which process it is on.
 
-    Metrics: ``source/NAME/loss`` and ``target/loss`` (training loss, mean over the round), ``train/loss`` (their mean
-    over clients), ``.../grad_norm`` (before clipping, where gradients are clipped), ``source/NAME/acc`` and
-    ``source/acc`` (validation accuracy of each source's own replica, and their mean), ``target/score`` (label-free, the
-    default to select by: mutual information between the target's inputs and predicted classes, in [0, 1]). In
-    regression ``r2`` takes the place of ``acc`` (share of variance explained, at most 1), and there is no score;
-    training losses are of standardised labels (``scale_labels``), and ``source/NAME/eval_loss`` is the mean squared
-    error in the labels' unit. All processes log equal numbers.
+    Metrics, equal on all processes: ``source/NAME/loss`` and ``target/loss`` (training loss, mean over the round),
+    ``train/loss`` (their mean over clients), ``.../grad_norm`` (before clipping, where gradients are clipped),
+    ``source/NAME/acc`` and ``source/acc`` (validation accuracy of each source's replica, and their mean),
+    ``target/score`` (label-free, the default to select by: mutual information between the target's inputs and predicted
+    classes, in [0, 1]). In regression ``r2`` (share of variance explained, at most 1) replaces ``acc``, there is no
+    score, training losses are of standardised labels (``scale_labels``), and ``source/NAME/eval_loss`` is the mean
+    squared error in the labels' unit.
 
     Args:
         clients: The roster, at least two names or `Client` objects.
@@ -65,48 +65,38 @@ class FederatedModule(ClientOptimisation, Phase):
         classifier: Network from features to logits, or in regression to numbers; ``None`` is a linear layer on
             ``extractor.out_features``.
         task: ``"classification"`` (cross-entropy) or ``"regression"`` (mean squared error).
-        scale_labels: In regression, let networks learn labels that are standardised: less the mean of all training
-            labels, over their deviation, so that a learning rate means the same whatever the labels' unit is. These are
-            the sources' labels, and the target's if it trains on them; sums over the channel "label_statistics" give
-            both numbers when a run starts. A checkpoint keeps them, and a module that is trained again. What is
-            predicted is in the labels' unit. ``False`` sends nothing, and leaves labels as the data have them.
-        class_weights: What losses of samples of each class are multiplied by, ``num_classes`` numbers; or
-            ``"balanced"``: each client weighs by its own labelled training samples, so that all classes that it has
-            count alike, and nobody else has to know how many there are.
+        scale_labels: In regression, train on labels less their mean and over their deviation, of the sources' training
+            labels and the target's if it trains on them; the channel "label_statistics" sums both when a run starts,
+            and checkpoints keep them. Predictions are in the labels' unit. ``False`` sends nothing.
+        class_weights: Factors of losses by class, ``num_classes`` numbers; or ``"balanced"``: each client weighs by its
+            labelled training samples, so that all its classes count alike, and sends no counts.
         optimizer: Makes the optimiser from parameter groups.
-        param_groups: Settings of the optimiser for a client, for a part of its networks or for both, such as
-            ``[{"part": "classifier", "lr": 0.1}, {"client": "webcam", "weight_decay": 0.0}]``; a part is a module of
-            the replicas, such as ``"extractor"``, or one within it. Of entries that meet the same parameters the later
-            one counts. A client's schedule goes by the rates of its parts.
-        reset_optimizer: Clear momenta and other optimiser state when a round starts, as where clients remember nothing
-            between rounds; learning-rate schedules go on. ``False`` keeps each client's state. With Adam it makes a
-            difference: its first steps are as long as its learning rate, and weights grow faster.
-        lr_scheduler: Makes a learning-rate schedule from an optimiser; each client has its own.
-        schedule_interval: What advances a client's schedule: the ``"round"`` s or ``"step"`` s it took part in.
-        weighting: Weights of clients in a mean: by number of training ``"samples"``; by its square root
-            (``"sqrt"``), so that small ones count beside large ones; or ``"uniform"``.
+        param_groups: Settings of the optimiser for a client, a part of its networks or both: ``[{"part": "classifier",
+            "lr": 0.1}, {"client": "webcam", "weight_decay": 0.0}]``; a part is a module of the replicas, such as
+            ``"extractor"``, or one within it. Later entries override earlier ones. Schedules scale these rates.
+        reset_optimizer: Clear momenta and other optimiser state when a round starts; learning-rate schedules go on.
+            ``False`` keeps each client's state. Matters with Adam, whose first steps are as long as its learning rate.
+        lr_scheduler: Makes a learning-rate schedule from an optimiser; each client has a separate one.
+        schedule_interval: Unit that advances a client's schedule: the ``"round"`` s or ``"step"`` s it took part in.
+        weighting: Weights of clients in a mean: by number of training ``"samples"``; by its square root (``"sqrt"``),
+            so that small ones count beside large ones; or ``"uniform"``.
         local_norm: Keep normalisation layers local, parameters and statistics (FedBN, Li et al., ICLR 2021).
-        batchnorm_average: How clients' BatchNorm statistics are averaged. The mean of their ``"variances"`` lacks the
-            spread of their means, and is smaller than the variance of all their data; that of their second
-            ``"moments"`` is just that variance. Second moments are larger: the bound of a fixed-point grid holds for
-            var + mean^2 then.
-        warmup_rounds: Rounds of FedAvg over the sources before the method proper starts; a number below 1 is their
-            share of the planned rounds; it comes to at least 100 local steps of the largest source, as far as three
-            quarters of the rounds have them. As an attribute, a share stands as 1 until a run is planned.
-        refine: When the run ends, let the target's own samples correct its predictions: neighbours are alike, and each
-            class has its share. A linear classifier that is fitted to what comes of it takes the place of the target's,
-            unless, of two classifiers that the target sends, the one fitted to its refined classes gets less than four
-            fifths as many of the sources' samples right as the one fitted to its predicted classes; the sources learn
-            these two, and the target how many of all samples they get right. No label of the target is needed. It is
-            logged as ``refine/taken``; where it cannot be done a warning states why. ``"network"``: before that, the
-            target's network below the classifier is trained too, on the corrected predictions (SHOT; 15 passes over its
-            samples): for networks that the federation trains, from random weights above all.
-        trust_region: How far a target that trains without labels may move its features in all steps after the warm-up
-            together, in units of their spread, positive; steps that would use more than their share are shortened, and
-            shares fall over the planned rounds. So weights and rates of an adaptation mean the same for inputs of any
-            scale. It takes two more passes through the extractor in each of the target's steps. ``None`` is no limit.
-        vectorize: Train all local clients in one vectorised call; pays for many clients with tiny equal networks.
-            Equal to training one by one within float tolerance; with dropout, the numbers drawn depend on placement.
+        batchnorm_average: How clients' BatchNorm statistics are averaged: the mean of ``"variances"`` lacks the spread
+            of the clients' means; that of second ``"moments"`` is the variance of all data, and a fixed-point grid then
+            bounds var + mean^2.
+        warmup_rounds: Rounds of FedAvg over the sources before the method; below 1 a share of the planned rounds,
+            raised to 100 local steps of the largest source within three quarters of the rounds. As an attribute, a
+            share is 1 until a run is planned.
+        refine: When the run ends, correct the target's predictions by neighbouring samples and class shares, and fit a
+            linear classifier to them. It is kept unless, on the sources' samples, it gets less than four fifths of the
+            accuracy of a classifier of the uncorrected classes; the sources learn both classifiers (of classes, not
+            probabilities), the target both accuracies. ``refine/taken`` is logged. ``"network"`` trains the target's
+            network below the classifier first (SHOT; 15 passes): for networks trained from random weights above all.
+        trust_region: How far a target that trains without labels may move its features in all steps after the warm-up,
+            in units of their spread, positive; longer steps are shortened, and shares fall over the planned rounds.
+            Takes two more passes through the extractor in each of the target's steps. ``None`` is no limit.
+        vectorize: Train all local clients in one vectorised call; pays for many clients with tiny equal networks. Equal
+            to training one by one within float tolerance; with dropout, the numbers drawn depend on placement.
 
     Raises:
         RosterError: If the clients make no federation.
@@ -114,10 +104,10 @@ class FederatedModule(ClientOptimisation, Phase):
     """
 
     replicas: Replicas[nn.Module]
-    """What each local client holds; a method that builds a class of its own annotates it with that."""
+    """Replica of each local client; a method with a replica class of another type annotates it."""
 
     requires: ClassVar[Requires] = Requires()
-    """What the method requires of a run."""
+    """Requirements of the method for a run."""
 
     replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec()
     """How replicas are trained, and which of their weights leave a client."""
@@ -182,21 +172,7 @@ class FederatedModule(ClientOptimisation, Phase):
             ignore=["clients", "extractor", "classifier", "optimizer", "lr_scheduler", "module"], logger=False
         )
         self.save_hyperparameters({"clients": [client.name for client in self.clients]}, logger=False)
-        self.run = Run(
-            self,
-            clients=self.clients,
-            task=self.task,
-            requires=requires,
-            spec=spec,
-            local=local,
-            averaging=Averaging(weighting, local_norm, batchnorm_average),
-            warmup=warmup_rounds,
-            originals=self.originals,
-            replicas=self.replicas,
-            build_replica=self.build_replica,
-            build_target=self.build_target,
-            phases=self.phases,
-        )
+        self.run = Run(self, local, Averaging(weighting, local_norm, batchnorm_average), warmup_rounds)
         self.run.outputs.scales_labels = scale_labels
         readers = (type(self).label_loss, type(self).loss, type(self).losses, type(self).training_step)
         self.run.own_labels = any(not str(each.__module__).startswith("fedlit.") for each in readers)
@@ -213,11 +189,11 @@ class FederatedModule(ClientOptimisation, Phase):
         return WarmUp(self.run, self.label_loss), self
 
     def build_replica(self) -> nn.Module:
-        """Return what one client holds; called once per client, each time from the same random state."""
+        """Return the modules of one client; called once per client, each time from the same random state."""
         return Replica(*copy.deepcopy(self.originals))
 
     def build_target(self, replica: Any) -> nn.Module:
-        """Return what the target holds, made of what `build_replica` gave it; default: just that."""
+        """Return the target's modules, made from those of `build_replica`; default: the same."""
         same: nn.Module = replica
         return same
 
@@ -231,12 +207,12 @@ class FederatedModule(ClientOptimisation, Phase):
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """Return the loss of one client on its batch, a scalar; default: `label_loss`.
 
-        Its labels are those of the data; in regression they are standardised, as outputs of networks are.
+        In regression its labels are standardised, as outputs of networks are.
         """
         return self.label_loss(client, batch)
 
     def label_loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
-        """Return what a warm-up lowers, too, a scalar; default: the task's loss on the client's labelled samples."""
+        """Return the loss of a warm-up, a scalar; default: the task's on the client's labelled samples."""
         return self.task.loss(client, self.replicas[client](batch[0]), batch[1])
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -248,17 +224,13 @@ class FederatedModule(ClientOptimisation, Phase):
         return True
 
     def alternatives(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Return other predictions of the target, logits by name, that are scored beside its own; default: none.
-
-        Args:
-            inputs: A batch of the target's, where it is hosted.
-        """
+        """Return other predictions of the target for a batch of its inputs, logits by name, which are scored too."""
         return {}
 
     def client_param_groups(self) -> list[dict[str, Any]]:
-        """Return one parameter group per local client, which carries its name under ``"client"``.
+        """Return one parameter group per local client, with its name under ``"client"``.
 
-        Clipping, schedules and checkpoints go by that key; a method with several optimisers gives each of them such
+        Clipping, schedules and checkpoints use that key; a method with several optimisers gives each of them such
         groups.
         """
         groups: list[dict[str, Any]] = []
@@ -279,7 +251,7 @@ class FederatedModule(ClientOptimisation, Phase):
 
     @property
     def federation(self) -> Federation:
-        """The strategy's federation; under any other strategy, one of this process's own with the plain backend."""
+        """The strategy's federation; under any other strategy, one of this process with the plain backend."""
         return self.run.federation
 
     @property
@@ -289,13 +261,13 @@ class FederatedModule(ClientOptimisation, Phase):
 
     @property
     def warmup_rounds(self) -> int:
-        """Rounds of the warm-up; a share of the planned rounds stands as 1 until a run is planned."""
+        """Rounds of the warm-up; a share of the planned rounds is 1 until a run is planned."""
         return self.run.clock.warmup_rounds
 
     # ---------------------------------------------------------------- Lightning's hooks
 
     def configure_model(self) -> None:
-        """Build the replicas of local clients, all from the same random state, and keep nobody else's."""
+        """Build the replicas of local clients, all from the same random state, and delete others."""
         if not len(self.replicas):
             build(self.run)
             forget_compiled_(self.replicas)
@@ -304,15 +276,13 @@ class FederatedModule(ClientOptimisation, Phase):
                 del self.replicas[client.name]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Weights of local clients' replicas, which are built first, by ``replicas.CLIENT.NAME``."""
+        """Return weights of local clients' replicas by ``replicas.CLIENT.NAME``; replicas are built first."""
         self.configure_model()
         state: dict[str, Any] = super().state_dict(*args, **kwargs)
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load `state_dict` of this process or of one that hosts more clients; replicas are built first.
-
-        A checkpoint file has clients' weights elsewhere: see `load_from_checkpoint`.
+        """Load `state_dict` of this process or of one with more clients; `load_from_checkpoint` reads checkpoint files.
 
         Raises:
             RosterError: If there are no weights of clients in it, or ``strict`` and a local client's are missing.
@@ -322,18 +292,18 @@ class FederatedModule(ClientOptimisation, Phase):
         return super().load_state_dict(checkpoints.local_part(self.run, state_dict, strict), strict, assign)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Run rounds, and evaluate; refuse a Trainer that does not go with them."""
+        """Attach the callbacks that run rounds and evaluate; refuse a Trainer that does not go with them."""
         if self._trainer is not None:
             check_trainer(self.trainer)
         attached = [] if self._trainer is None else self.trainer.callbacks  # type: ignore[attr-defined]
         return [kind() for kind in (Rounds, Evaluation) if not any(isinstance(each, kind) for each in attached)]
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """One optimiser over all local clients, and a schedule per client."""
+        """Return one optimiser over all local clients, and a schedule per client."""
         return with_schedules(self.make_optimizer(), self.run.local.lr_scheduler, self.run.local.schedule_interval)
 
     def on_fit_start(self) -> None:
-        """Refuse data that the method cannot train on, forget what a previous run left, and stack the replicas."""
+        """Refuse data that the method cannot train on, forget a previous run, and stack the replicas."""
         if self.requires.target_labels and not self.target.labelled:
             raise RosterError(
                 f"{type(self).__name__} trains on target labels, but target {self.target.name!r} has none: give the "
@@ -347,9 +317,9 @@ class FederatedModule(ClientOptimisation, Phase):
         run.stacked = stack(run, own_loss) if run.local.vectorize else None
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """One local step of every client in ``batch``: the sum of their losses.
+        """Take one local step of every client in ``batch``: return the sum of their losses.
 
-        Each client's parameters only meet the gradient of its own loss, so this is exactly independent training.
+        Each client's parameters only meet the gradient of its loss, so this is exactly independent training.
         """
         run = self.run
         if not self.target.labelled:  # the loader has seen to it, unless it is not fedlit's
@@ -372,18 +342,18 @@ class FederatedModule(ClientOptimisation, Phase):
         return loss
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs of the target, shape (batch, num_classes): logits, or numbers in the labels' unit, float64."""
+        """Return the target's outputs, shape (batch, num_classes): logits, or numbers in the labels' unit, float64."""
         return self.task.in_unit(self.target.name, self.replicas[self.target](inputs))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Outputs of local clients on their own samples, by name, as of `forward`; no label of the target is read."""
+        """Return local clients' outputs on their samples, by name, as of `forward`; no label of the target is read."""
         names = [client.name for client in self.clients if client.name in batch and self.can_predict(client)]
         return {name: self.task.in_unit(name, self.replicas[name](batch[name][0])) for name in names}
 
     test_step = validation_step
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Class probabilities, or numbers, of each client in ``batch``, by name, of shape (batch, num_classes)."""
+        """Return class probabilities, or numbers, by client in ``batch``, of shape (batch, num_classes)."""
         temperatures = {self.target.name: self.run.outputs.temperature}
         outputs = {name: self.task.in_unit(name, self.replicas[name](samples[0])) for name, samples in batch.items()}
         return {name: self.task.predictions(each, temperatures.get(name, 1.0)) for name, each in outputs.items()}
@@ -393,10 +363,10 @@ class FederatedModule(ClientOptimisation, Phase):
         checkpoints.save(self.run, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on where the checkpoint stopped; for validation and testing, only the weights are of interest.
+        """Continue from a checkpoint; for validation and testing, only its weights matter.
 
         Raises:
-            RosterError: If it belongs to another roster or method, or is too old to go on from.
+            RosterError: If it belongs to another roster or method, or training cannot go on from it.
         """
         if "federation" in checkpoint:
             checkpoints.load(self.run, checkpoint)

@@ -1,4 +1,4 @@
-"""FederatedStrategy: puts the clients of a federation on the processes of a Trainer."""
+"""FederatedStrategy: places the clients of a federation on the processes of a Trainer."""
 
 from __future__ import annotations
 
@@ -24,14 +24,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from fedlit.checks import check, check_at_least
-from fedlit.federation import (
-    ChannelError,
-    FederatedLoader,
-    Federation,
-    Participation,
-    RosterError,
-)
+from fedlit.checks import check, check_at_least, refuse
+from fedlit.federation import ChannelError, FederatedLoader, Federation, Participation, RosterError
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
 from fedlit.federation.leaks import seen_by_the_server, sent_beside, with_samples
@@ -47,58 +41,54 @@ from fedlit.run.planning import plan_rounds
 from fedlit.run.sample_check import check_evaluation
 
 _START_UP = timedelta(minutes=10)
-"""Processes may start at different times (imports, data); only then is the federation's own timeout in force."""
+"""Processes may start at different times (imports, data); the federation's timeout applies afterwards."""
 
 _REPORTED = ("train/", "source/", "target/", "validator/", "oracle/")
-"""Beginnings of the names of numbers that clients report."""
+"""Prefixes of the names of numbers that clients report."""
 
 _joined: dict[timedelta, tuple[Transport, Transport]] = {}
-"""Process groups made so far, for the federation and for Lightning: they outlive a Trainer, and scripts run several."""
+"""Process groups for the federation and for Lightning, which outlive a Trainer, as scripts run several."""
 
 
 class FederatedStrategy(DDPStrategy):
-    """Hosts the clients on ``devices`` processes, or all of them on one; neither wraps nor syncs the module.
+    """Host the clients on ``devices`` processes, or all of them on one; neither wraps nor syncs the module.
 
-    Every process trains its own clients; they meet in exchanges only. Results do not depend on the number of
-    processes: to the last bit on CPUs of one type, with the same libraries, `Plain` sums and the same ``num_threads``.
+    Every process trains its clients; they meet in exchanges only. Results do not depend on the number of processes: to
+    the last bit on CPUs of one type, with the same libraries, `Plain` sums and the same ``num_threads``.
 
     Args:
-        local_steps: Optimiser steps per client and round; ``None`` is one local epoch, in which clients with less
-            data take fewer steps.
-        rounds_per_epoch: Rounds in one epoch of the Trainer. With 1, validation, patience and checkpoints count
-            rounds; raise it for rounds of few steps, as Lightning spends milliseconds on each epoch.
-        participation: Who is present in a round; ``None`` is the method's choice, which is everyone unless its
-            documentation states otherwise.
-        heard: Per channel, which of the clients present participate in it, nested in the order given.
+        local_steps: Optimiser steps per client and round; ``None`` is one local epoch, in which clients with less data
+            take fewer steps.
+        rounds_per_epoch: Rounds in one epoch of the Trainer. With 1, validation, patience and checkpoints count rounds;
+            raise it for rounds of few steps, as Lightning spends milliseconds on each epoch.
+        participation: Clients that are present in a round; ``None`` is the method's choice, by default everyone.
+        heard: Per channel, which of the present clients participate in it, nested in the order passed.
         nested_heard: ``False`` draws each channel's subset independently of the others'.
-        privacy: Backend for secure sums, one for all channels, or one for each channel that is summed over; default
-            `Plain`.
+        privacy: Backend for secure sums, one for all channels or one for each channel; default `Plain`.
         two_party: Protocol for what pairs of clients compute together, one for all such channels or one for each;
-            default in the clear.
-        differential_privacy: Clips and blurs what each client sends, one mechanism for all channels or one per channel;
-            composes with every backend.
-        reports: How clients report losses, gradient norms and scores for logging: ``"exact"`` as they are, ``"off"``
-            not at all, a mechanism with noise that is accounted for; ``None`` is ``"exact"``, and beside
-            ``differential_privacy`` ``"off"``.
-        encrypted: Whether messages from client to client are encrypted between the two, so that neither the server nor
-            a relay reads them; ``None`` is where a backend or protocol protects other messages.
-        placement: Client names per process; ``None`` deals out contiguous shares. The first list may be empty: then
-            process 0 is the server's alone, as it should be where clients do not trust it.
-        timeout: Seconds that a process waits for the others before it gives up.
-        num_threads: CPU threads per process; ``None`` leaves Lightning's choice, which depends on the number of
-            processes. Fix it (1) to compare runs bit by bit.
-        start_method: How ``devices=N`` starts processes: as torch.distributed and Lightning's DDP name it.
-        gather_checkpoints: Whether process 0 writes one file for all clients, with their weights and the states of
-            their optimisers in the clear; otherwise each process writes a file for its own (``NAME.ckpt`` and
-            ``NAME.ckpt.part1``, …), and resumes from those that lie at its own place. ``None`` gathers unless a backend
-            hides single messages.
-        seat: Place of this process in a federation across organisations, `fedlit.remote.Server` or
-            `fedlit.remote.Site`, which trains by an ordinary Trainer of one device; ``None`` is none. Every process
-            then writes its own checkpoint, of its own clients alone.
+            default in plaintext.
+        differential_privacy: Clipping and noise on each client's messages, one mechanism for all channels or one per
+            channel; composes with every backend.
+        reports: How clients report losses, gradient norms and scores for logging: ``"exact"``, ``"off"``, or a
+            mechanism with accounted noise; ``None`` is ``"exact"``, and beside ``differential_privacy`` ``"off"``.
+        encrypted: Encrypt messages from client to client, so that neither the server nor a relay reads them; ``None``
+            does where a backend or protocol protects other messages.
+        placement: Client names per process; ``None`` deals out contiguous shares. The first list may be empty: process
+            0 is then the server alone, as where clients do not trust it.
+        timeout: Seconds that a process waits for the others.
+        num_threads: CPU threads per process; ``None`` is Lightning's choice, which depends on the number of processes.
+            Fix it (1) to compare runs bit by bit.
+        start_method: How ``devices=N`` starts processes, as in torch.distributed and Lightning's DDP.
+        gather_checkpoints: Let process 0 write one file for all clients, with weights and optimiser states in
+            plaintext; otherwise each process writes a file (``NAME.ckpt``, ``NAME.ckpt.part1``, …), and resumes from
+            the files on its disk. ``None`` gathers unless a backend protects single messages.
+        seat: Endpoint of this process in a federation across organisations, `fedlit.remote.Server` or
+            `fedlit.remote.Site`, with a Trainer of one device; ``None`` is none. Every process then writes its clients'
+            checkpoint.
 
     Attributes:
-        stays_joined: Whether this process stays in a federation across organisations when a run ends, as for
-            ``Trainer.test`` after ``fit``; then `leave` is to be called.
+        stays_joined: Stay in a federation across organisations when a run ends, as for ``Trainer.test`` after ``fit``;
+            then call `leave`.
 
     Raises:
         RosterError: When a run starts, if there are more processes than clients.
@@ -127,30 +117,20 @@ class FederatedStrategy(DDPStrategy):
         gather_checkpoints: bool | None = None,
         seat: Seat | None = None,
     ) -> None:
-        if local_steps is not None and local_steps < 1:
-            raise ValueError(
-                f"local_steps must be at least 1 optimiser step or None for a local epoch, got {local_steps}"
-            )
+        if local_steps is not None:
+            check_at_least("local_steps", local_steps, 1, "optimiser step", "None is a local epoch")
         check_at_least("rounds_per_epoch", rounds_per_epoch, 1)
         check(timeout > 0, "timeout", "positive seconds", timeout)
-        if num_threads is not None and num_threads < 1:
-            raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+        if num_threads is not None:
+            check_at_least("num_threads", num_threads, 1)
         check_choices(privacy, two_party, differential_privacy, reports)
         super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method)
-        self.local_steps = local_steps
-        self.rounds_per_epoch = rounds_per_epoch
-        self.participation = participation
-        self.heard, self.nested_heard = heard, nested_heard
-        self.privacy = privacy
-        self.two_party = two_party
-        self.differential_privacy = differential_privacy
-        self.reports = reports
-        self.encrypted = encrypted
-        self.placement = placement
-        self.num_threads = num_threads
-        self.gather_checkpoints = gather_checkpoints
-        self.seat = seat
-        self.stays_joined = False
+        self.local_steps, self.rounds_per_epoch = local_steps, rounds_per_epoch
+        self.participation, self.heard, self.nested_heard = participation, heard, nested_heard
+        self.privacy, self.two_party, self.differential_privacy = privacy, two_party, differential_privacy
+        self.reports, self.encrypted = reports, encrypted
+        self.placement, self.num_threads, self.gather_checkpoints = placement, num_threads, gather_checkpoints
+        self.seat, self.stays_joined = seat, False
         self._removed: _PATH | None = None
         self._star: ServerStar | SiteStar | None = None
         self._warned = False
@@ -159,18 +139,18 @@ class FederatedStrategy(DDPStrategy):
 
     @property
     def federation(self) -> Federation | None:
-        """The clients on their processes; ``None`` before a run has started."""
+        """The federation of the run; ``None`` before a run has started."""
         return self._federation
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """No sampler splits a client's data between processes."""
+        """Keep samplers from splitting a client's data between processes."""
         return {"num_replicas": 1, "rank": 0}
 
     # ---------------------------------------------------------------- starting up
 
     def setup_environment(self) -> None:
-        """Join the processes and put the clients on them; ranks are known only from here on."""
+        """Join the processes and place the clients on them; ranks are known only from here on."""
         super().setup_environment()
         module = self._federated_module()
         if self.num_threads is not None:
@@ -199,11 +179,14 @@ class FederatedStrategy(DDPStrategy):
         for label, value in facts.items() if self._star is None else ():  # a server compares them before all else
             federation.agree(label, value)
         if previous is None:
-            self._warn(federation)
+            channels = federation.channels
+            seen = seen_by_the_server(channels, federation.roster.rank_of)
+            for sentence in (*seen, *with_samples(channels), *sent_beside(channels)):
+                rank_zero_warn(sentence, category=PrivacyWarning)
         self._check_monitors(federation)
 
     def _joined(self, facts: dict[str, Any]) -> tuple[Transport, Sequence[Sequence[str]] | None]:
-        """What joins this process to the others, and the clients of each."""
+        """Return this process's transport, and the clients of each process."""
         module = self._federated_module()
         trainer = module.trainer
         if self._star is not None:
@@ -216,16 +199,9 @@ class FederatedStrategy(DDPStrategy):
                 "target's site, or set stays_joined on the strategy of every process before fit"
             )
         for name in ("placement", "gather_checkpoints"):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is for processes of one job; beside a seat, the server's sites "
-                    "state who is where, and each process writes its own checkpoint: leave it out"
-                )
-        if self.world_size > 1:
-            raise ValueError(
-                f"a seat is for one process, and the Trainer has {self.world_size}: give it devices=1, which trains "
-                "all clients of a site"
-            )
+            value, rule = getattr(self, name), "left out beside a seat: it is for processes of one job"
+            check(value is None, name, rule, value, "the server's sites state who is where")
+        check(self.world_size == 1, "devices", "1 beside a seat", self.world_size, "it trains all clients of a site")
         if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             raise ValueError("max_time ends each process by its own clock, and a seat has one of many: give max_epochs")
         trainer.num_sanity_val_steps = 0  # which those who come back do not run
@@ -242,15 +218,6 @@ class FederatedStrategy(DDPStrategy):
             }
         )
         return self._star, [[], *self._star.sites.values()]
-
-    def _warn(self, federation: Federation) -> None:
-        """Warn of what is sent although something was chosen to protect it, and of what is not sent for that reason."""
-        for sentence in (
-            *seen_by_the_server(federation.channels, federation.roster.rank_of),
-            *with_samples(federation.channels),
-            *sent_beside(federation.channels),
-        ):
-            rank_zero_warn(sentence, category=PrivacyWarning)
 
     def _check_monitors(self, federation: Federation) -> None:
         """Refuse callbacks that would wait for numbers that clients do not report."""
@@ -287,7 +254,7 @@ class FederatedStrategy(DDPStrategy):
         atexit.register(_leave)
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """As the base strategy: DDP would wrap the module and overwrite every client by rank 0's."""
+        """Set up as the base strategy: DDP would wrap the module and overwrite every client by rank 0's."""
         Strategy.setup(self, trainer)
 
     def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
@@ -298,9 +265,8 @@ class FederatedStrategy(DDPStrategy):
 
         Raises:
             TypeError: If the data are not a `FederatedLoader`.
-            ValueError: If a training loader is given for evaluation, or the other way round.
-            RosterError: If it has a client that is not in the roster, or others than this process hosts; on every
-                process.
+            ValueError: If a training loader is passed for evaluation, or the other way round.
+            RosterError: On every process, if a loader's clients are not those that its process hosts.
         """
         module = self._federated_module()
         federation, training = module.federation, bool(module.trainer.training)
@@ -309,15 +275,10 @@ class FederatedStrategy(DDPStrategy):
             federation.transport.all_gather(0, "lengths of loaders")
             return dataloader
         if not isinstance(dataloader, FederatedLoader):
-            raise TypeError(
-                f"FederatedStrategy needs a FederatedLoader, got {type(dataloader).__name__}: use a "
-                "fedlit.data.DomainDataModule, or FederatedLoader({client: dataset}) from fedlit.data"
-            )
-        if dataloader.training != training:
-            raise ValueError(
-                f"a FederatedLoader for {'training' if training else 'evaluation'} needs training={training}, got "
-                f"training={dataloader.training}"
-            )
+            way_out = "use a fedlit.data.DomainDataModule, or FederatedLoader({client: dataset})"
+            refuse("dataloaders", "a FederatedLoader", dataloader, way_out, TypeError, f"a {type(dataloader).__name__}")
+        stage = "training" if training else "evaluation"
+        check(dataloader.training == training, "training", f"{training} in a loader for {stage}", dataloader.training)
         error: RosterError | None = None
         try:
             dataloader.keep(names_of(federation.local_clients), names_of(module.clients))
@@ -335,7 +296,7 @@ class FederatedStrategy(DDPStrategy):
         return dataloader
 
     def _configure_launcher(self) -> None:
-        """No launcher for one process: Lightning's would leave variables behind that mislead the next Trainer."""
+        """Launch nothing for one process: Lightning's would leave variables behind that mislead the next Trainer."""
         environment = self.cluster_environment
         assert environment is not None
         if self.num_processes * self.num_nodes > 1 or environment.creates_processes_externally:
@@ -350,7 +311,7 @@ class FederatedStrategy(DDPStrategy):
         return _joined[self._timeout]
 
     def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
-        """What rank ``src`` has; of plain data, as nothing that another process sends is unpickled.
+        """Return rank ``src``'s object, of plain data, as nothing that another process sends is unpickled.
 
         Raises:
             PayloadError: If it is something else, such as an object of a class.
@@ -370,30 +331,30 @@ class FederatedStrategy(DDPStrategy):
         super().barrier(*args, **kwargs)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """A tensor reduced over processes."""
+        """Reduce a tensor over processes."""
         self._settle()
         return super().reduce(tensor, group, reduce_op)
 
     def _settle(self) -> None:
-        """Before all processes do together what is no exchange, raise failures in the last one."""
+        """Raise failures of the last exchange before processes do something together that is no exchange."""
         if self._federation is not None:
             self._federation.settle()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Send the others across organisations the reason why this process leaves."""
+        """Send the reason why this process leaves to the others across organisations."""
         super().on_exception(exception)
         stopped = isinstance(exception, KeyboardInterrupt | SIGTERMException)
         public = getattr(exception, "public", exception)  # words about data stay here
         self._leave(f"{type(exception).__name__}: {public}"[:500], stopped)
 
     def teardown(self) -> None:
-        """End the part in a federation across organisations, unless this process ``stays_joined``."""
+        """Leave a federation across organisations, unless this process ``stays_joined``."""
         if not self.stays_joined:
             self.leave()
         super().teardown()
 
     def leave(self) -> None:
-        """End the part in a federation across organisations, once all have come to its end."""
+        """Leave a federation across organisations, once all have finished."""
         self._leave(None)
 
     def _leave(self, why: str | None, stopped: bool = False) -> None:
@@ -418,11 +379,11 @@ class FederatedStrategy(DDPStrategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
         """Write a checkpoint; every process must call it.
 
-        One file for all clients, by process 0; or a file by each process for its own clients, where a backend hides
-        single messages, unless ``gather_checkpoints`` asks for one file.
+        Process 0 writes one file for all clients; or each process writes its clients', where a backend protects single
+        messages, unless ``gather_checkpoints`` asks for one file.
 
         Raises:
-            FederationError: On every process, if processes differ in what is no client's.
+            FederationError: On every process, if processes differ in public state.
             PayloadError: On every process, if a client's state is to be gathered and has what no message can hold.
         """
         run, path, writes_all = self._federated_module().run, str(filepath), True
@@ -445,13 +406,13 @@ class FederatedStrategy(DDPStrategy):
                 self.checkpoint_io.remove_checkpoint(left)
 
     def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint, of as many files as lie here; of several, any may be named."""
+        """Read all files of a checkpoint that lie here; ``checkpoint_path`` may be any of them."""
         return read(str(checkpoint_path), lambda file: super(DDPStrategy, self).load_checkpoint(file, weights_only))
 
     def remove_checkpoint(self, filepath: _PATH) -> None:
         """Remove what this process wrote of a checkpoint.
 
-        Beside a seat, the last one stays for as long as another is removed: the server may come back a round earlier.
+        Beside a seat, the last one stays until another is removed: the server may come back a round earlier.
         """
         if self.seat is not None:
             before, self._removed = self._removed, filepath

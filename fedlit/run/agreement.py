@@ -1,4 +1,4 @@
-"""Facts of a run that all of its processes must have alike, and sites compare with the server."""
+"""Facts that all processes of a run must share, and that sites compare with the server."""
 
 from __future__ import annotations
 
@@ -29,16 +29,11 @@ _TRAINED_WITH = (
     "limit_val_batches",
     "fast_dev_run",
 )
-"""Attributes of a Trainer that all processes must have alike to be in step."""
+"""Attributes of a Trainer that must be equal on all processes, so that they stay in step."""
 
 
 def facts_of(run: Run, rounds: tuple[int | None, int]) -> dict[str, Any]:
-    """Return what all processes must have alike.
-
-    Args:
-        run: Of this process.
-        rounds: Local steps in a round, and rounds in an epoch.
-    """
+    """Return what must be equal on all processes; ``rounds`` are local steps in a round and rounds in an epoch."""
     return {
         "roster": [(client.name, client.role) for client in run.clients],
         "method": class_path(run),
@@ -49,7 +44,7 @@ def facts_of(run: Run, rounds: tuple[int | None, int]) -> dict[str, Any]:
 
 
 def trained_with(trainer: Trainer) -> dict[str, Any]:
-    """Return the arguments of a Trainer that all processes must have alike."""
+    """Return the arguments of a Trainer that must be equal on all processes."""
     return {name: getattr(trainer, name, None) for name in _TRAINED_WITH if getattr(trainer, name, None) != 0}
 
 
@@ -83,10 +78,7 @@ def arguments(run: Run) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it, where that is possible; else a text, of functions and objects their type alone.
-
-    Programs of sites may define these in files of other names.
-    """
+    """Return a value as JSON has it, else as text: functions and objects by type, as sites define them elsewhere."""
     if isinstance(value, bool | int | float | str | type(None)):
         return value
     if isinstance(value, Mapping):

@@ -1,8 +1,4 @@
-"""BatchNorm's running statistics where clients average them: as second moments, of which the mean loses nothing.
-
-A mean of variances lacks the spread of the clients' means, and is that of nobody's data. A mean of second moments
-E[x^2] = var + mean^2 is that of all clients' data together, and its variance is what is left without the mean's square.
-"""
+"""Second moments of BatchNorm: E[x^2] = var + mean^2 averages exactly over clients, a mean of variances does not."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ _VARIANCE, _MEAN, _SQUARE = "running_var", "running_mean", "running_square"
 
 
 def variances_of(network: nn.Module) -> dict[str, str]:
-    """Names in a network's state of BatchNorm's running variances, each with that of its running mean."""
+    """Return the names of BatchNorm's running variances in a network's state, each with that of its running mean."""
     return {
         f"{prefix}.{_VARIANCE}".removeprefix("."): f"{prefix}.{_MEAN}".removeprefix(".")
         for prefix, module in network.named_modules(remove_duplicate=False)
@@ -25,12 +21,7 @@ def variances_of(network: nn.Module) -> dict[str, str]:
 
 @torch.no_grad()
 def as_second_moments(state: Mapping[str, Tensor], variances: Mapping[str, str]) -> dict[str, Tensor]:
-    """Entries with running variances replaced by second moments, under a name of their own.
-
-    Args:
-        state: By name.
-        variances: From `variances_of`; those of which the state has no mean stay.
-    """
+    """Replace running variances with a mean (from `variances_of`) by second moments, under another name."""
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
         mean = state.get(variances.get(name, ""))
@@ -42,14 +33,14 @@ def as_second_moments(state: Mapping[str, Tensor], variances: Mapping[str, str])
 
 
 def second_moment(mean: Tensor, variance: Tensor) -> Tensor:
-    """E[x^2] = var + mean^2, in float32 at least, as half precision leaves few digits to a variance next to a mean."""
+    """Return E[x^2] = var + mean^2, in float32 or more: half precision has few digits for a variance beside a mean."""
     exact = variance.double() + mean.double().square()
     return exact.to(torch.promote_types(variance.dtype, torch.float32))
 
 
 @torch.no_grad()
 def as_variances(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Entries of a mean of `as_second_moments` with running variances again; others stay as they are."""
+    """Undo `as_second_moments` in a mean of such states; other entries stay."""
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name.rpartition(".")[2] == _SQUARE:

@@ -1,7 +1,6 @@
-"""Checkpoints: what is a client's is under ``checkpoint["clients"][name]``, and everything else is public.
+"""Checkpoints: a client's state is under ``checkpoint["clients"][name]``, and everything else is public.
 
-Lightning has weights, optimisers and schedules of all clients in one place each: `split` puts every client's share
-under its name, and `join` puts them back. Of several processes each writes its own clients, and `gather` unites them.
+Lightning saves all clients together: `split` puts each one's share under its name, and `join` puts them back.
 """
 
 from __future__ import annotations
@@ -18,22 +17,23 @@ from torch.optim import Optimizer
 from fedlit.federation import RosterError
 from fedlit.run.checkpoint_files import PROCESS
 from fedlit.run.clock import is_share
+from fedlit.run.optimisation import changes
 from fedlit.run.run import Run
 
 REPLICAS = "replicas."
 """Prefix of the clients' weights in a module's state dict: ``replicas.NAME.…``."""
 
 SERVER = "server"
-"""Key of what process 0 keeps by itself, where the server lives: totals for those who were away, and clocks."""
+"""Key of what process 0 keeps for the server: totals for clients that were absent, and clocks."""
 
 
 def class_path(run: Run) -> str:
-    """Return where a method is defined, which names it in checkpoints and between processes."""
+    """Return the import path of a method's class, its name in checkpoints and between processes."""
     return f"{type(run.module).__module__}.{type(run.module).__qualname__}"
 
 
 def save(run: Run, checkpoint: dict[str, Any]) -> None:
-    """Put what Lightning has saved of each client under its name; add the state of the federation and components."""
+    """Put each client's state under its name; add the state of the federation and of the components."""
     federation = run.federation
     local = [client.name for client in federation.local_clients]
     split(checkpoint, local)
@@ -49,7 +49,7 @@ def save(run: Run, checkpoint: dict[str, Any]) -> None:
 
 
 def load(run: Run, checkpoint: dict[str, Any]) -> None:
-    """Give Lightning its form back, and go on where the checkpoint stopped if training does.
+    """Restore Lightning's layout and, if training goes on, the state of the federation.
 
     Raises:
         RosterError: If it belongs to another roster, or training cannot go on from it.
@@ -75,7 +75,7 @@ def load(run: Run, checkpoint: dict[str, Any]) -> None:
 
 
 def _check_resumed(run: Run, checkpoint: Mapping[str, Any]) -> None:
-    """Raise a `RosterError` if training cannot go on from a checkpoint, and warn of arguments that have changed."""
+    """Refuse a checkpoint that training cannot go on from; warn of changed arguments."""
     if checkpoint["method"] != class_path(run):
         raise RosterError(
             f"the checkpoint is one of {checkpoint['method']}, this run trains {class_path(run)}: resume with the "
@@ -89,22 +89,13 @@ def _check_resumed(run: Run, checkpoint: Mapping[str, Any]) -> None:
         )
 
 
-_PLAIN = (bool, int, float, str, list, type(None))
-
-
 def _warn_of_changes(run: Run, checkpoint: Mapping[str, Any]) -> None:
-    """Warn of arguments with which training goes on otherwise than it began."""
+    """Warn of arguments that differ from those with which training began."""
     before, now = checkpoint.get("hyper_parameters", {}), run.module.hparams
-    changed = [
-        f"{name} was {before[name]!r} and is {now[name]!r}"
-        for name in now
-        if name in before
-        and isinstance(now[name], _PLAIN)
-        and before[name] != now[name]
-        and name not in ("param_groups", "clients")  # the roster is compared by itself
-    ]
+    # the roster is compared elsewhere; param_groups below
+    changed = changes(before, now, [key for key in now if key in before and key not in ("param_groups", "clients")])
     if changed:
-        rank_zero_warn(f"training goes on with other arguments than the checkpoint's: {'; '.join(changed)}")
+        rank_zero_warn(f"training goes on with other arguments than the checkpoint's: {'; '.join(changed.values())}")
     if "param_groups" in before and before["param_groups"] != run.local.param_groups:  # as rates of the optimizer are
         rank_zero_warn(
             f"param_groups was {before['param_groups']} and is {run.local.param_groups}: an optimizer goes on with the "
@@ -113,10 +104,7 @@ def _warn_of_changes(run: Run, checkpoint: Mapping[str, Any]) -> None:
 
 
 def complete(run: Run, checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
-    """Where the target predicts by itself, and has its own file alone: leave the others' replicas as they are.
-
-    Modules read a state by the version of its form, which a checkpoint with clients apart does not state.
-    """
+    """Fill in this process's weights for clients whose states a lone target's file lacks."""
     lacking = tuple(f"{REPLICAS}{name}." for name in clients if name not in checkpoint["clients"])
     own: Any = run.module.state_dict()
     state: Any = OrderedDict(checkpoint["state_dict"])
@@ -126,16 +114,12 @@ def complete(run: Run, checkpoint: dict[str, Any], clients: Sequence[str]) -> No
 
 
 def local_part(run: Run, state: Mapping[str, Any], strict: bool) -> Mapping[str, Any]:
-    """Return what a process loads of a state dict: all but the weights of clients that other processes host.
-
-    Args:
-        run: With its replicas built.
-        state: As `FederatedModule.state_dict` gives it, of a process that hosts as many clients or more.
-        strict: Whether it must have the weights of each local client, and of no unknown one.
+    """Return a state dict without the weights of clients that other processes host.
 
     Raises:
         ValueError: If it is another part of a checkpoint.
-        RosterError: If it has no weights of clients, or lacks a local client, or has an unknown one.
+        RosterError: If it has no weights of clients, or if ``strict`` and a local client's are missing or a client is
+            unknown.
     """
     names, kind = [client.name for client in run.clients], run.name
     load_file = f"load the file with {kind}.load_from_checkpoint(path, ...), or give the Trainer ckpt_path=path"
@@ -166,7 +150,7 @@ def local_part(run: Run, state: Mapping[str, Any], strict: bool) -> Mapping[str,
 
 
 def check_there(checkpoint: Mapping[str, Any], clients: Sequence[str]) -> None:
-    """Raise a `RosterError` unless the files of a checkpoint that were found have the states of these clients."""
+    """Raise a `RosterError` unless the files of a checkpoint have the states of these clients."""
     lacking = [name for name in clients if name not in checkpoint["clients"]]
     if lacking:
         raise RosterError(
@@ -177,7 +161,7 @@ def check_there(checkpoint: Mapping[str, Any], clients: Sequence[str]) -> None:
 
 
 def split(checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
-    """Put what Lightning saved of each local client under its name, in place; what is nobody's stays where it was."""
+    """Move what Lightning saved of each local client under its name, in place."""
     states = checkpoint.setdefault("clients", {})
     own = {name: states.setdefault(name, {}) for name in clients}
     for name, state in own.items():
@@ -202,7 +186,7 @@ def split(checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
 
 
 def join(checkpoint: dict[str, Any], clients: Collection[str]) -> None:
-    """Put the states of local clients where Lightning looks for them, in place."""
+    """Move the states of local clients to where Lightning reads them, in place."""
     own = {name: state for name, state in checkpoint["clients"].items() if name in clients}
     checkpoint["state_dict"] = dict(checkpoint["state_dict"])
     for name, state in own.items():
@@ -220,13 +204,9 @@ def join(checkpoint: dict[str, Any], clients: Collection[str]) -> None:
 
 
 def arrange(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimiser state in the order of the groups of the optimiser that is about to load it.
+    """Reorder an optimiser state as the groups of the optimiser that loads it; a `RosterError` if sizes differ.
 
-    It may have groups of other clients too. A client may have several groups (one per part of its network); the n-th of
-    a client meets the n-th of that client.
-
-    Raises:
-        RosterError: If a client's groups have other numbers of parameters.
+    The state may hold groups of other clients too. Of several groups of a client, the n-th meets the n-th.
     """
     names = [group.get("client") for group in optimizer.param_groups]
     saved = {name: _groups_of(name, state) for name in names}
@@ -242,7 +222,7 @@ def arrange(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _groups_of(client: Any, optimizer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A client's parameter groups, each with the states of its parameters in place of their numbers."""
+    """Return a client's parameter groups, with states of parameters in place of their numbers."""
     return [
         {**group, "params": [optimizer["state"].get(number) for number in group["params"]]}
         for group in optimizer["param_groups"]
@@ -251,7 +231,7 @@ def _groups_of(client: Any, optimizer: Mapping[str, Any]) -> list[dict[str, Any]
 
 
 def _numbered(groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """An optimiser state of these groups, with parameters numbered as torch does."""
+    """Return an optimiser state of these groups, with parameters numbered as torch does."""
     states: dict[int, Any] = {}
     numbered: list[dict[str, Any]] = []
     number = 0

@@ -1,7 +1,4 @@
-"""Files of a checkpoint of which each process writes its own clients: ``NAME.ckpt``, ``NAME.ckpt.part1`` and so on.
-
-So nobody gets to see, by way of a file, what a privacy backend hides from them.
-"""
+"""Files of a checkpoint where each process writes its clients: ``NAME.ckpt``, ``NAME.ckpt.part1`` and so on."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 from fedlit.federation import RosterError
 
 SET = "set"
-"""Key of what is equal in all files of one checkpoint, and differs between checkpoints."""
+"""Key of a value that is equal in all files of one checkpoint, and differs between checkpoints."""
 
 PROCESS = "process"
 """Key of the process that wrote a file."""
@@ -22,12 +19,12 @@ _PART = re.compile(r"\.part[1-9]\d*$")
 
 
 def part_of(path: str | Path, rank: int) -> str:
-    """The file that a process writes of the checkpoint that process 0 writes to ``path``."""
+    """Return the file of a process for the checkpoint that process 0 writes to ``path``."""
     return f"{path}.part{rank}" if rank else str(path)
 
 
 def files_of(path: str | Path) -> list[Path]:
-    """Files of a checkpoint that lie here, in the order of processes; any of them may be given."""
+    """Return the existing files of a checkpoint, in the order of processes; ``path`` may be any of them."""
     first = Path(_PART.sub("", str(path)))
     first = first.resolve() if first.is_symlink() else first  # such as last.ckpt
     parts = [file for file in first.parent.glob(f"{_escaped(first.name)}.part*") if _PART.search(file.name)]
@@ -36,16 +33,12 @@ def files_of(path: str | Path) -> list[Path]:
 
 
 def stale(path: str | Path, processes: int) -> list[Path]:
-    """Files beside those of so many processes, which an earlier checkpoint has left."""
+    """Return files of ranks beyond this number of processes, left by an earlier checkpoint."""
     return [file for file in files_of(path) if (found := _PART.search(file.name)) and int(found[0][5:]) >= processes]
 
 
 def read(path: str | Path, load: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """What the files of a checkpoint hold that lie here: of the first one, with the clients of all.
-
-    Args:
-        path: Of any of them, or of process 0's.
-        load: Reads one.
+    """Return the content of the first file of a checkpoint, with the clients of all its files.
 
     Raises:
         RosterError: If they are of different checkpoints.

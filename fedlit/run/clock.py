@@ -1,4 +1,4 @@
-"""Where a run is: its round and local step, and how many rounds are planned, of them some of warm-up."""
+"""The clock of a run: round, local step, planned rounds and warm-up."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from fedlit.run.run import Run
 
 WARMUP_STEPS = 100
-"""Local steps that a share comes to at least: with fewer, networks do not yet separate classes. In 15 rounds of 10 a
-half left FedRF-TCA 5.3 points below SourceOnly on some inputs, and KD3A 4.5; 100 steps 2.2 and 2.7 points."""
+"""Minimum of local steps in a warm-up that is a share of the rounds: with fewer, classes are not separated yet. In 15
+rounds of 10 steps, a half left FedRF-TCA up to 5.3 points below SourceOnly, and 100 steps 2.2.
+"""
 
 LONGEST = 0.75
-"""Share of a run's rounds beyond which `WARMUP_STEPS` do not lengthen a warm-up."""
+"""Share of a run's rounds beyond which `WARMUP_STEPS` does not lengthen a warm-up."""
 
 
 def is_share(warmup: int | float) -> bool:
@@ -26,18 +27,10 @@ def is_share(warmup: int | float) -> bool:
 
 
 def warmup_of(warmup: int | float, planned: int | None, steps: int) -> int:
-    """Return the rounds of a warm-up; a round is left for the method.
+    """Return the rounds of a warm-up, which leaves at least one round to the method.
 
-    A share is the whole rounds in it; where these have fewer than `WARMUP_STEPS`, as many as have them, up to three
-    quarters of the run.
-
-    Args:
-        warmup: As the user gave it.
-        planned: Rounds of the whole run; ``None`` has no planned end.
-        steps: Local steps in a round, at least 1.
-
-    Raises:
-        ValueError: If it is a share of a run without a planned end.
+    A share of the ``planned`` rounds is rounded down, and raised to `WARMUP_STEPS` local steps (``steps`` in a round)
+    up to `LONGEST` of the run. A `ValueError` if a run without a planned end (``None``) has a share.
     """
     if not is_share(warmup):
         return int(warmup)
@@ -53,16 +46,16 @@ def warmup_of(warmup: int | float, planned: int | None, steps: int) -> int:
 
 
 class Clock:
-    """Counts rounds and local steps of a run.
+    """Count rounds and local steps of a run.
 
     Args:
         run: Whose clock it is.
-        warmup: Rounds of warm-up as the user gave them: a number, or below 1 a share of the planned ones.
+        warmup: A number of rounds, or below 1 a share of the planned ones.
 
     Attributes:
-        warmup: As given.
+        warmup: As passed.
         warmup_rounds: In rounds; a share is 1 until the run is planned.
-        last_round: The last round of the run, once it ends.
+        last_round: Index of the last round, once the run ends.
 
     Raises:
         ValueError: If ``warmup`` is neither.
@@ -79,23 +72,23 @@ class Clock:
 
     @property
     def round_idx(self) -> int:
-        """The round under way, from 0."""
+        """Index of the current round, from 0."""
         return self._run.federation.round_idx
 
     @property
     def step(self) -> int:
-        """The local step under way in the round, from 0."""
+        """Index of the current local step in the round, from 0."""
         return self._run.federation.batch_idx
 
     @property
     def warming_up(self) -> bool:
-        """Whether the round under way is one of the warm-up."""
+        """Whether the current round is part of the warm-up."""
         return self.round_idx < self.warmup_rounds
 
     def all_rounds(self) -> int | None:
-        """Rounds in the ``max_epochs`` of the run, its warm-up included; ``None`` if it has no planned end.
+        """Return the rounds of ``max_epochs``, the warm-up included.
 
-        It has none before its training data are read, nor on other data than a `FederatedLoader`'s.
+        ``None`` without a planned end, before training data are read, or on other data than a `FederatedLoader`'s.
         """
         trainer, loader = self._run.trainer, self._run.samples.loader
         epochs = trainer.max_epochs
@@ -104,12 +97,12 @@ class Clock:
         return epochs * math.ceil(trainer.num_training_batches / loader.batches_per_round)
 
     def planned_rounds(self) -> int | None:
-        """Rounds of the run after its warm-up; ``None`` if it has no planned end."""
+        """Return the rounds after the warm-up; ``None`` without a planned end."""
         rounds = self.all_rounds()
         return None if rounds is None else rounds - self.warmup_rounds
 
     def share_over(self, rounds: int) -> float:
-        """Share of so many rounds after the warm-up that lie before the one under way, from 0 (as in it) to 1."""
+        """Return the share of ``rounds`` rounds after the warm-up that are over, from 0 (also in the warm-up) to 1."""
         over = self.round_idx - self.warmup_rounds
         return min(1.0, over / rounds) if over > 0 and rounds > 0 else float(over > 0)
 
@@ -117,9 +110,9 @@ class Clock:
     def progress(self) -> float:
         """Share of the planned rounds after the warm-up that are over, from 0 to 1, equal on all processes.
 
-        It stays the same within a round: 0 in the warm-up and in the first round after it, (R - 1)/R in the last of R.
-        A run that ``max_steps`` ends earlier does not get there. A schedule of rates by it, with ``schedule_interval``
-        "round": ``lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda _: annealing(module.run.clock.progress))``.
+        Constant within a round: 0 in the warm-up and the first round after it, (R - 1)/R in the last of R. A schedule
+        of rates by it, with ``schedule_interval`` "round": ``lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda
+        _: annealing(module.run.clock.progress))``.
 
         Raises:
             ValueError: If the run has no planned end.
@@ -139,9 +132,9 @@ class Clock:
         return self.share_over(rounds)
 
     def target_steps(self) -> int | None:
-        """Local steps after the warm-up of a target that misses none.
+        """Return the local steps after the warm-up of a target that is never absent.
 
-        ``None`` if the run has no planned end, or no such round, which is warned of where rounds are planned.
+        ``None`` without a planned end, or without a round after the warm-up (planning warns of that).
         """
         run, rounds, loader = self._run, self.all_rounds(), self._run.samples.loader
         if rounds is None or rounds <= self.warmup_rounds or loader is None:
@@ -156,12 +149,7 @@ class Clock:
         return max(0, min(learns, limit)) * steps
 
     def warn_of_few_steps(self, seen: str, enough: int = 100) -> None:
-        """Warn if the target has fewer local steps after the warm-up than hold what SourceOnly reaches.
-
-        Args:
-            seen: What fewer came to, in a sentence.
-            enough: Steps from which on there is no warning.
-        """
+        """Warn if the target has fewer than ``enough`` local steps after the warm-up; ``seen`` states their effect."""
         steps = self.target_steps()
         if steps is None or steps >= enough or self._run.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return

@@ -1,4 +1,4 @@
-"""Whether the target's predictions fall together as training goes on: seen in them alone, without a label."""
+"""Detection of a collapse of the target's predictions, without labels."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import math
 from collections.abc import Mapping
 
 _VARIETY = 0.25
-"""Of the greatest variety so far: with less of it, predictions have collapsed."""
+"""Predictions have collapsed with less than this share of the greatest variety so far."""
 
 _FALL = 0.05
-"""Of the best score so far, and 0.01 at least: by more than that a score has fallen."""
+"""A score has fallen by more than this share of the best so far (at least 0.01)."""
 
 _PATIENCE = 3
-"""Validations in a row with a fallen score that are no chance any more."""
+"""Successive validations with a fallen score that rule out chance."""
 
 FEW = 10
-"""Predictions of which all may well be of one class."""
+"""Number of predictions below which one class alone is plausible."""
 
 
 _SCATTER = 0.25
-"""Of the most information so far: with less by more than that, near samples are no longer predicted alike."""
+"""Neighbourhoods have scattered with less information by more than this share of the maximum so far."""
 
 _LEAST_INFORMATION = 0.2
-"""Below it neighbourhoods have too little information for a fall to mean anything."""
+"""Information of neighbourhoods below which a fall means nothing."""
 
 
 class _Fall:
-    """A number that has been below its best so far for some validations in a row."""
+    """Count successive validations in which a number is below its maximum so far."""
 
     def __init__(self) -> None:
         self.best, self.best_round = 0.0, 0
         self._low = 0
 
     def see(self, value: float, round_idx: int, allowed: float) -> bool:
-        """Whether ``value`` is lower than the best by more than ``allowed`` for as long as makes it no chance."""
+        """Return whether ``value`` has been more than ``allowed`` below the maximum for `_PATIENCE` validations."""
         self._low = self._low + 1 if self.best - value > allowed else 0
         if value > self.best:
             self.best, self.best_round = value, round_idx
@@ -47,11 +47,10 @@ class _Fall:
 
 
 class CollapseWatch:
-    """Compares each validation of a run with the best one before.
+    """Compare each validation of a run with the best one before.
 
-    The variety of predictions is the number of classes that, all equally frequent, would have their entropy, less 1: 0
-    where all are of one class. Classes that mix, though all are there and the network is sure, are seen where near
-    inputs are no longer predicted to be of one class. Classes that change places are not seen.
+    Variety is exp(entropy of the predicted classes) - 1: 0 where all are of one class. Mixed classes show where
+    neighbouring inputs are no longer predicted alike. Permuted classes are not detected.
     """
 
     def __init__(self) -> None:
@@ -60,14 +59,13 @@ class CollapseWatch:
         self._reported = False
 
     def see(self, predicted: Mapping[str, int], score: float, round_idx: int, information: float | None = None) -> str:
-        """Text of a warning about a validation: none if it is about as good as those before, or there was one already.
+        """Return the text of a warning, at most once in a run; empty while predictions are about as good as before.
 
         Args:
-            predicted: How often each class was predicted, by its name.
+            predicted: Number of predictions by class name.
             score: `fedlit.functional.information_score`.
             round_idx: Of the last round before.
-            information: `fedlit.functional.neighbourhood_information` of the predicted classes, among inputs as they
-                come; ``None`` where nobody has looked for neighbours.
+            information: `fedlit.functional.neighbourhood_information` of predicted classes, if there are neighbours.
         """
         total = sum(predicted.values())
         if self._reported or total < FEW:

@@ -1,4 +1,4 @@
-"""What takes part in a run: `Component`, and the `Phase` s that a method trains in."""
+"""Components, which take part in a run, and phases, in which a method trains."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Component:
-    """Something that takes part in a run: it declares channels, acts when rounds start and end, and keeps state.
+    """Take part in a run: declare channels, act when rounds start and end, and keep state.
 
     A run has one ordered list of components: the method's phases, its parts, the Trainer's callbacks and the data
-    module, as far as they derive from this class. Hooks, checkpoints and returns of sites go over that list. All hooks
-    are called on all processes, in lockstep.
+    module, as far as they derive from this class. Hooks, checkpoints and returns go over that list. All hooks are
+    called on all processes, in lockstep.
     """
 
     @property
@@ -27,35 +27,35 @@ class Component:
         return ()
 
     def on_run_start(self, run: Run) -> None:
-        """Prepare, before the first round of a run or the one that a checkpoint goes on with."""
+        """Prepare, before the first round of a run or of its continuation from a checkpoint."""
 
     def on_round_start(self, run: Run) -> None:
-        """Exchange what is needed before the local steps of a round."""
+        """Exchange what the local steps of a round need."""
 
     def on_round_end(self, run: Run) -> None:
-        """Exchange what the local steps of a round have found."""
+        """Exchange the results of the local steps of a round."""
 
     def on_run_end(self, run: Run) -> None:
-        """Exchange what is sent once more after the last round, planned or where training was stopped."""
+        """Exchange once more after the last round, whether planned or stopped early."""
 
     def on_evaluation_start(self, run: Run) -> None:
-        """Make what is predicted with, before an evaluation or prediction and when training ends."""
+        """Prepare predictions, before an evaluation or prediction and when training ends."""
 
     def client_state(self, client: str) -> dict[str, Any]:
-        """Return what a checkpoint keeps under the name of a local client; keys are the component's own."""
+        """Return a local client's state for a checkpoint, under keys that no other component uses."""
         return {}
 
     def public_state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps that is equal everywhere, in plain data; a site that returns receives it."""
+        """Return state for a checkpoint that is equal on all processes, in plain data; a returning site receives it."""
         return {}
 
     def load_state(self, clients: Mapping[str, Mapping[str, Any]], public: Mapping[str, Any], resumes: bool) -> None:
         """Restore `client_state` of local clients and `public_state` from a checkpoint.
 
         Args:
-            clients: By name of a local client, what the checkpoint keeps under it, of all components.
+            clients: By local client, its state of all components.
             public: The checkpoint itself.
-            resumes: Whether training goes on from it, rather than evaluation and prediction alone.
+            resumes: Whether training goes on from it, rather than evaluation or prediction alone.
         """
 
     def on_return(self, public: Mapping[str, Any], clients: Collection[str]) -> None:
@@ -63,15 +63,15 @@ class Component:
 
         Args:
             public: The server's `public_state`, of all components.
-            clients: Their names. They have what their last checkpoint has, or nothing.
+            clients: Their names; they have the state of their last checkpoint, or none.
         """
 
 
 class Phase(Component):
-    """Some rounds of a run with their own learners, loss and exchanges; its round hooks are called in these alone.
+    """A span of rounds with its learners, loss and exchanges; its round hooks are called in these rounds alone.
 
     Attributes:
-        rounds: How many; ``None`` is all that are left.
+        rounds: Number of rounds; ``None`` is all that are left.
     """
 
     rounds: int | None = None

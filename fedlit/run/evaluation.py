@@ -1,4 +1,4 @@
-"""Evaluation: what every process logs of all clients in validation and test, and the one way to log it."""
+"""Evaluation: metrics of all clients in validation and test, and warnings about the target's predictions."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from fedlit.run.sample_check import check_evaluation
 from fedlit.run.tasks import Classification, Meter
 
 LEAST = 30
-"""Validation samples of a target of which neighbourhoods are looked at."""
+"""Minimum of target validation samples for neighbourhoods."""
 
 MOST = 2000
-"""The first so many of them: distances take n^2 d multiplications, once in a run."""
+"""Number of samples considered at most: distances take n^2 d multiplications, once in a run."""
 
 
 class Evaluation(Callback):
-    """Scores what clients' replicas predict of their own samples; attached by every `FederatedModule`.
+    """Score the predictions of clients' replicas on their samples; attached by every `FederatedModule`.
 
-    Outputs are those of ``validation_step`` and ``test_step``: ``{client: logits or numbers}``. Labels of the target
-    are not read. At the end of ``fit`` (of its last validation), ``test`` and ``predict``, the process of the target
-    warns if all of the target's predictions are of one class; and in ``fit`` once, after the round in which they
-    collapse: see `CollapseWatch`. A run that is resumed compares with what it has seen since.
+    Outputs are those of ``validation_step`` and ``test_step``: ``{client: logits or numbers}``. No label of the target
+    is read. The target's process warns if all its predictions are of one class at the end of ``fit``, ``test`` or
+    ``predict``, and once in ``fit`` when they collapse (`CollapseWatch`).
     """
 
     def __init__(self) -> None:
@@ -53,7 +52,7 @@ class Evaluation(Callback):
         run_of(pl_module).prepare_predictions()
 
     def _check_samples(self, trainer: Trainer, run: Run) -> None:
-        """Do what a `FederatedStrategy` does, where there is none: look at samples before they are evaluated."""
+        """Check samples before they are evaluated, as a `FederatedStrategy` does itself."""
         if getattr(trainer.strategy, "federation", None) is not None:
             return
         stage = "predict" if trainer.predicting else "test" if trainer.testing else "val"
@@ -63,13 +62,7 @@ class Evaluation(Callback):
                 check_evaluation(run, loader)
 
     def _count(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
     ) -> None:
         run = run_of(pl_module)
         for name, predicted in outputs.items():
@@ -80,16 +73,10 @@ class Evaluation(Callback):
             inputs = vectors(batch[run.target.name][0])
             if inputs is not None and sum(map(len, self._inputs)) < MOST:
                 self._inputs.append(inputs.detach().cpu())
-        self._count_classes(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+        self._count_classes(trainer, pl_module, outputs, batch)
 
     def _count_classes(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
     ) -> None:
         run = run_of(pl_module)
         predicted = outputs.get(run.target.name) if isinstance(outputs, Mapping) else None
@@ -103,14 +90,11 @@ class Evaluation(Callback):
             self._classes.append(predicted.detach().argmax(dim=1).cpu())
 
     def _predicted(self) -> Counter[int]:
-        """How often each class, at the target."""
+        """Count the target's predictions of each class."""
         return Counter(torch.cat(self._classes).tolist() if self._classes else [])
 
     def _information(self, num_classes: int) -> float | None:
-        """Information of neighbours among the target's validation samples on each other's class, if inputs are vectors.
-
-        Images are not kept: those whose pixels are alike are not of one class more often than others.
-        """
+        """Return the information of neighbours on each other's predicted class, if the target's inputs are vectors."""
         if self._neighbours is None and self._inputs:
             inputs = torch.cat(self._inputs)[:MOST]
             enough = len(inputs) >= LEAST and bool(inputs.isfinite().all())
@@ -124,7 +108,7 @@ class Evaluation(Callback):
         return float(neighbourhood_information(classes, self._neighbours, num_classes))
 
     def _warn(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warn of predictions that are NaN, or all of one class: an accuracy may not show that, or be missing."""
+        """Warn of predictions that are NaN, or all of one class, which an accuracy may not show."""
         predicted = self._predicted()
         if self._undefined:
             warnings.warn(
@@ -149,7 +133,7 @@ class Evaluation(Callback):
         )
 
     def _warn_of_collapse(self, trainer: Trainer, run: Run, score: float) -> None:
-        """Warn where the target is hosted, after the round in which its predictions get worse for good."""
+        """Warn at the target's process, after the round in which its predictions collapse."""
         round_idx = run.federation.round_idx - 1
         predicted = {_class_name(trainer, label): number for label, number in self._predicted().items()}
         assert isinstance(run.task, Classification)
@@ -166,7 +150,7 @@ class Evaluation(Callback):
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run is compared with itself alone."""
+        """Forget an earlier run, as a run is compared with itself alone."""
         self._watch = CollapseWatch()
         self._neighbours = None
 
@@ -196,7 +180,7 @@ class Evaluation(Callback):
         self._check_samples(trainer, run_of(pl_module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave a module that predicts."""
+        """Leave the module ready to predict."""
         run_of(pl_module).prepare_predictions()
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of several processes: they are compared, and united where process 0 writes one file for all."""
+"""Checkpoints of several processes: comparison of public state, and one file for all by process 0."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fedlit.run.run import Run
 
 @dataclass(frozen=True)
 class Part:
-    """What a process sends of its checkpoint, for `gather`.
+    """A process's message about its checkpoint, for `gather`.
 
     Args:
-        clients: State of each of its clients; empty where each process writes its own.
+        clients: State of each of its clients; empty where each process writes a file.
         public: Fingerprint of everything else, by key.
-        callbacks: Fingerprint of the state of each callback.
+        callbacks: Fingerprint of each callback's state.
     """
 
     clients: dict[str, Any]
@@ -36,10 +36,7 @@ class Part:
 
     @classmethod
     def of(cls, checkpoint: Mapping[str, Any], own: Collection[str] = (), states: bool = True) -> Part:
-        """Of a checkpoint, in which processes may have values of their own under the keys ``own``: of a site's data.
-
-        Without ``states``, no client's state is sent.
-        """
+        """Summarise a checkpoint; values under the keys ``own`` may differ between processes."""
         public = {key: value for key, value in checkpoint.items() if key not in ("clients", "callbacks", SERVER, *own)}
         callbacks = checkpoint.get("callbacks", {})
         prints = [{key: fingerprint(value) for key, value in some.items()} for some in (public, callbacks)]
@@ -47,7 +44,7 @@ class Part:
 
     @classmethod
     def read(cls, clients: Collection[str], message: Tensor) -> Part:
-        """Part that the host of these clients has sent; raises a `DecodeError` if it is something else."""
+        """Read a message from the host of these clients; raises a `DecodeError` if it is something else."""
         sent = read_document(message)
         names = {each.name for each in fields(cls)}
         if not isinstance(sent, dict) or {*sent} != names or not all(isinstance(part, dict) for part in sent.values()):
@@ -58,12 +55,12 @@ class Part:
         return cls(**sent)
 
     def message(self) -> Tensor:
-        """For another process, shape (bytes,); a `PayloadError` names what no message can hold."""
+        """Return the message, shape (bytes,); a `PayloadError` names what no message can hold."""
         return document({**vars(self)}, "checkpoint")
 
 
 def check_public(parts: Sequence[Part]) -> None:
-    """Raise a `FederationError` if something that is under no client's name differs between processes."""
+    """Raise a `FederationError` if public state differs between processes."""
     first = parts[0]
     for rank, part in enumerate(parts):
         for key in dict.fromkeys([*first.public, *part.public]):
@@ -82,28 +79,13 @@ def check_public(parts: Sequence[Part]) -> None:
 
 
 def gather(checkpoint: Mapping[str, Any], parts: Sequence[Part], clients: Sequence[str]) -> dict[str, Any]:
-    """The checkpoint of the whole federation.
-
-    Args:
-        checkpoint: Of rank 0.
-        parts: From all ranks.
-        clients: All names, in roster order.
-
-    Returns:
-        The checkpoint of rank 0, with the clients of all ranks.
-    """
+    """Return rank 0's checkpoint with the clients of all ranks, in the order of ``clients``."""
     states = {name: state for part in parts for name, state in part.clients.items()}
     return {**checkpoint, "clients": {name: states[name] for name in clients if name in states}}
 
 
 def unite(run: Run, checkpoint: dict[str, Any], gathered: bool, rank: int) -> dict[str, Any]:
-    """Return what a process writes, once all have equal public states; every process calls it.
-
-    Args:
-        run: Of this process.
-        checkpoint: Of this process.
-        gathered: Whether process 0 writes all clients' states.
-        rank: Of this process.
+    """Return what a process writes, after a comparison of public states; every process calls it.
 
     Raises:
         FederationError: On every process, if public states differ.
@@ -132,7 +114,7 @@ def unite(run: Run, checkpoint: dict[str, Any], gathered: bool, rank: int) -> di
 
 
 def warn_of_gathered(federation: Federation) -> None:
-    """Warn that one file has what a privacy backend hides otherwise."""
+    """Warn that one file has in plaintext what a privacy backend protects otherwise."""
     names = [client.name for client in federation.clients if not federation.is_local(client)]
     rank_zero_warn(
         f"gather_checkpoints is true: process 0 gets and writes the weights and optimiser states of {names}, "

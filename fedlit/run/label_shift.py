@@ -1,8 +1,4 @@
-"""A word at the start where classes are shared out unequally, and a method makes clients' features alike as a whole.
-
-What is alike has classes in equal shares. A target that has them in others is moved until some of a class lie where
-the sources have another one: methods that match distributions then end below one that does not adapt at all.
-"""
+"""Warning about unequal class shares, with which matching distributions moves samples onto other classes."""
 
 from __future__ import annotations
 
@@ -21,15 +17,15 @@ from fedlit.run.run import Run
 from fedlit.run.tasks import Classification
 
 UNEQUAL = 0.2
-"""Total variation, beyond that of chance, from which class shares count as unequal. Hospitals differ by 0.1 to 0.6; the
-digits, photographs and drawings on which matching helps, by less than 0.2."""
+"""Total variation beyond chance from which class shares count as unequal. Hospitals differ by 0.1 to 0.6; digits,
+photographs and drawings, where matching helps, by less than 0.2.
+"""
 
 
 def warn_of_unequal_classes(run: Run, loader: FederatedLoader) -> None:
-    """Warn if sources of this process have classes in other shares than each other, or its only one than equal ones.
+    """Warn if local sources differ in class shares (a single one: from equal shares); nothing is sent.
 
-    Nothing is sent, and nobody learns another's shares: a process with one source cannot know that others are alike.
-    Sources whose labels are no tensor in memory are left out, as reading labels means reading all samples.
+    Only labels in memory are counted, as others would mean reading all samples.
     """
     task, weight = run.task, run.requires.adaptation_weight
     is_off = weight and not getattr(run.module, weight)
@@ -54,10 +50,7 @@ def warn_of_unequal_classes(run: Run, loader: FederatedLoader) -> None:
 
 
 def count_classes(dataset: Any, num_classes: int) -> Tensor | None:
-    """Samples of each class in a dataset that has its labels in memory, shape (num_classes,), float64.
-
-    ``None`` where it has not, or has none, or others than classes, which its items may stand for.
-    """
+    """Count a dataset's samples by class, shape (num_classes,), float64; ``None`` without class labels in memory."""
     tensors = dataset.tensors[1:2] if isinstance(dataset, TensorDataset) else [getattr(dataset, "y", None)]
     for labels in tensors:
         if isinstance(labels, Tensor) and labels.dim() == 1 and not labels.is_floating_point():
@@ -68,15 +61,9 @@ def count_classes(dataset: Any, num_classes: int) -> Tensor | None:
 
 
 def most_unequal(counts: Mapping[str, Tensor]) -> tuple[float, str]:
-    """How much further apart in their class shares two clients are than chance makes samples of equal shares.
+    """Return the maximum difference of two clients' class shares (of a single one: from equal shares) and a text.
 
-    Args:
-        counts: Samples of each class by client, each of shape (C,) and not all 0; a single client is compared with
-            equal shares.
-
-    Returns:
-        Total variation less that of chance, in [0, 1], of the two clients that differ most, and what they have of
-        one class; 0 and no words of no client.
+    It is total variation less that of chance, in [0, 1]; ``counts`` are samples of each class, shape (C,), not all 0.
     """
     if not counts:
         return 0.0, ""
@@ -96,16 +83,10 @@ def most_unequal(counts: Mapping[str, Tensor]) -> tuple[float, str]:
 
 
 def beyond_chance(a: Tensor, b: Tensor) -> Tensor:
-    """Total variation of the class shares of two samples less what is expected if they are drawn from equal ones.
+    """Return the total variation of class shares less its expectation under equal ones, shape (...), at least 0.
 
-    The latter is that of normal distributions: the mean of |x| is sqrt(2 / pi) of its deviation.
-
-    Args:
-        a: Samples of each class, shape (C,).
-        b: The same of others, shape (..., C).
-
-    Returns:
-        Shape (...), at least 0.
+    The expectation is that of normal distributions: the mean of |x| is sqrt(2 / pi) of its deviation. Counts have
+    shapes (C,) and (..., C).
     """
     sizes = a.sum(), b.sum(dim=-1, keepdim=True)
     total = (a + b) / (sizes[0] + sizes[1])

@@ -1,4 +1,4 @@
-"""Networks of local clients: how they are made at first, and looked at without being trained."""
+"""Networks of local clients: how they are built, and evaluated without training."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ def build(run: Run) -> None:
         materialise(run)
         for client in federation.local_clients:
             enter_stream(federation.seed, "initial weights")
-            run.replicas[client.name] = run.build_replica()
+            run.replicas[client.name] = run.module.build_replica()
     if target in run.replicas:
-        run.replicas[target] = run.build_target(run.replicas[target])
+        run.replicas[target] = run.module.build_target(run.replicas[target])
 
 
 def initial_networks(run: Run, client: str | None) -> list[nn.Module]:
-    """Return a source's and the target's networks, or those of one client, as at first and whoever hosts them."""
+    """Return initial networks, of one client or of a source and the target, whoever hosts them."""
     made: list[nn.Module] = []
     with torch_streams():
         for is_target in (False, True):
             if client is None or is_target == (client == run.target.name):
                 enter_stream(run.federation.seed, "initial weights")
-                replica = run.build_replica()
-                made.append(run.build_target(replica) if is_target else replica)
+                replica = run.module.build_replica()
+                made.append(run.module.build_target(replica) if is_target else replica)
     return made
 
 
 @torch.no_grad()
 def materialise(run: Run) -> None:
-    """Give layers of the networks that took no width the one that the data have.
+    """Run lazy layers once on inputs of the data's shape, so that they take its width.
 
-    Where a checkpoint is evaluated, and the data do not know it, the checkpoint brings it.
+    In evaluation, where the data may not state it, the checkpoint brings the width.
     """
     extractor, classifier = run.originals
     lazy = [part for part in run.originals if any(map(is_lazy, part.state_dict(keep_vars=True).values()))]
@@ -78,7 +78,7 @@ def materialise(run: Run) -> None:
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and no gradients; afterwards every module is in the mode that it was in."""
+    """Switch to evaluation mode without gradients; restore every module's mode afterwards."""
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:

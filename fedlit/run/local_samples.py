@@ -1,4 +1,4 @@
-"""Training samples of local clients outside of their local steps, and which clients have a batch in a step."""
+"""Training samples of local clients outside of their local steps."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ if TYPE_CHECKING:
 
 
 class LocalSamples:
-    """Reads training samples of the clients that this process hosts; tensors come on the run's device.
+    """Read training samples of local clients; tensors are on the run's device.
 
-    Methods that read samples raise a `TypeError` if training data come from another loader than a `FederatedLoader`.
-
-    Args:
-        run: Whose training data are read.
+    Methods that read samples raise a `TypeError` unless training data come from a `FederatedLoader`.
     """
 
     def __init__(self, run: Run) -> None:
@@ -35,10 +32,9 @@ class LocalSamples:
         return loader if isinstance(loader, FederatedLoader) else None
 
     def labelled(self, clients: Sequence[Client]) -> Iterator[tuple[str, Inputs, Tensor]]:
-        """Yield all labelled training samples of local clients, once and always in one order.
+        """Yield all labelled training samples of local clients, once and in a fixed order: name, inputs, labels.
 
-        Yields:
-            Name of a client, and inputs and labels of a batch of its samples; in regression as losses read them.
+        In regression labels are standardised.
         """
         for batch in self._on_device(self._loader().in_order([client.name for client in clients])):
             for name, (inputs, labels, *_) in batch.items():
@@ -47,24 +43,17 @@ class LocalSamples:
                 yield name, x, y
 
     def inputs(self, client: Client) -> Iterator[Inputs]:
-        """Yield inputs of all training samples of a local client, labelled or not, in batches in the dataset's order.
-
-        `positions` finds the samples of a local step among them.
-        """
+        """Yield inputs of all training samples of a local client, in the dataset's order; see `positions`."""
         for batch in self._on_device(self._loader().in_order([client.name], labelled_only=False)):
             yield batch[client.name][0]
 
     def mixed_inputs(self, client: Client, batch_size: int = 512) -> Iterator[Inputs]:
-        """Yield the same in a random order that is always the same one, as samples may be sorted by class."""
+        """Yield the same in a fixed random order, as samples may be sorted by class."""
         for batch in self._on_device(self._alone(client, batch_size, self._loader().num_workers)):
             yield batch[client.name][0]
 
     def shuffled(self, client: Client, pass_idx: int) -> Iterator[tuple[Tensor, Inputs]]:
-        """Yield all training samples of a local client in its batches, in another order in each pass.
-
-        Yields:
-            Positions of a batch's samples in the order of `inputs`, int64, and their inputs.
-        """
+        """Yield positions (as in `inputs`, int64) and inputs of all training samples, reordered in each pass."""
         loader, name = self._loader(), client.name
         once = self._alone(client, loader.batch_size_of(name), loader.num_workers)
         once.plan(RoundPlan(sizes=once.sizes(), learners=lambda round_idx: [name], position=lambda: (pass_idx, 0)))
@@ -72,28 +61,25 @@ class LocalSamples:
             yield once.positions(name, pass_idx, batch_idx), batch[name][0]
 
     def drawn(self, client: Client, number: int) -> Inputs:
-        """Return inputs of so many training samples of a local client, or of all if it has fewer.
-
-        They are drawn at random, and are the same ones in every call.
-        """
+        """Return inputs of ``number`` random training samples (of all, if fewer); the same in every call."""
         return next(self._on_device(self._alone(client, number, num_workers=0)))[client.name][0]
 
     def first(self, client: Client) -> Inputs:
-        """Return inputs of a local client's first training sample, as a batch of one, as the dataset gives them."""
+        """Return inputs of a local client's first training sample, as a batch of one."""
         return self._loader().samples(client.name)[0]
 
     def positions(self, client: Client) -> Tensor:
-        """Return the positions of the samples of a local client's batch in its dataset, int64, shape (batch,)."""
+        """Return the dataset positions of a local client's current batch, int64, shape (batch,)."""
         clock = self._run.clock
         return self._loader().positions(client.name, clock.round_idx, clock.step)
 
     def sizes_in_step(self, clients: Sequence[Client]) -> dict[str, int]:
-        """Return how many samples each of these clients, which are `Run.in_step`, has in its batch."""
+        """Return the batch sizes of clients that are `Run.in_step`."""
         loader, clock = self._loader(), self._run.clock
         return {client.name: loader.samples_in(client.name, clock.round_idx, clock.step) for client in clients}
 
     def _alone(self, client: Client, batch_size: int, num_workers: int) -> FederatedLoader:
-        """A loader of a local client's training samples by themselves, in a random order, without labels."""
+        """Return a loader of one local client's training samples, shuffled, without labels."""
         loader = self._loader()
         own = {client.name: loader.datasets[client.name]}
         alone = FederatedLoader(own, batch_size, num_workers=num_workers, guarded=client.name, seed=loader.seed)
@@ -101,7 +87,7 @@ class LocalSamples:
         return alone
 
     def _on_device(self, loader: FederatedLoader) -> Iterator[dict[str, Any]]:
-        """A loader's batches as the Trainer hands them to a step."""
+        """Yield a loader's batches as the Trainer hands them to a step."""
         trainer = self._run.trainer
         for batch in loader:
             yield trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))

@@ -1,8 +1,8 @@
-"""Rounds: what happens when one starts and ends.
+"""Rounds: the callback that opens and closes them.
 
-A callback, because `on_train_batch_end` of callbacks runs before ModelCheckpoint saves and before validation: a
-checkpoint holds the state after aggregation, and validation sees the aggregated model. (The module's own hook runs
-after ModelCheckpoint's; `on_train_epoch_end` runs after validation.)
+A callback, because `on_train_batch_end` of callbacks runs before ModelCheckpoint saves and before validation, so that
+both see the aggregated model. The module's hook runs after ModelCheckpoint's, and `on_train_epoch_end` after
+validation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedlit.run.tasks import Regression
 
 @dataclass
 class _PlannedSource(_DataLoaderSource):
-    """The source of the training data, which are cut into rounds at once: Lightning asks for their length next."""
+    """Source of the training data that cuts them into rounds at once, as Lightning asks for their length next."""
 
     run: Run
 
@@ -45,7 +45,7 @@ class _PlannedSource(_DataLoaderSource):
 
 
 class Rounds(Callback):
-    """Runs the rounds of a federated module, which attaches it through ``configure_callbacks``."""
+    """Run the rounds of a federated module, which attaches it through ``configure_callbacks``."""
 
     batches_per_round: int
     _started: float
@@ -56,7 +56,7 @@ class Rounds(Callback):
     _standstill: Standstill
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Do what a `FederatedStrategy` does, where there is none: declare channels, and cut data into rounds."""
+        """Without a `FederatedStrategy`, do its part: declare channels, and cut data into rounds."""
         if getattr(trainer.strategy, "federation", None) is not None:
             return
         run = run_of(pl_module)
@@ -68,7 +68,7 @@ class Rounds(Callback):
             trainer.fit_loop._data_source = _PlannedSource(source.instance, source.name, run)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See to it that optimisers find each client's state in a checkpoint."""
+        """Let optimisers read each client's state in a checkpoint."""
         check_modes(trainer)
         self._trains = False
         for optimizer in trainer.optimizers:
@@ -76,7 +76,7 @@ class Rounds(Callback):
             optimizer.register_load_state_dict_pre_hook(check_resumed)  # of the state as it is arranged
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the length of a round, refuse settings that would stop inside one, and start all components."""
+        """Determine the length of a round, refuse limits that would stop inside one, and start all components."""
         run, loader = run_of(pl_module), trainer.train_dataloader
         whole = trainer.num_training_batches
         if whole == float("inf"):
@@ -99,7 +99,7 @@ class Rounds(Callback):
                 for network in run.originals:
                     network.to("meta")
         self._standstill = Standstill(run, trainer.optimizers)
-        for each in run.components:
+        for each in run.components:  # after the return of sites, which sets the round that they start in
             each.on_run_start(run)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -113,7 +113,7 @@ class Rounds(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Close the round at its last batch, and start counting the next one."""
+        """Count the local step, and close the round at its last batch."""
         run = run_of(pl_module)
         federation = run.federation
         local = time.perf_counter() - self._started - (_exchanging(run) - self._exchanging)
@@ -131,7 +131,7 @@ class Rounds(Callback):
             self._close(run)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Close a round and a run in which training was stopped early: what was learnt is still to be aggregated."""
+        """Close a round and a run that were stopped early, so that their local steps are aggregated."""
         run = run_of(pl_module)
         if run.clock.step:
             self._close(run)
@@ -141,7 +141,7 @@ class Rounds(Callback):
         self._standstill.end_()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warn if nothing was left to train, which Lightning does not report."""
+        """Warn if no round was left to train, which Lightning does not report."""
         if self._trains:
             return
         rounds, limit = run_of(pl_module).clock.round_idx, trainer.limit_train_batches
@@ -155,7 +155,7 @@ class Rounds(Callback):
             rank_zero_warn(f"no round is trained, and the model is as it was before ({asked})")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Name what to monitor, where something monitors what is not logged."""
+        """Explain an error about a monitored metric that is not logged."""
         explain_monitor(trainer, pl_module, exception)
 
     def _open(self, run: Run) -> None:
@@ -172,7 +172,7 @@ class Rounds(Callback):
         self._standstill.start_round_(run.present_learners())
 
     def _close(self, run: Run) -> None:
-        """Check and log the losses, communicate, advance schedules and the counter."""
+        """Report and check losses, aggregate, log, and advance the counter and schedules."""
         federation, round_idx = run.federation, run.clock.round_idx
         failed = federation.failed  # an exchange of this round's end raises it everywhere, if there is one
         losses = run.record.mean_losses()
@@ -191,8 +191,8 @@ class Rounds(Callback):
             numbers[name]["grad_norm"] = float(torch.stack(norms).mean())
         reported = federation.report(numbers, ["loss", "grad_norm"])
         method, *others = run.active()
-        method.on_round_end(run)
-        if self._is_last(run):
+        method.on_round_end(run)  # the phase first: parts and callbacks see the aggregated model
+        if self._is_last(run):  # before the checkpoint of the last round is written
             self._finish(run, round_idx)
         metrics = run.metric_names(reported)
         if reported:
@@ -215,7 +215,7 @@ class Rounds(Callback):
         self._run_closed = True
 
     def _is_last(self, run: Run) -> bool:
-        """Whether the round under way is the last one of the run, as far as it was planned, and not of a warm-up."""
+        """Return whether the current round is the last planned one, outside of the warm-up."""
         trainer = run.trainer
         if run.clock.warming_up:
             return False
@@ -225,7 +225,7 @@ class Rounds(Callback):
 
 
 def _check_optimizers(run: Run) -> None:
-    """Raise a `ValueError` unless each parameter group is of one client, and has its settings."""
+    """Refuse parameter groups without a client, or without the settings of ``param_groups``."""
     for optimizer in run.trainer.optimizers:
         if any(group.get("client") is None for group in optimizer.param_groups):
             raise ValueError(
@@ -241,7 +241,7 @@ def _check_optimizers(run: Run) -> None:
 
 
 def _check_ends(run: Run, batches_per_round: int) -> None:
-    """Raise a `ValueError` if a limit of the Trainer would end the run inside a round."""
+    """Refuse limits of the Trainer that would end the run inside a round."""
     trainer = run.trainer
     if trainer.max_steps != -1 and run.module.automatic_optimization:
         steps = -(-batches_per_round // trainer.accumulate_grad_batches)
@@ -257,6 +257,6 @@ def _check_ends(run: Run, batches_per_round: int) -> None:
 
 
 def _exchanging(run: Run) -> float:
-    """Seconds spent in exchanges so far; a method may exchange within a local step."""
+    """Return the seconds spent in exchanges so far; a method may exchange within a local step."""
     seconds = run.federation.seconds
     return seconds.get("exchange", 0.0) + seconds.get("protection", 0.0)

@@ -1,4 +1,4 @@
-"""Callbacks and schedules that monitor a number which is not logged: Lightning's error, with what there is instead."""
+"""Metrics that callbacks and schedules monitor: errors about missing ones, and checks of ``mode``."""
 
 from __future__ import annotations
 
@@ -11,31 +11,26 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 _OF_LIGHTNING = ("conditioned on metric", "could not find the monitored key")
-"""Words of Lightning's errors on a monitor that is not there."""
+"""Parts of Lightning's errors on a monitor that is not logged."""
 
 _ADVISED = (("target/score", "max"), ("source/acc", "max"), ("source/r2", "max"), ("train/loss", "min"))
-"""What most runs log and may monitor, with its mode."""
+"""Metrics that most runs log and may monitor, with their mode."""
 
 _HIGHER = re.compile(r"target/score|validator/.+|(?:.+/)?(?:acc|r2)")
 _LOWER = re.compile(r"(?:.+/)?(?:loss|eval_loss)")
-"""Names of metrics that are the better the higher, and the lower."""
+"""Metrics that are better the lower."""
 
 _MOST = 6
-"""Names that are proposed, of many clients."""
+"""Maximum number of proposed names."""
 
 EXPLAINED = "says_what_to_do"
-"""Attribute of an error whose message has all that a user can do."""
+"""Attribute of an error whose message already states the way out."""
 
 
 def explain_monitor(trainer: Trainer, module: LightningModule, error: BaseException) -> None:
-    """Rewrite the message of an error on a monitor that is not logged; other errors stay as they are.
+    """Rewrite the message of Lightning's error on a monitor that is not logged, and keep its type.
 
-    Its type stays, so that whoever catches what Lightning raises still does.
-
-    Args:
-        trainer: Whose callbacks monitor something.
-        module: A federated one; ``monitor_hint`` of it is added to the message.
-        error: That ends the run.
+    The module's ``monitor_hint`` is added; errors of other causes stay as they are.
     """
     text = str(error)
     if not isinstance(error, RuntimeError | MisconfigurationException) or not any(
@@ -54,13 +49,7 @@ def explain_monitor(trainer: Trainer, module: LightningModule, error: BaseExcept
 
 
 def check_modes(trainer: Trainer) -> None:
-    """Refuse callbacks and schedules that would take the worst value of a metric for the best.
-
-    Lightning's and torch's default is ``mode="min"``, also for scores.
-
-    Raises:
-        ValueError: If something monitors a score with ``mode="min"``, or a loss with ``mode="max"``.
-    """
+    """Raise a `ValueError` if a score is monitored with ``mode="min"``, the default, or a loss with ``"max"``."""
     watching: list[object] = [*trainer.callbacks]  # type: ignore[attr-defined]
     found = [(each, getattr(each, "monitor", None)) for each in watching]
     for config in trainer.lr_scheduler_configs:
@@ -79,12 +68,12 @@ def check_modes(trainer: Trainer) -> None:
 
 
 def best_mode(metric: str) -> str | None:
-    """``"max"`` or ``"min"`` of a metric whose name shows which values are better, and ``None`` of others."""
+    """Return ``"max"`` or ``"min"`` for a metric whose name shows which values are better, else ``None``."""
     return "max" if _HIGHER.fullmatch(metric) else "min" if _LOWER.fullmatch(metric) else None
 
 
 def _explained(name: str, monitor: str, logged: Sequence[str], hint: str) -> str:
-    """What is monitored and not logged, what may have been meant, and what there is."""
+    """Compose the message: the missing monitor, what may be meant, and what is logged."""
     same = [each for each in logged if each.rpartition("/")[2] in (monitor, f"own_{monitor}")]
     near = get_close_matches(monitor, logged, 1, cutoff=0.75)
     advised = [f"{each!r} (mode={mode!r})" for each, mode in _ADVISED if each in logged]
@@ -100,5 +89,5 @@ def _explained(name: str, monitor: str, logged: Sequence[str], hint: str) -> str
 
 
 def _shortened(names: Iterable[str]) -> list[str]:
-    """Names of metrics, with those of all sources as one."""
+    """Merge the metrics of all sources into one name."""
     return list(dict.fromkeys(re.sub(r"^source/[^/]+/", "source/NAME/", name) for name in names))

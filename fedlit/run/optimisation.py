@@ -1,7 +1,7 @@
-"""Per-client pieces of optimisation: parameter groups, clipping and learning-rate schedules.
+"""Per-client optimisation: parameter groups, clipping and learning-rate schedules.
 
-All clients of a process share one optimiser, with one parameter group per client. A client's parameters only meet
-their own gradient, so this is exactly independent local training, at the price of one optimiser step.
+All clients of a process share one optimiser, with parameter groups per client. Each client's parameters only meet the
+gradient of its loss, so this is exactly independent local training.
 """
 
 from __future__ import annotations
@@ -25,18 +25,14 @@ if TYPE_CHECKING:
 
 
 def default_optimizer(params: Iterable[Any]) -> Optimizer:
-    """SGD with learning rate 0.01 and momentum 0.9, in its fused form (one call for all clients' tensors)."""
+    """Return SGD with learning rate 0.01 and momentum 0.9, fused: one call for all clients' tensors."""
     optimizer = SGD(params, lr=0.01, momentum=0.9, fused=True)
     optimizer.register_step_pre_hook(_complete_momentum)
     return optimizer
 
 
 def _complete_momentum(optimizer: Optimizer, *_: object) -> None:
-    """Give weights that join later, such as those that a warm-up leaves out, a momentum of 0.
-
-    Fused SGD takes all of a group with momentum, or none. A first step from 0 is that from no momentum. Gradients are
-    made within the step, so that it is not known here which weights have one.
-    """
+    """Set the momentum of weights that join later to 0, as fused SGD takes all of a group with momentum or none."""
     for group in optimizer.param_groups:
         new = [param for param in group["params"] if optimizer.state.get(param, {}).get("momentum_buffer") is None]
         for param in new if len(new) < len(group["params"]) else ():
@@ -45,7 +41,7 @@ def _complete_momentum(optimizer: Optimizer, *_: object) -> None:
 
 
 def client_norms(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Norm of each client's gradient over all of its parameter groups; clients without a gradient are left out."""
+    """Return the norm of each client's gradient over all of its parameter groups; clients without one are left out."""
     norms: dict[str, Tensor] = {}
     for client, params in _by_client(optimizer).items():
         gradients = [param.grad for param in params if param.grad is not None]
@@ -57,17 +53,14 @@ def client_norms(optimizer: Optimizer) -> dict[str, Tensor]:
 def clip_client_gradients(
     optimizer: Optimizer, clip_val: float, algorithm: str = "norm", by_group: bool = False
 ) -> dict[str, Tensor]:
-    """Clip each client's gradient by itself, never the sum over clients.
+    """Clip each client's gradient by itself, never the sum over clients; return the norms before, as `client_norms`.
 
     Args:
         optimizer: With parameter groups that carry a ``"client"`` key.
-        clip_val: Greatest norm, or greatest absolute entry.
+        clip_val: Maximum norm, or maximum absolute entry.
         algorithm: ``"norm"`` or ``"value"``.
-        by_group: Clip each parameter group of a client by itself too, where they are different models. Groups that a
-            division by ``param_groups`` has made of one model carry its number under ``"model"``, and stay one.
-
-    Returns:
-        Each client's gradient norm before clipping, over all of its groups; clients without a gradient are left out.
+        by_group: Clip each model of a client by itself: each parameter group, or those with one number under
+            ``"model"``.
     """
     norms = client_norms(optimizer)
     for client, params in _by_model(optimizer) if by_group else _by_client(optimizer).items():
@@ -97,10 +90,7 @@ def _by_model(optimizer: Optimizer) -> list[tuple[str, list[Tensor]]]:
 def with_schedules(
     optimizer: Optimizer, build: Callable[[Optimizer], LRScheduler] | None, interval: str
 ) -> OptimizerLRScheduler:
-    """An optimiser over all local clients, and a schedule for each of them, as Lightning wants them.
-
-    ``build`` makes a scheduler for one client's groups; ``None`` for none.
-    """
+    """Return an optimiser and a schedule for each local client (``None`` for none), in Lightning's form."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizer must make a torch.optim.Optimizer of parameters, and made a {type(optimizer).__name__}: give "
@@ -119,79 +109,72 @@ _FORM = (
 """Keys of a parameter group that are no settings of the algorithm, but of how it runs, or of a schedule."""
 
 _MOVING = (
-    "last_epoch",
-    "base_lrs",
-    "best",
-    "num_bad_epochs",
-    "cooldown_counter",
-    "mode_worse",
-    "T_cur",
-    "T_i",
-    "verbose",
+    *("last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counter", "mode_worse", "T_cur", "T_i", "verbose"),
 )
 """Entries of a schedule's state that change while it runs, and one of old versions."""
-
 
 _PLAIN = (bool, int, float, str, tuple, list, type(None))
 """Types of settings that can be compared and shown."""
 
+_ANEW = "of that run, or train anew from its weights (load_from_checkpoint)"
+"""The way out of a checkpoint whose settings do not fit."""
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
+    """Describe the changed ones among settings that can be compared, by key."""
+    return {
+        key: f"{key} was {before[key]!r} and is {now[key]!r}"
+        for key in keys
+        if isinstance(now[key], _PLAIN) and now[key] != before[key]
+    }
+
 
 def check_resumed(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Compare a checkpoint's optimiser with the one that takes over its state, settings included.
+    """Compare a checkpoint's optimiser with the one that loads it; warn of changed settings.
 
-    Groups are compared one by one, so that the state's must be in the optimiser's order, as
-    `fedlit.run.checkpoint.arrange` puts them.
-
-    Raises:
-        ValueError: If it is of another algorithm.
+    Groups must be in its order (`arrange`). Another algorithm is a `ValueError`.
     """
-    name, changed = type(optimizer).__name__, {}
+    name, changed = type(optimizer).__name__, dict[str, str]()
     for now, before in zip(optimizer.param_groups, state["param_groups"], strict=True):
         unknown = [key for key in before if key not in now and key not in _FORM]
         if unknown:
             raise ValueError(
                 f"the checkpoint's optimizer has the settings {unknown}, which {name} lacks: resume with the optimizer "
-                "of that run, or train anew from its weights (load_from_checkpoint)"
+                + _ANEW
             )
-        was, scheduled = "initial_lr" in before, "initial_lr" in now
-        rate = "initial_lr" if was and scheduled else "lr"
-        if was and not scheduled:
-            changed["lr_scheduler"] = ("given", None)
+        was_scheduled, is_scheduled = "initial_lr" in before, "initial_lr" in now
+        rate = "initial_lr" if was_scheduled and is_scheduled else "lr"
+        if was_scheduled and not is_scheduled:
+            changed["lr_scheduler"] = "lr_scheduler was given and is None"
         elif float(now[rate]) != float(before[rate]):
-            changed["lr"] = (before[rate], now[rate])
+            changed["lr"] = f"lr was {before[rate]} and is {now[rate]}"
+        # schedules move these: cyclic ones momentum, too
         moved = ("lr", "betas", "momentum") if "base_momentum" in before else ("lr",)
-        for key in [key for key in now if key in before and key not in (*_FORM, *moved)]:
-            if isinstance(now[key], _PLAIN) and now[key] != before[key]:
-                changed[key] = (before[key], now[key])
+        changed |= changes(before, now, [key for key in now if key in before and key not in (*_FORM, *moved)])
     if changed:
-        each = "; ".join(f"{key} was {before} and would be {now}" for key, (before, now) in changed.items())
         rank_zero_warn(
-            f"the optimizer {name} goes on with the settings that the checkpoint has, not with this run's: {each}. To "
-            "train with others, start anew from its weights (load_from_checkpoint)"
+            f"the optimizer {name} goes on with the settings that the checkpoint has, not with this run's: "
+            f"{'; '.join(changed.values())}. To train with others, start anew from its weights (load_from_checkpoint)"
         )
 
 
 def _check_schedule(schedule: Any, state: Mapping[str, Any]) -> None:
-    """As `check_resumed`, of a schedule of learning rates."""
-    kind, now = type(schedule).__name__, schedule.state_dict()
+    """Compare a checkpoint's learning-rate schedule, as `check_resumed`."""
+    name, now = type(schedule).__name__, schedule.state_dict()
     settings = [{key for key in each if key[0] != "_" and key not in _MOVING} for each in (state, now)]
     if settings[0] != settings[1]:
         raise ValueError(
-            f"the checkpoint's schedule of learning rates has the settings {sorted(settings[0])}, and {kind} has "
-            f"{sorted(settings[1])}: resume with the lr_scheduler of that run, or train anew from its weights "
-            "(load_from_checkpoint)"
+            f"the checkpoint's schedule of learning rates has the settings {sorted(settings[0])}, and {name} has "
+            f"{sorted(settings[1])}: resume with the lr_scheduler {_ANEW}"
         )
-    changed = [
-        f"{key} was {state[key]} and would be {now[key]}"
-        for key in sorted(settings[0])
-        if isinstance(now[key], _PLAIN) and now[key] != state[key]
-    ]
-    if changed:
-        rank_zero_warn(f"the schedule {kind} goes on with the settings that the checkpoint has: {'; '.join(changed)}")
+    if changed := changes(state, now, sorted(settings[0])):
+        rank_zero_warn(
+            f"the schedule {name} goes on with the settings that the checkpoint has: {'; '.join(changed.values())}"
+        )
 
 
 class ClientView(Optimizer):
-    """One client's parameter groups, seen as an optimiser by a scheduler; shares the groups, never steps."""
+    """One client's parameter groups as an optimiser for a scheduler; shares the groups and never steps."""
 
     def __init__(self, optimizer: Optimizer, client: str) -> None:
         # Not Optimizer.__init__: it would copy the groups, and the scheduler must write into the shared ones.
@@ -201,12 +184,12 @@ class ClientView(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The client's own."""
+        """The groups of this client."""
         # Looked up afresh each time: loading a checkpoint gives the optimiser new groups.
         return [group for group in self.optimizer.param_groups if group["client"] == self.client]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Only counts, so that the scheduler knows its client has taken a step."""
+        """Do nothing: torch wraps this method to count the client's steps."""
 
 
 class ClientSchedules:
@@ -215,7 +198,7 @@ class ClientSchedules:
     Args:
         optimizer: With parameter groups that carry a ``"client"`` key.
         build: Makes a scheduler for one client's groups.
-        interval: ``"round"`` or ``"step"``: what advances a schedule; else it is advanced by others.
+        interval: ``"round"`` or ``"step"``; anything else leaves advancing to others.
     """
 
     def __init__(self, optimizer: Optimizer, build: Callable[[ClientView], LRScheduler], interval: str) -> None:
@@ -228,7 +211,7 @@ class ClientSchedules:
             group.setdefault("initial_lr", group["lr"])
 
     def step(self, clients: Collection[str], losses: Mapping[str, float]) -> None:
-        """Advance the schedules of ``clients``; those that react to a plateau are given the client's own loss."""
+        """Advance the schedules of ``clients``; those that react to a plateau receive the client's loss."""
         for client, schedule in self.schedules.items():
             if client in clients:
                 self.views[client].step()
@@ -239,7 +222,7 @@ class ClientSchedules:
                     schedule.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """State of each client's schedule, by client name."""
+        """Return the state of each client's schedule, by name."""
         return {client: schedule.state_dict() for client, schedule in self.schedules.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -253,23 +236,23 @@ class ClientSchedules:
 
 
 class ClientOptimisation(pl.LightningModule):
-    """Lightning's hooks of optimisation, client by client, where all clients of a process share an optimiser."""
+    """Lightning's optimisation hooks, client by client, where all clients of a process share an optimiser."""
 
     run: Run
 
     def on_after_backward(self) -> None:
-        """Hand stacked gradients back to the clients' own parameters."""
+        """Hand stacked gradients back to the clients' parameters."""
         if self.run.stacked is not None:
             self.run.stacked.scatter_gradients()
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Take a step; a target without labels that has a trust region keeps within its share of that."""
+        """Take a step, within the trust region of an unlabelled target if it has one."""
         region = self.run.trust_region
         with nullcontext() if region is None else region.limited(self.run):
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Clear gradients to None, so that an absent client's optimiser state stands still."""
+        """Set gradients to None, so that an absent client's optimiser state does not change."""
         optimizer.zero_grad(set_to_none=True)
         if self.run.stacked is not None:
             self.run.stacked.zero_grad()

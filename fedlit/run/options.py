@@ -1,4 +1,4 @@
-"""What a method declares of itself, and options of local training that most methods never mention."""
+"""Declarations of a method, and options of local training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from torch.optim import Optimizer
 
 from fedlit.checks import check, check_one_of
 from fedlit.federation import Everyone, Participation
@@ -17,20 +16,19 @@ from fedlit.run.param_groups import check_param_groups
 
 @dataclass(frozen=True)
 class Requires:
-    """What a method requires of a run, and what it makes of the target.
+    """Requirements of a method for a run, and its use of the target.
 
     Args:
-        target_labels: It cannot do without labels of the target; a run without them is refused at its start.
-        unlabelled_target: The target trains on its unlabelled samples too, rather than on its labelled ones alone.
-        tasks: That it can be trained for.
+        target_labels: It needs labels of the target; a run without them is refused at its start.
+        unlabelled_target: The target trains on its unlabelled samples too, rather than on labelled ones alone.
+        tasks: Tasks that it can be trained for.
         class_weights: Its loss is that of its task, in which classes can have weights.
-        sources: Sources train; where the target does alone, labels are standardised by its own, and nothing is sent.
-        matches_distributions: It makes the features of all clients alike as a whole, whatever their classes: a run
-            warns at its start where sources have their classes in unequal shares.
-        adaptation_weight: Name of the argument that weighs what the method does beside learning labels; a collapse is
-            warned of with it.
-        participation: Clients that are present in a round, unless the strategy is given another rule.
-        trains_when_absent: Clients that are absent in a round go on training, without messages.
+        sources: Sources train; otherwise the target does alone, standardises labels by its own, and sends nothing.
+        matches_distributions: It aligns the features of all clients whatever their classes; a run warns at its start if
+            sources have unequal class shares.
+        adaptation_weight: Name of the argument that weighs the adaptation; the warning of a collapse mentions it.
+        participation: Clients that are present in a round, unless the strategy sets another rule.
+        trains_when_absent: Absent clients go on training, without messages.
     """
 
     target_labels: bool = False
@@ -45,7 +43,7 @@ class Requires:
 
     @property
     def adapts(self) -> bool:
-        """Whether rounds are for the target's samples, so that there is none without it."""
+        """Whether rounds need the target's samples, so that there is none without it."""
         return self.target_labels or self.unlabelled_target
 
 
@@ -54,9 +52,9 @@ class ReplicaSpec:
     """How a client's replica is trained, and which of its weights leave the client.
 
     Args:
-        local: Beginnings of names in its state that never leave the client.
-        apart: Why extractor and classifier can share no weight, where they are trained or sent each by itself.
-        several_models: Its parameter groups are different models, whose gradients are clipped each by itself.
+        local: Prefixes of names in its state that never leave the client.
+        apart: Why extractor and classifier can share no weight, where they are trained or sent separately.
+        several_models: Its parameter groups are different models, whose gradients are clipped separately.
         own_rates: Parts that the method steps without the optimiser, each with the argument that is its rate.
         frozen_statistics: BatchNorm is in evaluation mode after a warm-up, so that it takes batches of one sample.
     """
@@ -70,12 +68,7 @@ class ReplicaSpec:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How clients take local steps; arguments are those of `FederatedModule`.
-
-    Raises:
-        TypeError: If ``optimizer`` or ``lr_scheduler`` is no function.
-        ValueError: If another argument is out of range, or one of ``param_groups`` would do nothing.
-    """
+    """How clients take local steps; arguments are those of `FederatedModule`."""
 
     optimizer: OptimizerCallable
     param_groups: list[dict[str, Any]] | None
@@ -85,7 +78,12 @@ class LocalTraining:
     vectorize: bool
 
     def check(self, clients: Iterable[str], own_rates: Mapping[str, str], method: str) -> None:
-        """Raise an error if an argument does not fit these clients and this method."""
+        """Refuse arguments that do not fit these clients and this method.
+
+        Raises:
+            TypeError: If ``optimizer`` or ``lr_scheduler`` is no function.
+            ValueError: If another argument is out of range, or an entry of ``param_groups`` would do nothing.
+        """
         check_one_of("schedule_interval", self.schedule_interval, ("round", "step"))
         check_param_groups(self.param_groups, list(clients), own_rates, method)
         makers: Sequence[tuple[str, Callable[..., object] | None, str]] = (
@@ -96,7 +94,3 @@ class LocalTraining:
             if function is not None or name == "optimizer":
                 rule = f"a function that makes one, such as functools.partial({example})"
                 check(callable(function), name, rule, function, error=TypeError)
-
-    def make(self, groups: Sequence[dict[str, Any]]) -> Optimizer:
-        """Return the optimiser of these parameter groups, which are divided by ``param_groups`` already."""
-        return self.optimizer(groups)

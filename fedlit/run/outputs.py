@@ -1,7 +1,7 @@
-"""How outputs of networks are read: the scale of labels in regression, and the temperature of the target's logits.
+"""Interpretation of outputs: the scale of labels in regression, and the temperature of the target's logits.
 
-In regression networks learn labels of mean 0 and deviation 1, and predict in the labels' unit. A squared error and its
-gradient grow with that unit: no learning rate fits lengths in metres and in millimetres alike.
+Networks learn labels of mean 0 and deviation 1, since a squared error grows with the labels' unit and no learning rate
+would fit metres and millimetres alike; predictions are in the labels' unit.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from fedlit.run.run import Run
 
 NAME = "label_statistics"
-"""Of the channel."""
+"""Name of the channel."""
 
 ROUNDING = 0.01
-"""Share of the labels' deviation by which a Trainer's precision may round them: more shows in what is predicted."""
+"""Share of the labels' deviation by which a Trainer's precision may round them."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelScale:
-    """Mean and deviation that the labels of a client have in the run, for k numbers to predict.
+    """Mean and deviation of a client's labels in the run, for k numbers to predict.
 
     Args:
         mean: In the labels' unit, float64, shape (k,).
@@ -45,29 +45,22 @@ class LabelScale:
     deviation: Tensor
 
     def standardised(self, labels: Tensor) -> Tensor:
-        """Labels of shape (n,) or (n, k) less the mean, over the deviation; floating, unknown ones stay NaN."""
+        """Return labels of shape (n,) or (n, k), less the mean and over the deviation; NaN stays NaN."""
         numbers = labels.reshape(len(labels), -1).double()
         scaled = ((numbers - self.mean.to(labels.device)) / self.deviation.to(labels.device)).reshape(labels.shape)
         return scaled.to(labels.dtype if labels.is_floating_point() else torch.get_default_dtype())
 
     def in_unit(self, outputs: Tensor) -> Tensor:
-        """Outputs of a network, shape (n, k), in the labels' unit.
-
-        They are float64: float32 has steps of 64 at 1e9, whatever the labels' deviation.
-        """
+        """Return outputs of shape (n, k) in the labels' unit, as float64: float32 has steps of 64 at 1e9."""
         return outputs.double() * self.deviation.to(outputs.device) + self.mean.to(outputs.device)
 
     def state(self) -> dict[str, list[float]]:
-        """For a checkpoint, in plain data."""
+        """Return plain data for a checkpoint."""
         return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
 
     @classmethod
     def from_state(cls, state: Any, num_outputs: int) -> LabelScale:
-        """What `state` gave.
-
-        Raises:
-            RosterError: If it is something else, or of another number of outputs.
-        """
+        """Restore what `state` returned; a `RosterError` if it is something else, or of another number of outputs."""
         mean, deviation = (state.get(key) if isinstance(state, Mapping) else None for key in ("mean", "deviation"))
         if not _numbers(mean, num_outputs, -inf) or not _numbers(deviation, num_outputs, 0.0):
             raise RosterError(
@@ -78,10 +71,7 @@ class LabelScale:
 
     @classmethod
     def of(cls, mean: Tensor, deviation: Tensor, labels: Mapping[str, Tensor]) -> LabelScale:
-        """From statistics, each of shape (k,); labels that are all alike keep their unit.
-
-        Labels are those of clients hosted here, each of shape (n, k).
-        """
+        """Build from statistics of shape (k,) and local labels of shape (n, k); constant labels keep their unit."""
         for name, numbers in labels.items():
             known = numbers[numbers.isfinite().all(dim=1)]
             if bool(((deviation == 0) & (known != known[:1]).any(dim=0)).any()):
@@ -102,15 +92,11 @@ def _numbers(given: object, number: int, above: float) -> bool:
 
 
 class Outputs(Component):
-    """Keeps what outputs of networks are read with, and finds the scale of labels when a run starts.
-
-    Args:
-        run: Of the networks.
+    """Keep the scale of labels, which is computed when a run starts, and the target's temperature.
 
     Attributes:
         scales_labels: Whether networks learn standardised labels in regression.
-        temperature: What the target's process divides its logits by when it predicts; 1 unless `Calibration` has
-            found another.
+        temperature: Divisor of the target's logits at its process; 1 unless `Calibration` has set another.
     """
 
     def __init__(self, run: Run) -> None:
@@ -120,9 +106,9 @@ class Outputs(Component):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """The channel for statistics of labels; none in classification, without ``scale_labels``, or for a lone target.
+        """The channel for statistics of labels, from the sources and a target that trains on labels.
 
-        Senders are the sources, and the target if it trains on labels. A target that trains alone sends nothing.
+        None in classification, without ``scale_labels``, or where the target trains alone.
         """
         run = self._run
         scaled = isinstance(run.task, Regression) and self.scales_labels
@@ -151,11 +137,7 @@ class Outputs(Component):
         return state
 
     def load_state(self, clients: Mapping[str, Mapping[str, Any]], public: Mapping[str, Any], resumes: bool) -> None:
-        """Read outputs as in the run of a checkpoint; without any of it, they are logits or in the labels' unit.
-
-        Raises:
-            RosterError: If the checkpoint has something else in their place.
-        """
+        """Restore scales and temperature (default 1); a `RosterError` if the checkpoint has another type there."""
         task = self._run.task
         if isinstance(task, Regression):
             states = {name: state.get("label_scale") for name, state in clients.items()}
@@ -171,23 +153,18 @@ class Outputs(Component):
         self.temperature = found
 
     def scale_labels_(self, loader: FederatedLoader, resumes: bool) -> None:
-        """At the start of a run, find the scale of labels if the task has one; all processes call it."""
+        """Compute the scale of labels at the start of a run, if the task has one; all processes call it."""
         task = self._run.task
         if isinstance(task, Regression) and self.scales_labels:
             task.scales = label_scales(self._run, task, loader, resumes)
 
 
 def label_scales(run: Run, task: Regression, loader: FederatedLoader, resumes: bool) -> dict[str, LabelScale]:
-    """Find the scale of labels at the start of a run, by local client; it is equal at all clients.
+    """Compute the scale of labels by local client, equal at all clients.
 
-    It is computed from all training labels of the channel's senders, including clients that are absent in the first
-    round. A target that trains alone computes it from its labels, and the sources have none.
-
-    Args:
-        run: That starts.
-        task: Of the run, for k outputs, with the scales from a checkpoint or an earlier run, which are kept.
-        loader: Training data of local clients.
-        resumes: Whether the run goes on from a checkpoint; one without scales goes on without.
+    It is that of all training labels of the channel's senders, absent clients included. A target that trains alone
+    computes it from its labels, and the sources have none. Scales of a checkpoint or an earlier run are kept; a
+    checkpoint without scales continues without.
 
     Raises:
         RosterError: On every process, if labels are not k finite numbers for each sample, or the Trainer's precision
@@ -223,7 +200,7 @@ def label_scales(run: Run, task: Regression, loader: FederatedLoader, resumes: b
 
 
 def _local_labels(run: Run, loader: FederatedLoader, clients: Sequence[str], num_outputs: int) -> dict[str, Tensor]:
-    """Training labels of the local ones among these clients, each of shape (n, k); unknown ones are NaN."""
+    """Return training labels of these clients that are local, each of shape (n, k), NaN where unknown."""
     labels: dict[str, Tensor] = {}
     error: RosterError | None = None
     target = run.target.name
@@ -242,7 +219,7 @@ def _local_labels(run: Run, loader: FederatedLoader, clients: Sequence[str], num
 
 
 def _check_rounding(run: Run, labels: Mapping[str, Tensor], scales: Mapping[str, LabelScale]) -> None:
-    """Refuse a Trainer's precision that rounds labels coarsely before training steps and evaluation receive them."""
+    """Refuse a Trainer's precision that rounds labels coarsely before training and evaluation receive them."""
     error: RosterError | None = None
     plugin = run.trainer.precision_plugin
     for name, exact in labels.items():

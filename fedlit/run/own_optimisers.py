@@ -1,12 +1,8 @@
-"""Optimisers and schedules that each client's own module makes, put together as a federated module has them.
-
-All clients of a process share an optimiser, as in `fedlit.run.optimisation`: the first that each of their modules
-makes is one, the second another. A client's parameter groups keep what its module gave them.
-"""
+"""Optimisers and schedules that each client's module makes, merged into ones over all clients of a process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,27 +22,17 @@ from fedlit.run.optimisation import ClientSchedules, ClientView
 
 @dataclass(frozen=True)
 class OwnOptimisers:
-    """What one client's module makes.
-
-    Args:
-        optimizers: As ``configure_optimizers`` has them.
-        schedules: Lightning's descriptions of its learning-rate schedules.
-    """
+    """Optimisers and Lightning's descriptions of schedules that one client's ``configure_optimizers`` makes."""
 
     optimizers: list[Optimizer]
     schedules: list[Any]
 
     @classmethod
     def of(cls, module: pl.LightningModule) -> OwnOptimisers:
-        """What ``configure_optimizers`` gives, in any form that Lightning knows.
-
-        Raises:
-            ValueError: If it gives nothing, or what clients cannot have each by itself.
-        """
-        name = type(module).__name__
-        given = module.configure_optimizers()
+        """Call ``configure_optimizers``; a `ValueError` if clients cannot have its result separately."""
+        what, given = f"{type(module).__name__}.configure_optimizers gives", module.configure_optimizers()
         if given is None:
-            raise ValueError(f"{name}.configure_optimizers gives None, and clients have nothing to train with")
+            raise ValueError(f"{what} None, and clients have nothing to train with")
         optimizers, schedules, monitor = _configure_optimizers(cast(Any, given))
         if module.automatic_optimization:
             made = _configure_schedulers_automatic_opt(schedules, monitor)
@@ -54,41 +40,40 @@ class OwnOptimisers:
             made = _configure_schedulers_manual_opt(schedules)
         if module.automatic_optimization and len(optimizers) > 1:
             raise ValueError(
-                f"{name}.configure_optimizers gives {len(optimizers)} optimizers, which Lightning steps in no order of "
-                "its own: set automatic_optimization = False in the module, and step each in training_step"
+                f"{what} {len(optimizers)} optimizers, which Lightning steps in no fixed order: set "
+                "automatic_optimization = False in the module, and step each in training_step"
             )
-        own = {id(param) for param in module.parameters()}
+        params = {id(param) for param in module.parameters()}
         for optimizer in optimizers:
             if isinstance(optimizer, LBFGS):
                 raise ValueError(
-                    f"{name}.configure_optimizers gives LBFGS, which takes one parameter group alone, and clients have "
-                    "one each: take an optimizer with groups, such as torch.optim.Adam"
+                    f"{what} LBFGS, which takes one parameter group alone, and clients have one each: take an "
+                    "optimizer with groups, such as torch.optim.Adam"
                 )
-            if any(id(param) not in own for group in optimizer.param_groups for param in group["params"]):
+            if any(id(param) not in params for group in optimizer.param_groups for param in group["params"]):
                 raise ValueError(
-                    f"{name}.configure_optimizers gives an optimizer of parameters that are not its own: each client "
-                    "trains a copy of the module, so take self.parameters() when it is called"
+                    f"{what} an optimizer of parameters that are not its own: each client trains a copy of the "
+                    "module, so take self.parameters() when it is called"
                 )
         for schedule in made:
             if schedule.frequency != 1:
                 raise ValueError(
-                    f"{name}.configure_optimizers gives a schedule with frequency={schedule.frequency}; clients "
-                    "advance theirs after every round or step: give frequency=1, and the schedule the longer period"
+                    f"{what} a schedule with frequency={schedule.frequency}; clients advance theirs after every round "
+                    "or step: give frequency=1, and the schedule the longer period"
                 )
             if getattr(schedule, "reduce_on_plateau", False) and schedule.monitor not in ("loss", "train_loss"):
                 raise ValueError(
-                    f"{name}.configure_optimizers gives a schedule that monitors {schedule.monitor!r}; each client's "
-                    "watches the mean of what its own training_step returns: give monitor='train_loss', or a schedule "
-                    "that monitors nothing"
+                    f"{what} a schedule that monitors {schedule.monitor!r}; each client's watches the mean of its "
+                    "training_step: give monitor='train_loss', or a schedule that monitors nothing"
                 )
         return cls(optimizers, made)
 
 
 class ClientOptimizer(ClientView):
-    """One client's parameter groups, as an optimiser that steps them alone: what its module steps by itself."""
+    """One client's parameter groups as an optimiser that steps them alone, for a module that steps by itself."""
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """A step of the client's parameters that have a gradient."""
+        """Step the client's parameters that have a gradient."""
         everybody = self.optimizer.param_groups
         self.optimizer.param_groups = self.param_groups
         try:
@@ -97,23 +82,19 @@ class ClientOptimizer(ClientView):
             self.optimizer.param_groups = everybody
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the client's gradients to None; to 0 is not possible, as absent clients would be stepped."""
+        """Set the client's gradients to None; with 0, absent clients would be stepped."""
         for group in self.param_groups:
             for param in group["params"]:
                 param.grad = None
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """By parameter, of all clients'."""
+        """State by parameter, of all clients."""
         return self.optimizer.state
 
 
 def together(made: Mapping[str, OwnOptimisers], automatic: bool) -> OptimizerLRScheduler:
-    """One optimiser over clients for each that their modules made, and a schedule for each of theirs.
-
-    Args:
-        made: By client, in roster order; at least one.
-        automatic: Whether Lightning steps it, rather than the modules.
+    """Merge each optimiser and schedule over clients, in roster order; ``automatic``: Lightning steps it.
 
     Raises:
         ValueError: If clients' modules do not all make as many, of the same classes.
@@ -128,10 +109,10 @@ def together(made: Mapping[str, OwnOptimisers], automatic: bool) -> OptimizerLRS
             f"{dict(zip(made, counts, strict=True))} schedules; give all the same"
         )
     merged = [_over_clients({name: own.optimizers[i] for name, own in made.items()}) for i in range(len(kinds[0]))]
-    places = [_place_of(schedule.scheduler, first.optimizers) for schedule in first.schedules]
+    stepped = [[each is schedule.scheduler.optimizer for each in first.optimizers] for schedule in first.schedules]
     schedules = [
-        _schedules_of({name: own.schedules[i] for name, own in made.items()}, merged[place], automatic)
-        for i, place in enumerate(places)
+        _schedules_of({name: own.schedules[i] for name, own in made.items()}, merged[each.index(True)], automatic)
+        for i, each in enumerate(stepped)
     ]
     if automatic:
         each = {"lr_scheduler": {"scheduler": schedules[0], "interval": "step"}} if schedules else {}
@@ -150,12 +131,8 @@ def _over_clients(own: Mapping[str, Optimizer]) -> Optimizer:
     return merged
 
 
-def _place_of(schedule: Any, optimizers: Sequence[Optimizer]) -> int:
-    return next(place for place, optimizer in enumerate(optimizers) if optimizer is schedule.optimizer)
-
-
 def _schedules_of(own: Mapping[str, Any], optimizer: Optimizer, automatic: bool) -> ClientSchedules:
-    """The clients' schedules, which from now on write into the groups of an optimiser that they share."""
+    """Return the clients' schedules, which from now on write into the groups of the shared optimiser."""
 
     def taken_over(view: ClientView) -> Any:
         schedule = own[view.client].scheduler
@@ -170,14 +147,14 @@ def _schedules_of(own: Mapping[str, Any], optimizer: Optimizer, automatic: bool)
 
 
 def _with_parts(schedule: Any) -> Iterator[Any]:
-    """A schedule, and those that it is made of."""
+    """Yield a schedule and those that it is made of."""
     yield schedule
     for part in getattr(schedule, "_schedulers", ()):
         yield from _with_parts(part)
 
 
 def _mark_as_stepped(view: ClientView) -> None:
-    """Tell torch, which asks a schedule's optimiser, that there are steps: they are those of the shared one."""
+    """Mark a view as stepped for torch's check of the order of calls: the shared optimiser steps."""
 
     def step(closure: Any = None) -> None:
         pass
@@ -187,8 +164,8 @@ def _mark_as_stepped(view: ClientView) -> None:
     view._opt_called = True  # type: ignore[attr-defined]
 
 
-def nobodys(own: OwnOptimisers, client: str) -> OwnOptimisers:
-    """The same of a single number each: what a process without clients has, which trains nothing."""
+def placeholder(own: OwnOptimisers, client: str) -> OwnOptimisers:
+    """Reduce optimisers to a single number each, for a process without clients, which trains nothing."""
     for optimizer in own.optimizers:
         del optimizer.param_groups[1:]
         optimizer.param_groups[0] |= {"params": [nn.Parameter(torch.zeros(()))], "client": client}

@@ -1,7 +1,6 @@
-"""Settings of an optimiser's parameter groups, such as a learning rate, for a part of the networks or for a client.
+"""Settings of an optimiser for a part of the networks or a client: ``{"part": "discriminator", "lr": 0.1}``.
 
-Entries are what users give: ``{"part": "discriminator", "lr": 0.1}``. Groups of one client are divided by which entries
-meet their parameters, and each gets the settings of those, the later ones above the earlier.
+Groups of one client are divided by the entries that match their parameters; later entries override earlier ones.
 """
 
 from __future__ import annotations
@@ -22,19 +21,15 @@ if TYPE_CHECKING:
 Entries: TypeAlias = list[dict[str, Any]]
 
 _WHICH = ("client", "part")
-"""Keys of an entry that state where it holds; all others are settings."""
+"""Keys of an entry that state where it applies; all others are settings."""
 
 
 def check_param_groups(
     entries: Entries | None, clients: Collection[str], own_rates: Mapping[str, str], method: str
 ) -> None:
-    """Raise a `ValueError` unless each entry states where it holds, and what for.
+    """Raise a `ValueError` unless each entry states where it applies, and settings that an optimiser uses.
 
-    Args:
-        entries: As the user gave them.
-        clients: Names in the roster.
-        own_rates: Parts that the method steps without the optimiser, each with the argument that is its rate.
-        method: Name of its class.
+    ``own_rates`` are parts that the method steps without the optimiser, each with the argument that is its rate.
     """
     for place, entry in enumerate(entries or ()):
         if not isinstance(entry, dict) or not entry.keys() & {*_WHICH} or not entry.keys() - {*_WHICH}:
@@ -57,13 +52,9 @@ def check_param_groups(
 
 
 def check_ratio(entries: Entries | None, name: str, ratio: float, **where: str) -> None:
-    """Raise a `ValueError` if an entry gives a rate that a ratio of rates would scale.
+    """Raise a `ValueError` if an entry sets a rate that the argument ``name``, a ratio of rates, would scale.
 
-    Args:
-        entries: As the user gave them.
-        name: Of the argument that is the ratio.
-        ratio: Its value; 1 scales nothing.
-        where: What is scaled, a ``client`` or a ``part``.
+    ``where`` is what it scales: a ``client`` or a ``part``; 1 scales nothing.
     """
     for place, entry in enumerate(entries or ()):
         scaled = all(_is_in(entry.get(key, ""), value) for key, value in where.items())
@@ -74,7 +65,7 @@ def check_ratio(entries: Entries | None, name: str, ratio: float, **where: str) 
 
 
 def make(run: Run, groups: Sequence[dict[str, Any]]) -> Optimizer:
-    """The method's optimiser over a client's or several clients' parameter groups, divided by its entries.
+    """Return the method's optimiser over clients' parameter groups, divided by its entries.
 
     Raises:
         ValueError: If the optimiser lacks a setting, or a setting is out of range.
@@ -87,9 +78,9 @@ def make(run: Run, groups: Sequence[dict[str, Any]]) -> Optimizer:
 
 
 def divide(run: Run, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Parameter groups with one group for each set of entries that meets some of its parameters.
+    """Divide parameter groups by the sets of entries that match their parameters.
 
-    Those that come of one group have its number among its client's under ``"model"``, by which they are clipped.
+    Groups made of one carry its number among its client's under ``"model"``, by which they are clipped.
     """
     entries = run.local.param_groups
     if not entries:
@@ -118,11 +109,9 @@ def divide(run: Run, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def check_parts(run: Run, groups: Iterable[Mapping[str, Any]]) -> None:
-    """Raise a `ValueError` if an entry is for a part that clients lack, or that no optimiser trains.
+    """Raise a `ValueError` if an entry is for a part that clients lack, or that none of the groups trains.
 
-    Args:
-        run: With its replicas built.
-        groups: Of its local clients; of none, nothing is checked.
+    Without groups of local clients, nothing is checked.
     """
     trained = {id(param) for group in groups for param in group["params"]}
     if not trained:
@@ -153,7 +142,7 @@ def check_parts(run: Run, groups: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _settings(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What an entry sets; configurations have lists in place of tuples."""
+    """Return the settings of an entry; configurations have lists in place of tuples."""
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in entry.items() if name not in _WHICH
     }
@@ -173,10 +162,10 @@ def _check_setting(place: str, name: str, value: Any, optimizer: Optimizer) -> N
 
 
 def _meets(entry: Mapping[str, Any], client: str, name: str) -> bool:
-    """Whether an entry is for a client's parameter of this name."""
+    """Return whether an entry is for a client's parameter of this name."""
     return entry.get("client", client) == client and ("part" not in entry or _is_in(name, entry["part"]))
 
 
 def _is_in(name: str, part: str) -> bool:
-    """Whether a parameter or module of this name is a part, or within it."""
+    """Return whether a parameter or module of this name is a part, or within it."""
     return name == part or name.startswith(f"{part}.")

@@ -22,11 +22,11 @@ from fedlit.run.tasks import Classification
 
 
 def plan_rounds(run: Run, loader: FederatedLoader, local_steps: int | None = None, rounds_per_epoch: int = 1) -> None:
-    """Cut training data of local clients into rounds; called on all processes by the strategy, or by `Rounds`.
+    """Cut training data of local clients into rounds; the strategy or `Rounds` calls it on all processes.
 
     Raises:
-        RosterError: On every process, if clients' data do not fit together, or are not those of the checkpoint, or
-            BatchNorm would have to train on a batch of one sample.
+        RosterError: On every process, if clients' data do not fit together or are not those of the checkpoint, or
+            BatchNorm would train on a batch of one sample.
         ValueError: If clients would keep normalisation layers that never saw data, or a warm-up is a share of a run
             without a planned end.
     """
@@ -94,7 +94,7 @@ def plan_rounds(run: Run, loader: FederatedLoader, local_steps: int | None = Non
 
 
 def count_labels(loader: FederatedLoader, client: str, num_classes: int) -> torch.Tensor:
-    """How many labelled training samples a local client has of each class, shape (num_classes,)."""
+    """Count a local client's labelled training samples of each class, shape (num_classes,)."""
     labels = torch.cat([batch[client][1] for batch in loader.in_order([client])])
     return torch.bincount(labels, minlength=num_classes)
 
@@ -102,13 +102,9 @@ def count_labels(loader: FederatedLoader, client: str, num_classes: int) -> torc
 def check_batches(
     run: Run, loader: FederatedLoader, sizes: Mapping[str, int], num_batches: int | None
 ) -> RosterError | None:
-    """An error if BatchNorm would meet a batch of one sample, from which it has no variance.
+    """Return an error if BatchNorm would train on a batch of one sample, from which it has no variance.
 
-    Args:
-        run: Of which the networks given are tried on one sample, unless their statistics stand still.
-        loader: Of the training data of at least one client.
-        sizes: Training samples by client.
-        num_batches: Of each client in all rounds; ``None`` is whole passes.
+    ``num_batches`` is that of each client in all rounds; ``None`` is whole passes.
     """
     names = [client.name for client in run.sources if run.clock.warmup_rounds]
     for name in names if run.spec.frozen_statistics else sizes:
@@ -127,7 +123,7 @@ def check_batches(
 
 
 def _fails_on_one(networks: tuple[nn.Module, nn.Module], loader: FederatedLoader) -> bool:
-    """Whether torch refuses to train BatchNorm on one sample; it takes one image, whose pixels are many values."""
+    """Return whether torch refuses to train BatchNorm on one sample; an image is many values, and passes."""
     norms = [any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in n.modules()) for n in networks]
     if not any(norms):
         return False

@@ -1,4 +1,4 @@
-"""Record of the run and of the round under way: how it was planned, losses and gradient norms."""
+"""Record of the run's plan and of losses and gradient norms in the current round."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class RoundRecord(Component):
     """Losses of local clients in the steps of a round so far, and norms of their gradients.
 
     Attributes:
-        plan: What the run was planned with, equal on all processes; ``None`` before.
-        steps: By step, names of those who trained, and their losses.
+        plan: Plan of the run, equal on all processes; ``None`` before.
+        steps: By step, names of the clients that trained, and their losses.
         norms: By client, gradient norms before clipping.
-        graphs: Clients of which a loss in the round depended on something that is trained.
+        graphs: Clients with a loss in the round that depends on trained weights.
     """
 
     def __init__(self, run: Run) -> None:
@@ -37,11 +37,7 @@ class RoundRecord(Component):
         self._resumed: list[tuple[list[str], Tensor]] = []
 
     def plan_(self, plan: dict[str, Any]) -> None:
-        """Note what a run is planned with.
-
-        Raises:
-            RosterError: If it goes on from a checkpoint of other data or rounds.
-        """
+        """Note the plan of a run; a `RosterError` if it continues a checkpoint of other data or rounds."""
         saved, self.plan = self.plan, plan
         before = {} if saved is None else saved
         changed = {key: (before[key], new) for key, new in plan.items() if before.get(key, new) != new}
@@ -61,26 +57,26 @@ class RoundRecord(Component):
 
     @property
     def resumes(self) -> bool:
-        """Whether the run that is planned next goes on from a checkpoint."""
+        """Whether the run that is planned next continues a checkpoint."""
         return self._planned
 
     def of_checkpoint(self, name: str) -> Any:
-        """What the run was planned with whose checkpoint is gone on from; ``None`` without one, or if it has none."""
+        """Return an entry of the resumed checkpoint's plan; ``None`` without one."""
         return (self.plan or {}).get(name) if self._planned else None
 
     def start_run_(self) -> None:
-        """Forget another run, and go on in the round of a checkpoint if there was one."""
+        """Forget another run; continue in the round of a checkpoint if there was one."""
         self.steps, self._resumed = self._resumed, []
         self.norms.clear()
 
     def start_round_(self) -> None:
-        """Begin afresh."""
+        """Forget the round before."""
         self.steps.clear()
         self.norms.clear()
         self.graphs.clear()
 
     def add_(self, losses: Mapping[str, Tensor]) -> Tensor:
-        """Note the losses of a step; returns their sum, a scalar."""
+        """Note the losses of a step; return their sum, a scalar."""
         self.graphs.update(name for name, loss in losses.items() if loss.requires_grad)
         stacked = torch.stack(list(losses.values()))
         self.steps.append((list(losses), stacked.detach()))
@@ -92,7 +88,7 @@ class RoundRecord(Component):
             self.norms.setdefault(name, []).append(norm)
 
     def losses(self) -> dict[str, list[float]]:
-        """By client, in the order of its steps."""
+        """Return losses by client, in the order of its steps."""
         found: dict[str, list[float]] = {}
         for names, values in self.steps:
             for name, value in zip(names, values.tolist(), strict=True):
@@ -100,7 +96,7 @@ class RoundRecord(Component):
         return found
 
     def mean_losses(self) -> dict[str, float]:
-        """Training loss of each local client that trained in the round: mean over its steps."""
+        """Return each local client's training loss in the round, the mean over its steps."""
         return {name: math.fsum(values) / len(values) for name, values in self.losses().items()}
 
     # ---------------------------------------------------------------- a component
@@ -119,7 +115,7 @@ class RoundRecord(Component):
         return {"plan": self.plan}
 
     def load_state(self, clients: Mapping[str, Mapping[str, Any]], public: Mapping[str, Any], resumes: bool) -> None:
-        """Take the plan, which the run that goes on from it must have, and losses for the run that starts next."""
+        """Restore the plan, which the resumed run must have, and losses for the run that starts next."""
         if not resumes:
             return
         self.plan = public["plan"]

@@ -1,17 +1,12 @@
-"""Refinement: when a run ends, the target's samples correct its predictions, and its network learns these.
+"""Refinement: at the end of a run, the target's samples correct its predictions, and its network learns these.
 
-At the target: its predictions are refined by neighbourhoods of its samples and by shares of the classes
-(`fedlit.functional.refine_labels`), and a linear classifier of its features is fitted to them. Before that, the network
-below the classifier may be trained on (`refine="network"`). The sources' samples decide whether this takes the
-place of what there was (reverse validation): the target sends two other classifiers of its features as they were, one
-fitted to the classes that it predicted and one to those of the refined predictions, and learns how many of all the
-sources' samples each gets right. They are fitted to classes alone, as probabilities would show them how the sources'
-classifier decides.
+Predictions are refined by neighbourhoods and class shares (`fedlit.functional.refine_labels`), and a linear classifier
+of the features is fitted to them. Reverse validation decides: the target sends two classifiers of its features, fitted
+to its predicted and its refined classes (never to probabilities, which would reveal the sources' classifier), and
+receives the accuracy of both over all sources' samples.
 
-A network is trained on as in SHOT (Liang, Hu and Feng, ICML 2020): the classifier stands still, and features come to
-lie where it is sure, of all classes, and of refined predictions. Differences: pseudo-labels are those refined
-predictions in place of nearest class means, at the start of each pass; the optimiser is made anew as the run's own, and
-its rate falls linearly over the passes; a linear classifier is fitted at the end.
+``refine="network"`` trains the network below the classifier first, as in SHOT (Liang, Hu and Feng, ICML 2020), but with
+refined predictions as pseudo-labels and a rate that falls linearly over the passes.
 """
 
 from __future__ import annotations
@@ -43,26 +38,26 @@ if TYPE_CHECKING:
     from fedlit.run.run import Run
 
 LEAST_SAMPLES = 50
-"""Of the target; neighbourhoods of fewer have little information."""
+"""Minimum of target samples; neighbourhoods of fewer have little information."""
 
 LEFT = 0.8
-"""Share of the accuracy on the sources' samples that is to be left.
+"""Minimum share of the accuracy on the sources' samples that must remain.
 
-The classifier of predicted classes decides as the sources' own one, which has learnt their samples by heart: one that
-fits the target better is somewhat worse there. Where classes change places or vanish, little is left.
+The sources' classifier knows their samples by heart, so one that fits the target better is somewhat worse there; where
+classes are permuted or vanish, little remains.
 """
 
 AGREEMENT = 0.975
-"""Least share of samples of which a network's prediction is that of the linear classifier put into it."""
+"""Minimum share of samples on which a network predicts as the linear classifier put into it."""
 
 STRENGTH = 100.0
-"""Inverse of the penalty on the refined classifier's weights, per sample: chosen with sources in the target's place."""
+"""Inverse of the penalty on the refined classifier's weights, per sample; chosen with sources in the target's place."""
 
 GUARD_STRENGTH = 1.0
-"""The same of those that are sent."""
+"""The same for the classifiers that are sent."""
 
 PASSES = 15
-"""Over the target's samples, in which a network is trained on (SHOT, section 4.2)."""
+"""Passes over the target's samples that train the network (SHOT, section 4.2)."""
 
 PSEUDO_LABELS = 0.3
 """Weight beta of the cross-entropy on refined predictions, beside information maximisation (SHOT, section 4.2)."""
@@ -89,52 +84,39 @@ _NAMES = ("taken", "reverse_accuracy", "reverse_accuracy_before")
 
 
 class NoRefinementError(Exception):
-    """Why a target cannot be refined."""
+    """Reason why a target cannot be refined."""
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Linear classifiers of the same features that are sent: fitted to predicted classes as they are, and to refined.
-
-    Args:
-        weight: Shape (2, C, d).
-        bias: Shape (2, C).
-    """
+    """Linear classifiers that are sent, fitted to predicted and to refined classes: weight (2, C, d), bias (2, C)."""
 
     weight: Tensor
     bias: Tensor
 
     def right(self, features: Tensor, labels: Tensor) -> Tensor:
-        """How many of samples, shape (n, d), each gets right, shape (2,), float64."""
+        """Count the samples, of features (n, d), that each classifies correctly, shape (2,), float64."""
         logits = torch.einsum("hcd,nd->hnc", self.weight, features.to(self.weight)) + self.bias[:, None]
         return (logits.argmax(dim=2) == labels.to(logits.device)).double().sum(dim=1)
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What the target would become, and what the sources are asked of it.
-
-    Args:
-        heads: What is sent.
-        state: State dict that the target's network would have.
-    """
+    """Classifiers that the sources test, and the state dict of the target's network after refinement."""
 
     heads: Heads
     state: Mapping[str, Any]
 
 
 class Refinement(Component):
-    """Refines the target's predictions when a run ends, if the sources' samples do not speak against it.
+    """Refine the target's predictions when a run ends, unless the sources' samples speak against it.
 
-    Logs ``refine/taken`` (1 or 0) and the accuracies on the sources' samples, ``refine/reverse_accuracy`` and
-    ``refine/reverse_accuracy_before``. Where it cannot be done, the target's process warns, and nothing changes.
+    Logs ``refine/taken`` (1 or 0), ``refine/reverse_accuracy`` and ``refine/reverse_accuracy_before``. If it is
+    impossible, the target's process warns, and nothing changes.
 
     Args:
         refine: ``True`` for the classifier, ``"network"`` to train the network below it first.
         can_predict: Whether a client has something to predict with.
-
-    Raises:
-        ValueError: If ``refine`` is neither.
     """
 
     def __init__(self, refine: bool | str, can_predict: Callable[[Client], bool]) -> None:
@@ -144,7 +126,7 @@ class Refinement(Component):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Classifiers of the target, and how many of their samples sources find them right about."""
+        """Classifiers of the target, and their accuracy on the sources' samples."""
         return CHANNELS
 
     def on_run_end(self, run: Run) -> None:
@@ -178,16 +160,11 @@ class Refinement(Component):
 
 
 def propose(run: Run, passes: Iterator[int], of_network: bool) -> Proposal:
-    """What the target's samples make of its network, which stays as it is.
-
-    Args:
-        run: Of a process that hosts the target.
-        passes: In which the network is trained on, if it is; before each, processes meet.
-        of_network: Whether it is.
+    """Return a refined target, whose network stays as it is; processes meet before each pass that trains it.
 
     Raises:
         NoRefinementError: If there are too few samples, no classifier to fit, one predicted class, or a network cannot
-            be trained on.
+            be trained.
     """
     target = run.target
     samples = run.federation.weights[target.name]
@@ -216,10 +193,9 @@ def propose(run: Run, passes: Iterator[int], of_network: bool) -> Proposal:
 
 
 def put_in_(run: Run, layers: Iterable[nn.Linear], features: Tensor, refined: Tensor) -> None:
-    """Let these last layers of the target's network be a classifier that is fitted to refined predictions.
+    """Replace the target's last layers by a classifier that is fitted to refined predictions.
 
-    Raises:
-        NoRefinementError: If the network's predictions are not those of the classifier then.
+    A `NoRefinementError` is raised if the network's predictions then differ from those of the classifier.
     """
     weight, bias = _fitted(features, refined, STRENGTH)
     for layer in layers:
@@ -237,17 +213,9 @@ def train_on_(
     graph: scipy.sparse.csr_array | None,
     passes: Iterator[int],
 ) -> tuple[Tensor, Tensor]:
-    """Train the target's network below its classifier, the given layers.
+    """Train the target's network below ``layers``; return its features (n, d) and refined predictions (n, C).
 
-    Args:
-        run: Of a process that hosts the target.
-        layers: That stand still.
-        refined: Predictions of the target's samples, shape (n, C).
-        graph: Of their neighbourhoods; ``None`` is that of the network's features, which changes.
-        passes: Over the samples.
-
-    Returns:
-        Its features then, shape (n, d), and the refined predictions.
+    ``graph`` has the neighbourhoods of the samples; ``None`` recomputes them from features in each pass.
 
     Raises:
         NoRefinementError: If there is nothing to train, or predictions stop being finite, or become of one class.
@@ -297,17 +265,13 @@ def train_on_(
 
 
 def _loss(logits: Tensor, refined: Tensor) -> Tensor:
-    """Equation 7 of SHOT, of logits and refined predictions of a batch, each of shape (B, C)."""
+    """Compute SHOT's equation 7 from logits and refined predictions, each of shape (B, C)."""
     known = F.cross_entropy(logits, refined.to(logits))
     return information_maximisation_loss(logits) + PSEUDO_LABELS * known
 
 
 def _looked_at(run: Run) -> tuple[list[nn.Linear], Tensor, Tensor]:
-    """As `_outputs`, of all the target's samples, with class probabilities, float64, in place of outputs.
-
-    Raises:
-        NoRefinementError: If they are not finite, or all of one class.
-    """
+    """Return `_outputs` of all the target's samples, with class probabilities in float64 in place of outputs."""
     layers, features, outputs = _outputs(run, run.target, run.samples.inputs(run.target))
     if not bool(features.isfinite().all() and outputs.isfinite().all()):
         raise NoRefinementError("its features or predictions are not finite")
@@ -319,7 +283,7 @@ def _looked_at(run: Run) -> tuple[list[nn.Linear], Tensor, Tensor]:
 
 
 def _vectors(run: Run) -> Tensor | None:
-    """All inputs of the target's samples, on the CPU, where they are vectors."""
+    """Return all inputs of the target, on the CPU, if they are vectors."""
     found = []
     for inputs in run.samples.inputs(run.target):
         side_by_side = vectors(inputs)
@@ -330,7 +294,7 @@ def _vectors(run: Run) -> Tensor | None:
 
 
 def _fitted(features: Tensor, labels: Tensor, strength: float) -> tuple[Tensor, Tensor]:
-    """Weight and bias, float32, of a penalised linear classifier of features, fitted to class probabilities."""
+    """Fit a penalised linear classifier of features to class probabilities; return its weight and bias, float32."""
     x, mean, deviation = _standardised(features)
     weight, bias = softmax_regression(x, labels, 1 / (strength * len(x)))
     weight = weight / deviation
@@ -352,10 +316,7 @@ def _restore_(network: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def _standardised(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Features by their own mean and deviation, of a mean length of about 1; and what was taken away and divided by.
-
-    So their scale matters neither to angles nor to the penalty on a classifier.
-    """
+    """Standardise features to a mean length of about 1; return also the mean and the divisor."""
     x = x.double()
     mean, deviation = x.mean(dim=0), x.std(dim=0, correction=0) * math.sqrt(x.shape[1])
     deviation = torch.where(x.amin(dim=0) == x.amax(dim=0), 1.0, deviation)
@@ -363,9 +324,9 @@ def _standardised(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def answer(run: Run, client: Client, message: Mapping[str, Tensor] | None) -> Tensor:
-    """Shares of a local source's training samples that both classifiers get right, shape (2,).
+    """Return the shares of a source's training samples that both classifiers get right, shape (2,).
 
-    A source on whose features they cannot be tried speaks against the refined one.
+    A source on whose features they cannot be tried votes against the refined one: (1, 0).
     """
     if message is None:
         return torch.zeros(2, dtype=torch.float64)
@@ -383,7 +344,7 @@ def answer(run: Run, client: Client, message: Mapping[str, Tensor] | None) -> Te
 
 
 def decide_(run: Run, proposal: Proposal, accuracies: Mapping[str, Tensor] | None) -> dict[str, float]:
-    """Take what is proposed, unless it does much worse on the sources' samples; what is logged of it."""
+    """Take the proposal unless it does much worse on the sources' samples; return what is logged."""
     if accuracies is None:
         _warn(run, "too few sources answered for the privacy backend to hide which of them sent what")
         return {"taken": 0.0}
@@ -402,10 +363,7 @@ def decide_(run: Run, proposal: Proposal, accuracies: Mapping[str, Tensor] | Non
 
 @torch.no_grad()
 def _outputs(run: Run, client: Client, batches: Iterable[Inputs]) -> tuple[list[nn.Linear], Tensor, Tensor]:
-    """The linear layers that a local client's network ends in, what it gives them, and its outputs, on the CPU.
-
-    There are several layers where classifiers vote, or their mean predicts.
-    """
+    """Return a local client's final linear layers, their inputs, and the network's outputs, on the CPU."""
     assert isinstance(run.task, Classification)
     network, num_classes = run.replicas[client], run.task.num_classes
     calls: list[tuple[nn.Linear, Tensor]] = []

@@ -10,16 +10,13 @@ from torch import nn
 from fedlit.federation import Client
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
-"""Normalisation layers: what ``local_norm`` keeps at home."""
+"""Normalisation layers, which ``local_norm`` keeps local."""
 
 ReplicaT_co = TypeVar("ReplicaT_co", bound=nn.Module, covariant=True)
 
 
 class Replicas(nn.Module, Generic[ReplicaT_co]):
-    """What each local client holds, by client or its name (of which ``nn.ModuleDict`` would refuse some).
-
-    A method whose clients hold more than a `Replica` annotates its attribute ``replicas`` with the class that they do.
-    """
+    """Replica of each local client, by client or name (``nn.ModuleDict`` would refuse some names)."""
 
     def __getitem__(self, client: Client | str) -> ReplicaT_co:
         name = client.name if isinstance(client, Client) else client
@@ -41,11 +38,7 @@ class Replicas(nn.Module, Generic[ReplicaT_co]):
 
 
 def check_local_norm(networks: Iterable[nn.Module], idle: Sequence[str]) -> None:
-    """Refuse that clients which never train keep normalisation layers that never saw data.
-
-    Raises:
-        ValueError: If there are both.
-    """
+    """Raise a `ValueError` if clients that never train would keep normalisation layers that never saw data."""
     if idle and any(isinstance(part, NORMS) for network in networks for part in network.modules()):
         raise ValueError(
             f"local_norm=True leaves {list(idle)}, who do not train, with untouched normalisation layers: give the "

@@ -1,7 +1,7 @@
-"""Returns: how processes that resume, or come back to a run, come to the round that the server is in.
+"""Returns: how processes that resume, or return to a run, reach the round of the server.
 
-A site that comes back has the state of its own clients, from its own checkpoint or afresh. The server sends it the
-rest: the round, counters, ledger, and which totals there are, of which its clients then fetch what they have missed.
+A site that returns has its clients' state, from its checkpoint or afresh. The server sends the rest: round, counters,
+ledger, and the available totals, of which its clients then fetch what they missed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ from fedlit.run.run import Run
 
 
 def come_together(run: Run, batches_per_round: int) -> bool:
-    """Before the first batch, come to the server's round; returns whether the roll of that round is called already.
-
-    Args:
-        run: That this process takes part in.
-        batches_per_round: In which the training data are cut.
+    """Bring this process to the server's round before the first batch; return whether that round's roll call is done.
 
     Raises:
         AheadOfServerError: If this process resumes from a later round than the server.
@@ -81,7 +77,7 @@ def welcome(run: Run, back: frozenset[int], batches_per_round: int) -> None:
 
 
 def _public_state(run: Run) -> dict[str, Any]:
-    """Of all components."""
+    """Return the public state of all components."""
     public: dict[str, Any] = {}
     for each in run.components:
         public |= each.public_state()
@@ -89,7 +85,7 @@ def _public_state(run: Run) -> dict[str, Any]:
 
 
 def _state(run: Run) -> dict[str, Any]:
-    """The state that the server sends; nothing of it is a client's."""
+    """Return the state that the server sends, which holds nothing of a client."""
     return {
         "federation": run.federation.public_state(),
         "components": _public_state(run),
@@ -103,7 +99,7 @@ def _stopping(trainer: Trainer) -> list[EarlyStopping]:
 
 
 def _go_on(run: Run, state: dict[str, Any], batches_per_round: int) -> None:
-    """Take the place of one that was there all the time; raises an `AheadOfServerError` as `come_together`."""
+    """Take over the server's state; raises an `AheadOfServerError` as `come_together`."""
     trainer = run.trainer
     run.record.check_plan(state["components"]["plan"])  # before anything of this process is replaced
     own, servers = run.federation.round_idx, state["federation"]["round_idx"]
@@ -117,10 +113,10 @@ def _go_on(run: Run, state: dict[str, Any], batches_per_round: int) -> None:
 
 
 def _go_to_round(trainer: Trainer, state: dict[str, Any], round_idx: int, batches_per_round: int) -> None:
-    """Let Lightning's counters be those of a run that is about to train on the first batch of a round.
+    """Set Lightning's counters to those before the first batch of a round.
 
-    They are set anew rather than restored: a checkpoint may have been written before or after the validation between
-    two epochs, and Lightning then does at one process what it does not at another.
+    They are set anew rather than restored: a checkpoint may precede or follow the validation between two epochs, after
+    which Lightning would act differently on different processes.
     """
     loop = trainer.fit_loop
     loop.load_state_dict(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -15,40 +15,33 @@ from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.run.clock import Clock
 from fedlit.run.component import Component, Phase
 from fedlit.run.local_samples import LocalSamples
-from fedlit.run.options import LocalTraining, ReplicaSpec, Requires
+from fedlit.run.options import LocalTraining
 from fedlit.run.outputs import Outputs
 from fedlit.run.record import RoundRecord
 from fedlit.run.replicas import Replicas
-from fedlit.run.tasks import Classification, Regression
 from fedlit.run.trust_region import TrustRegion
 from fedlit.run.vectorisation import StackedReplicas
 from fedlit.run.weights import Averaging, SharedWeights
 
+if TYPE_CHECKING:
+    from fedlit.module import FederatedModule
+
 
 class Run:
-    """What a `Component` is handed: the federation, weights and samples of its clients, the clock and the log.
+    """The federation, weights and samples of a module's clients, the clock and the log, as passed to components.
 
     Args:
-        module: The LightningModule that is trained, for its Trainer and device.
-        clients: The roster.
-        task: What is predicted.
-        requires: Declared by the method.
-        spec: Declared by the method.
+        module: The method, whose declarations, networks and phases it has.
         local: How clients take local steps.
         averaging: How means of their weights are taken.
         warmup: Rounds of warm-up, or their share.
-        originals: Extractor and classifier, of which clients have copies.
-        replicas: Of local clients.
-        build_replica: Makes one.
-        build_target: Makes the target's from one.
-        phases: Returns the method's phases, in order.
 
     Attributes:
-        weights: Those that clients share.
+        weights: Weights that clients share.
         samples: Training samples of local clients.
         clock: Rounds and local steps.
         record: Losses and gradient norms of the round.
-        outputs: How outputs of networks are read.
+        outputs: Interpretation of the networks' outputs.
         parts: Further components of the method.
         trust_region: Of a target that trains without labels; ``None`` is no limit.
         own_labels: Whether a loss from outside of fedlit reads labels, which may have any form.
@@ -56,31 +49,18 @@ class Run:
     """
 
     def __init__(
-        self,
-        module: pl.LightningModule,
-        *,
-        clients: tuple[Client, ...],
-        task: Classification | Regression,
-        requires: Requires,
-        spec: ReplicaSpec,
-        local: LocalTraining,
-        averaging: Averaging,
-        warmup: int | float,
-        originals: tuple[nn.Module, nn.Module],
-        replicas: Replicas[nn.Module],
-        build_replica: Callable[[], nn.Module],
-        build_target: Callable[[Any], nn.Module],
-        phases: Callable[[], tuple[Phase, ...]],
+        self, module: FederatedModule, local: LocalTraining, averaging: Averaging, warmup: int | float
     ) -> None:
-        self._module = module
-        self.clients, self.task, self.requires, self.spec, self.local = clients, task, requires, spec, local
-        self.originals, self.replicas = originals, replicas
-        self.build_replica, self.build_target = build_replica, build_target
-        self._make_phases, self._phases = phases, tuple[Phase, ...]()
+        self.module = module
+        self.clients, self.task, self.local = module.clients, module.task, local
+        self.requires, self.spec = type(module).requires, type(module).replica_spec
+        self.originals: tuple[nn.Module, nn.Module] = module.originals
+        self.replicas: Replicas[nn.Module] = module.replicas
+        self._phases = tuple[Phase, ...]()
         self._own_federation: Federation | None = None
         self.clock = Clock(self, warmup)
         self.samples = LocalSamples(self)
-        self.weights = SharedWeights(self, replicas, originals, spec.local, averaging)
+        self.weights = SharedWeights(self, averaging)
         self.record = RoundRecord(self)
         self.outputs = Outputs(self)
         self.trust_region: TrustRegion | None = None
@@ -93,7 +73,7 @@ class Run:
     @property
     def name(self) -> str:
         """Name of the method's class."""
-        return type(self._module).__name__
+        return type(self.module).__name__
 
     @property
     def sources(self) -> tuple[Client, ...]:
@@ -107,23 +87,18 @@ class Run:
 
     @property
     def device(self) -> torch.device:
-        """Of the networks."""
-        return self._module.device
-
-    @property
-    def module(self) -> pl.LightningModule:
-        """The method itself."""
-        return self._module
+        """Device of the networks."""
+        return self.module.device
 
     @property
     def trainer(self) -> pl.Trainer:
         """The Trainer; a `RuntimeError` if none is attached."""
-        return self._module.trainer
+        return self.module.trainer
 
     @property
     def is_attached(self) -> bool:
         """Whether there is a Trainer."""
-        return self._module._trainer is not None
+        return self.module._trainer is not None
 
     @property
     def is_fitting(self) -> bool:
@@ -132,7 +107,7 @@ class Run:
 
     @property
     def federation(self) -> Federation:
-        """The strategy's federation; under any other strategy, one of this process's own with the plain backend."""
+        """The strategy's federation; under any other strategy, one of this process with the plain backend."""
         federation = getattr(self.trainer.strategy, "federation", None) if self.is_attached else None
         if isinstance(federation, Federation):
             return federation
@@ -151,13 +126,13 @@ class Run:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Of the method, in order."""
+        """Phases of the method, in order."""
         if not self._phases:
-            self._phases = self._make_phases()
+            self._phases = self.module.phases()
         return self._phases
 
     def phase(self, round_idx: int | None = None) -> Phase:
-        """Return the phase that a round belongs to; ``None`` is the round under way."""
+        """Return the phase of a round; ``None`` is the current round."""
         left = self.clock.round_idx if round_idx is None else round_idx
         *others, last = self.phases
         for phase in others:
@@ -168,14 +143,14 @@ class Run:
 
     @property
     def components(self) -> list[Component]:
-        """All that take part, in the order in which their hooks are called."""
+        """All components, in the order in which their hooks are called."""
         attached: list[object] = []
         if self.is_attached:
             attached = [*self.trainer.callbacks, self.trainer.datamodule]  # type: ignore[attr-defined]
         return [*reversed(self.phases), *self.parts, *(each for each in attached if isinstance(each, Component))]
 
     def active(self) -> Iterator[Component]:
-        """Yield the components whose round hooks are called in the round under way: all but other phases."""
+        """Yield the components whose round hooks are called in the current round: all but other phases."""
         now = self.phase()
         yield from (each for each in self.components if each is now or not isinstance(each, Phase))
 
@@ -184,19 +159,19 @@ class Run:
         self.federation.channels.declare([channel for each in self.components for channel in each.channels])
 
     def prepare_predictions(self) -> None:
-        """Let components make what is predicted with."""
+        """Call the components' `Component.on_evaluation_start`."""
         for each in self.components:
             each.on_evaluation_start(self)
 
     # ---------------------------------------------------------------- who trains
 
     def learners(self, round_idx: int | None = None) -> tuple[Client, ...]:
-        """Return the clients that take local steps in a round, present or not; ``None`` is the round under way."""
+        """Return the clients that take local steps in a round, present or not; ``None`` is the current round."""
         round_idx = self.clock.round_idx if round_idx is None else round_idx
         return self.phase(round_idx).learners(round_idx)
 
     def present_learners(self, round_idx: int | None = None) -> tuple[Client, ...]:
-        """Return the clients that take local steps in a round, past or to come; ``None`` is the round under way."""
+        """Return the present clients that take local steps in any round; ``None`` is the current round."""
         round_idx = self.clock.round_idx if round_idx is None else round_idx
         everybody = self.requires.trains_when_absent and round_idx >= self.clock.warmup_rounds
         roster = self.federation.roster
@@ -210,12 +185,7 @@ class Run:
     def in_step(self, channel: str, *others: str, step: int | None = None) -> tuple[Client, ...]:
         """Return the clients that participate on all these channels and have a batch in a local step.
 
-        Local epochs differ in length: a client that has run out of samples sits out the rest of the round.
-
-        Args:
-            channel: Of the round under way.
-            others: Further ones.
-            step: Of the round, from 0; ``None`` is the one under way.
+        Local epochs differ in length: a client without samples left sits out the rest of the round.
         """
         step = self.clock.step if step is None else step
         participants = [self.federation.present(each) for each in (channel, *others)]
@@ -229,11 +199,9 @@ class Run:
     def in_streams(
         self, batch: Mapping[str, Sequence[Any]], purpose: str = "train"
     ) -> Iterator[tuple[Client, Sequence[Any]]]:
-        """Yield local clients of ``batch`` in roster order with their samples, each inside a random stream of its own.
+        """Yield local clients of ``batch`` in roster order with their samples, each inside a separate random stream.
 
-        Args:
-            batch: Of this local step.
-            purpose: Distinguishes streams of one client and step, if it is gone through more than once.
+        ``purpose`` distinguishes streams of one client and step that are used more than once.
         """
         seed, moment = self.federation.seed, (self.clock.round_idx, self.clock.step)
         with torch_streams(self.device):
@@ -253,10 +221,10 @@ class Run:
     # ---------------------------------------------------------------- the log
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Log numbers that are equal on all processes, in whatever hook."""
+        """Log numbers that are equal on all processes, in any hook."""
         trainer = self.trainer
         if trainer.evaluating:  # a Trainer returns what is logged so; no reduction, and the key exists everywhere
-            self._module.log_dict(dict(metrics), batch_size=1, sync_dist=True, rank_zero_only=True)
+            self.module.log_dict(dict(metrics), batch_size=1, sync_dist=True, rank_zero_only=True)
             return
         # at once, and without the quarter of a millisecond that `self.log` takes for each
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
@@ -264,7 +232,7 @@ class Run:
             logger.log_metrics(dict(metrics), step=trainer.global_step)
 
     def metric_names(self, reported: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Return numbers of clients by the names under which they are logged: ``source/NAME/...``, ``target/...``."""
+        """Return clients' numbers by their log names: ``source/NAME/...``, ``target/...``."""
         target = self.target.name
         return {
             f"{'target' if client == target else f'source/{client}'}/{name}": value

@@ -1,4 +1,4 @@
-"""One look at every sample that a run reads, before a network meets it: see `SampleCheck`."""
+"""Check of every sample that a run reads, before a network meets it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,18 @@ from fedlit.run.run import Run
 from fedlit.run.tasks import Regression
 
 _TRIED = 8
-"""Samples that are not finite on which a network is tried."""
+"""Maximum of samples that are not finite on which a network is tried."""
 
 _CONVERTED = {torch.float32: "x.float()", torch.float64: "x.double()"}
-"""What makes inputs of a type."""
+"""Code that converts inputs to a type."""
 
 
 class SampleCheck:
-    """Refuses samples of local clients that a method cannot use, each of them once.
+    """Refuse samples of local clients that a method cannot use; each sample is checked once.
 
-    All samples in memory are looked at when a run starts. Others, which are made when they are read, are looked at when
-    they are read for the first time. Inputs must be finite, and of a type and structure that the network takes. In
-    doubt the network is tried on the samples, as it may convert inputs or fill in missing values. Labels are looked at
-    where the method reads them as classes or numbers.
-
-    Args:
-        run: That trains or evaluates.
-        loader: Of local clients' samples.
+    Samples in memory are checked when a run starts, others when they are first read. Inputs must be finite, and of a
+    type and structure that the network takes; in doubt the network is tried on them, as it may convert inputs or fill
+    in missing values. Labels are checked where the method reads them.
     """
 
     def __init__(self, run: Run, loader: FederatedLoader) -> None:
@@ -48,7 +43,7 @@ class SampleCheck:
     # ---------------------------------------------------------------- when a run starts
 
     def start(self, client: str) -> None:
-        """Look at a local client's samples, as far as they lie in memory, and at its first sample in any case.
+        """Check a local client's samples in memory, and its first sample in any case.
 
         Raises:
             SampleError: If the run cannot take them.
@@ -62,7 +57,7 @@ class SampleCheck:
         self._check_outputs(client, inputs, labels)
 
     def _look(self, client: str, inputs: Inputs, labels: Any) -> None:
-        """Look at what lies in memory of a client's samples, otherwise at its first sample."""
+        """Check a client's samples in memory, otherwise its first sample."""
         dataset: Any = self.loader.datasets[client]
         size, whole = len(dataset), stored(dataset)
         if whole is None or not whole.final:
@@ -81,15 +76,11 @@ class SampleCheck:
     # ---------------------------------------------------------------- when samples are read
 
     def due(self, client: str) -> bool:
-        """Whether some of a client's samples have not been looked at."""
+        """Return whether some of a client's samples have not been checked."""
         return client in self._unseen
 
     def __call__(self, client: str, samples: Any, positions: Tensor) -> None:
-        """Look at a batch that was read.
-
-        Raises:
-            SampleError: If the run cannot take it.
-        """
+        """Check a batch that was read; raises a `SampleError` if the run cannot take it."""
         unseen = self._unseen[client]
         if not bool(unseen[positions].any()):
             return
@@ -103,9 +94,9 @@ class SampleCheck:
             del self._unseen[client]
 
     def fail(self, client: str, error: SampleError) -> None:
-        """Raise an error here, or while other processes train let the next exchange raise it on all of them.
+        """Raise an error here, or while other processes train in the next exchange, on all of them.
 
-        They meet in every batch, in Lightning's loop too, and would wait for this one for ever.
+        Otherwise they would wait for this process for ever, as they meet in every batch.
         """
         run = self.run
         if run.federation.transport.world_size == 1 or run.trainer.state.fn != TrainerFn.FITTING:
@@ -151,11 +142,7 @@ class SampleCheck:
     def _check_finite(self, client: str, some: Inputs, positions: Tensor, number: int) -> None:
         """Refuse inputs that are not finite, unless the network makes finite features of them.
 
-        Args:
-            client: Whose they are.
-            some: Inputs of the first of these samples.
-            positions: Of all of them.
-            number: Of samples among which they are.
+        ``some`` are the first inputs of those at ``positions``, which are among ``number`` samples.
         """
         bad = not_finite(some)
         if bad is None:  # a transform has filled them in
@@ -171,10 +158,7 @@ class SampleCheck:
             raise refuse_inputs(client, some, positions, number)
 
     def _check_type(self, client: str, inputs: Inputs) -> None:
-        """Refuse inputs of a type or structure that the network does not take.
-
-        It is tried on a sample, unless this is one tensor of the type of its parameters.
-        """
+        """Refuse inputs of a type or structure that the network does not take, trying it on a sample where needed."""
         run, network = self.run, self._network(client)
         several = not isinstance(inputs, Tensor)
         if several and run.local.vectorize:
@@ -212,11 +196,7 @@ class SampleCheck:
         )
 
     def _check_outputs(self, client: str, inputs: Inputs, labels: Any) -> None:
-        """Refuse networks that do not make outputs of one sample for each that they are given.
-
-        One client's are tried, as others are of the same form and shapes of clients' inputs are compared afterwards, on
-        its first sample, twice, as a forward may drop an axis of length 1.
-        """
+        """Refuse networks without one output for each sample, trying one client's on its first sample, twice."""
         run = self.run
         if self._fits or run.own_labels or not self.loader.training or client not in run.replicas:
             return
@@ -273,7 +253,7 @@ class SampleCheck:
         self._fits = True
 
     def _outputs(self, replica: nn.Module, inputs: Inputs) -> Any:
-        """Outputs of a few samples in evaluation mode."""
+        """Return outputs of a few samples in evaluation mode."""
         trainer = self.run.trainer
         moved = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(inputs))
         with (
@@ -283,7 +263,7 @@ class SampleCheck:
             return replica(moved)
 
     def _network(self, client: str) -> nn.Module | None:
-        """The part of a client's replica that takes inputs; ``None`` if it is not built."""
+        """Return the part of a client's replica that takes inputs; ``None`` if it is not built."""
         if client not in self.run.replicas:
             return None
         replica = self.run.replicas[client]
@@ -291,28 +271,24 @@ class SampleCheck:
         return extractor if isinstance(extractor, nn.Module) else replica
 
     def _features(self, client: str, inputs: Inputs) -> Any:
-        """Features of a few samples in evaluation mode, as a step makes them."""
+        """Return features of a few samples in evaluation mode, as a step makes them."""
         network = self._network(client)
         return None if network is None else self._outputs(network, inputs)
 
 
 def check_evaluation(run: Run, loader: FederatedLoader) -> None:
-    """Look at samples of local clients before an evaluation; all processes call it.
-
-    Raises:
-        SampleError: If it cannot take them; on other processes a `PeerFailedError`.
-    """
+    """Check samples of local clients before an evaluation; all processes call it, and all get an error."""
     loader.check = check = SampleCheck(run, loader)
     run.federation.all_gather("samples to evaluate", check.start)
 
 
 def _types(run: Run, client: str) -> list[torch.dtype]:
-    """Of a client's parameters."""
+    """Return the types of a client's parameters."""
     return [param.dtype for param in run.replicas[client].parameters()]
 
 
 def _described(inputs: Inputs) -> str:
-    """Types and shapes of a sample's tensors, in words."""
+    """Describe types and shapes of a sample's tensors."""
     if isinstance(inputs, Tensor):
         return f"{inputs.dtype} of shape {sample_shape(inputs)}"
     found = [f"{path} {leaf.dtype} of shape {tuple(leaf.shape[1:])}" for path, leaf in tensors_of(inputs).items()]
@@ -320,12 +296,12 @@ def _described(inputs: Inputs) -> str:
 
 
 def _shown(outputs: Any) -> str:
-    """What a network made, in words."""
+    """Describe what a network made."""
     if isinstance(outputs, Tensor):
         return f"{outputs.dtype} of shape {tuple(outputs.shape)}"
     return f"a {type(outputs).__name__}"
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error."""
+    """Return the first line of an error."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,7 +1,4 @@
-"""Whether local steps train: in the first round in which a client takes any, some weight of its copy has to change.
-
-A copy whose forward runs the weights of another network trains nothing, and its losses look like those of training.
-"""
+"""Check that local steps change weights: a copy that runs another network's weights trains nothing."""
 
 from __future__ import annotations
 
@@ -17,20 +14,15 @@ from fedlit.federation import Client, NotTrainedError
 from fedlit.run.run import Run
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By the size of an element in bytes."""
+"""Integer types by the size of an element in bytes."""
 
 
 class Standstill:
-    """Watches local clients from a run's start until a weight of each has changed.
+    """Watch local clients from a run's start until a weight of each has changed.
 
-    Unchanged weights are an error if the optimiser took steps without a gradient of any of them, though the loss has
-    one, or if the optimiser has none of them. Other causes may be intended: gradients or a learning rate of 0, steps
-    that are yet to come where a module accumulates gradients, a loss of frozen features alone. If weights never change,
-    the run's end warns.
-
-    Args:
-        run: Whose clients are watched.
-        optimizers: Of the run.
+    Unchanged weights are an error if the optimiser holds none of them, or took steps without a gradient of any though
+    the loss has one. Other causes may be intended (a rate of 0, accumulated gradients, frozen features); then the run's
+    end warns.
     """
 
     def __init__(self, run: Run, optimizers: Sequence[Optimizer]) -> None:
@@ -51,7 +43,7 @@ class Standstill:
         self._reached.clear()
 
     def note_gradients_(self) -> None:
-        """Note who has a gradient, after a local step; call it after each."""
+        """Note which clients have a gradient; call it after each local step."""
         for name in self._before:
             if name not in self._reached and any(param.grad is not None for param in self._trainable[name]):
                 self._reached.add(name)
@@ -60,13 +52,7 @@ class Standstill:
         self._stepped.update(group.get("client", "") for group in optimizer.param_groups)
 
     def check_(self, clients: Collection[str], with_graph: Collection[str], round_idx: int) -> NotTrainedError | None:
-        """Return an error if a client's local steps, which a round ended with, train nothing.
-
-        Args:
-            clients: Names of local clients that took local steps in it.
-            with_graph: Those of which a loss had a gradient by something.
-            round_idx: The round.
-        """
+        """Return an error if local steps of these clients train nothing; ``with_graph`` have a loss with a gradient."""
         for name in [name for name in self._before if name in clients]:
             self._trained.add(name)
             params, (sums, writes) = self._trainable[name], self._before[name]
@@ -94,7 +80,7 @@ class Standstill:
         return None
 
     def end_(self) -> None:
-        """Warn of clients that took local steps in the run and have none of their weights changed."""
+        """Warn of clients that took local steps in the run without a change of their weights."""
         still = [name for name in self._waiting if name in self._trained]
         if still:
             warnings.warn(
@@ -111,19 +97,19 @@ class Standstill:
 
 
 def _writes(params: Sequence[Tensor]) -> list[int]:
-    """How often each was written to, as far as torch counts it: fused optimizers are not counted."""
+    """Return torch's count of writes to each tensor; fused optimizers are not counted."""
     return [param._version for param in params]
 
 
 @torch.no_grad()
 def _sums(params: Sequence[Tensor]) -> list[int]:
-    """A sum over the bits of each, which differs where a value has changed."""
+    """Sum the bits of each tensor, which differs where a value has changed."""
     values = [torch.view_as_real(param) if param.is_complex() else param for param in params]
     integers = [each.detach().view(_INTEGERS[each.element_size()]) for each in values]
     return [int(each.sum(dtype=torch.int64)) for each in integers]
 
 
 def _trainable(replica: nn.Module) -> list[Tensor]:
-    """Parameters that are trained; tensors of other classes may have no bits to look at."""
+    """Return trained parameters; tensors of other classes may have no bits to compare."""
     params = [param for param in replica.parameters() if param.requires_grad]
     return [param for param in params if type(param) is nn.Parameter and param.layout is torch.strided]

@@ -1,4 +1,4 @@
-"""What a head predicts, classes or numbers: its loss, its predictions, and how well it does."""
+"""Tasks, classification and regression: loss, predictions and metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from fedlit.checks import check, check_at_least
+from fedlit.checks import check, check_at_least, check_one_of
 from fedlit.federation import UNLABELLED, Client
 from fedlit.federation.labels import TaskName, known_labels
 from fedlit.functional import information_score
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedlit.run.outputs import LabelScale
 
 _ROUNDING = 1e-3
-"""By which a row of probabilities may differ from 1 in sum."""
+"""Tolerance for the sum 1 of a row of probabilities."""
 
 ClassWeights: TypeAlias = Literal["balanced"] | Sequence[float] | None
 
@@ -30,11 +30,8 @@ ClassWeights: TypeAlias = Literal["balanced"] | Sequence[float] | None
 def _checked(class_weights: object, num_classes: int) -> Tensor:
     numbers = class_weights if isinstance(class_weights, Sequence) and not isinstance(class_weights, str) else ()
     fits = len(numbers) == num_classes and all(isinstance(each, int | float) and 0 <= each < inf for each in numbers)
-    if not fits or not any(numbers):
-        raise ValueError(
-            f"class_weights must be 'balanced', or {num_classes} finite numbers (num_classes) of at least 0, not all "
-            f"0, got {class_weights!r}"
-        )
+    rule = f"'balanced', or {num_classes} finite numbers (num_classes) of at least 0, not all 0"
+    check(fits and any(numbers), "class_weights", rule, class_weights)
     return torch.tensor(numbers, dtype=torch.float64)
 
 
@@ -45,7 +42,7 @@ class Meter(Protocol):
         """Count a batch; a target's labels are not read."""
 
     def compute(self) -> dict[str, float]:
-        """The metrics, by name."""
+        """Return the metrics, by name."""
 
 
 class Classification:
@@ -53,11 +50,11 @@ class Classification:
 
     Args:
         num_classes: Number of classes C, at least 2.
-        class_weights: What the losses of samples of each class are multiplied by, C numbers of at least 0, not all 0;
-            or ``"balanced"``, by each client's own labels, with a mean of 1 over its samples; ``None`` weighs none.
+        class_weights: Factors of the losses by class, C numbers of at least 0, not all 0; ``"balanced"`` takes each
+            client's labels, with a mean of 1 over its samples; ``None`` weighs none.
 
     Attributes:
-        metrics: What meters compute; the first is the higher, the better, and of sources alone.
+        metrics: Names of what meters compute; the first is better the higher, and of sources alone.
 
     Raises:
         ValueError: If there are fewer classes, or the weights do not fit them.
@@ -73,20 +70,18 @@ class Classification:
         self._balanced: dict[str, Tensor] = {}
 
     def balance_(self, client: str, counts: Tensor) -> None:
-        """Weigh a client's classes by how many labelled training samples it has of each, shape (C,).
+        """Weigh a client's classes by its counts of labelled training samples, shape (C,).
 
-        A class of n_c samples, of n in all, of k classes that the client has, weighs n / (k n_c): all that it has count
-        alike. One that it lacks weighs nothing, as no sample of it will ask.
+        A class of n_c of n samples weighs n / (k n_c) for the k classes of the client, and an empty one 0.
         """
         there = counts > 0
         weights = counts.sum() / (there.sum() * counts.clamp(min=1)).double()
         self._balanced[client] = torch.where(there, weights, 0.0)
 
     def loss(self, client: Client, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy over one client's labelled samples, a scalar; only the target may have unlabelled ones.
+        """Return the mean cross-entropy over one client's labelled samples, a scalar.
 
-        With class weights each sample's loss is multiplied by the weight of its class. The mean is over samples, and
-        not over weights, which would cancel out in batches that have samples of one class alone.
+        With class weights the mean is still over samples: weights would cancel out in batches of one class.
         """
         weights = self._balanced.get(client.name) if self.balanced else self._weights
         if weights is not None:
@@ -98,33 +93,31 @@ class Classification:
         return torch.div(total, (labels != UNLABELLED).sum().clamp(min=1))
 
     def standardised(self, client: str, samples: Sequence[Any]) -> Sequence[Any]:
-        """Inputs and labels of a client as its loss reads them: classes as they are."""
+        """Return a client's inputs and labels as its loss reads them: unchanged."""
         return samples
 
     def in_unit(self, client: str, outputs: Tensor) -> Tensor:
-        """What a client's network gives, in the labels' unit: logits have none."""
+        """Return a client's outputs unchanged: logits have no unit."""
         return outputs
 
     def predictions(self, outputs: Tensor, temperature: float = 1.0) -> Tensor:
-        """Class probabilities, shape (batch, C), of logits that are divided by a positive temperature."""
+        """Return class probabilities, shape (batch, C), of logits that are divided by a positive temperature."""
         return (outputs if temperature == 1 else outputs / temperature).softmax(dim=1)
 
     def meter(self, is_target: bool, device: torch.device) -> Meter:
-        """Accuracy and loss of a source; a label-free score of the target."""
+        """Return a meter: accuracy and loss of a source, a label-free score of the target."""
         return _ScoreMeter(self.num_classes, device) if is_target else _ClassMeter(self.num_classes, device)
 
 
 class Regression:
-    """Numbers.
-
-    Networks learn them standardised, and predictions are in the labels' unit, where a client has a `LabelScale`.
+    """Numbers, which networks learn standardised where a client has a `LabelScale`.
 
     Args:
-        num_outputs: How many are predicted for a sample, at least 1.
+        num_outputs: Numbers to predict for a sample, at least 1.
 
     Attributes:
         metrics: As of `Classification`.
-        scales: By local client, the scale of labels of its run; none before, or with ``scale_labels=False``.
+        scales: By local client, its scale of labels; none before a run, or with ``scale_labels=False``.
 
     Raises:
         ValueError: If it is less.
@@ -133,19 +126,14 @@ class Regression:
     metrics = ("r2", "eval_loss")
 
     def __init__(self, num_outputs: int) -> None:
-        check(
-            num_outputs >= 1,
-            "num_classes",
-            "at least 1 with task='regression', where it is the number of outputs",
-            num_outputs,
-        )
+        check_at_least("num_classes", num_outputs, 1, "output with task='regression'")
         self.num_outputs = num_outputs
         self.scales: dict[str, LabelScale] = {}
 
     def loss(self, client: Client, outputs: Tensor, labels: Tensor) -> Tensor:
-        """As `Classification.loss`, of squared errors, and a mean over outputs; labels are (batch,) or (batch, k).
+        """Return the mean squared error over one client's labelled samples and outputs, a scalar without unit.
 
-        Labels are those of a training step, `standardised` as outputs are, so that the loss has no unit.
+        Labels are `standardised`, of shape (batch,) or (batch, k).
         """
         labels = labels.reshape(outputs.shape).to(outputs.dtype)
         if not client.is_target:
@@ -155,9 +143,9 @@ class Regression:
         return errors.square().mean(dim=1).sum() / known.sum().clamp(min=1)
 
     def standardised(self, client: str, samples: Sequence[Any]) -> Sequence[Any]:
-        """Inputs and labels of a client, labels less their mean in the run, over their deviation.
+        """Return a client's inputs and its labels, less their mean and over their deviation.
 
-        Without a scale, or where labels are hidden, they are as they are.
+        Without a scale, or where labels are not available, they are unchanged.
         """
         inputs, labels, *others = samples
         if client not in self.scales or not isinstance(labels, Tensor):
@@ -165,42 +153,37 @@ class Regression:
         return (inputs, self.scales[client].standardised(labels), *others)
 
     def in_unit(self, client: str, outputs: Tensor) -> Tensor:
-        """What a client's network gives, shape (batch, k), in the labels' unit, float64."""
+        """Return a client's outputs in the labels' unit, shape (batch, k), float64."""
         return self.scales[client].in_unit(outputs) if client in self.scales else outputs.double()
 
     def predictions(self, outputs: Tensor, temperature: float = 1.0) -> Tensor:
-        """Outputs in the labels' unit, shape (batch, k), which have no temperature."""
+        """Return outputs in the labels' unit, shape (batch, k), which have no temperature."""
         return outputs
 
     def meter(self, is_target: bool, device: torch.device) -> Meter:
-        """Share of variance explained, and mean squared error, of a source; nothing is known of the target."""
+        """Return a meter: R2 and mean squared error of a source, nothing of the target."""
         return _Nothing() if is_target else NumberMeter()
 
 
 def make_task(name: TaskName, num_outputs: int, class_weights: ClassWeights = None) -> Classification | Regression:
-    """A task by its name, with so many classes, or numbers to predict.
+    """Return a task by its name, for a number of classes or of outputs.
 
     Raises:
         ValueError: If the name is neither of both, the number is too small, or class weights do not fit.
     """
+    check_one_of("task", name, ("classification", "regression"))
     if name == "classification":
         return Classification(num_outputs, class_weights)
-    if name == "regression":
-        if class_weights is not None:
-            raise ValueError(f"class_weights={class_weights!r} are for classes, of which task='regression' has none")
-        return Regression(num_outputs)
-    raise ValueError(f"task must be 'classification' or 'regression', got {name!r}")
+    check(class_weights is None, "class_weights", "left out with task='regression'", class_weights)
+    return Regression(num_outputs)
 
 
 class NumberMeter:
     """R2 and mean squared error of outputs in the labels' unit, means over outputs.
 
-    R2 is the share of the labels' variance that predictions explain: at most 1, and below 0 if their mean does better.
-    Where labels are all alike, it is 1 for predictions of just that, and else 0. It is missing where fewer than two
-    samples were seen. The squared error has the square of the labels' unit.
-
-    Sums are of what labels differ by from the first one, so that their mean and unit cost no digits. (torchmetrics'
-    R2Score sums squares of labels, and takes a sum of squared errors below 1e-4 for 0.)
+    R2 is at most 1, and below 0 if the labels' mean predicts better; for constant labels 1 or 0; missing for fewer than
+    two samples. Sums are of differences from the first label, so that the labels' mean and unit cost no digits
+    (torchmetrics' R2Score sums squares of labels, and takes a squared error below 1e-4 for 0).
     """
 
     def __init__(self) -> None:
@@ -218,7 +201,7 @@ class NumberMeter:
         self.samples += len(labels)
 
     def compute(self) -> dict[str, float]:
-        """R2, where it is defined, and loss."""
+        """Return R2, where it is defined, and loss."""
         first, second, squared_errors = torch.as_tensor(self._sums)
         variance = second - first.square() / self.samples
         r2 = torch.where(variance > 0, 1 - squared_errors / variance, (squared_errors == 0).double())

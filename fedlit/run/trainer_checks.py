@@ -1,4 +1,4 @@
-"""What of a Trainer does not go with rounds: it is refused when a run starts, with what to do instead."""
+"""Checks of a Trainer for what does not go with rounds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
         "freeze the extractor (requires_grad_(False)), or give its weights another rate with param_groups",
     ),
 }
-"""Lightning's callbacks by name, with what each does to a federation, and the way out."""
+"""Lightning's callbacks by name, with their effect on a federation and the way out."""
 
 _WHILE_FITTING = ("WeightAveraging", "StochasticWeightAveraging", "ModelPruning", "BackboneFinetuning")
 """Those that do nothing in evaluation."""

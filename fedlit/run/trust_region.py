@@ -1,8 +1,7 @@
-"""How far a target without labels moves its features, whatever its optimiser and the scale of its inputs are.
+"""Trust region: a limit on how far an unlabelled target moves its features.
 
-A target whose only loss is an adaptation has nothing that holds its classes. Adam's steps are as long for the smallest
-gradient as for the largest, whatever weight the loss has, and move features by as much as inputs are long: standardised
-ones, of length sqrt(d), by far more than those of length 1. What counts is by how much features move.
+Adam's steps do not shrink with the weight of a loss, and move features in proportion to the length of inputs, so only
+the movement of the features themselves can be bounded for any optimiser and scale.
 """
 
 from __future__ import annotations
@@ -27,18 +26,15 @@ if TYPE_CHECKING:
     from fedlit.run.run import Run
 
 ENDLESS = 1000
-"""Rounds that a run without a planned end is taken to have."""
+"""Rounds assumed for a run without a planned end."""
 
 
 class TrustRegion(Component):
-    """Limits how far a target that trains without labels moves its features in all steps after the warm-up together.
+    """Limit how far a target that trains without labels moves its features in all steps after the warm-up.
 
     Args:
-        size: In units of the features' spread, positive.
+        size: In units of the features' spread, positive; refused in methods where it would do nothing.
         run: Of the target.
-
-    Raises:
-        ValueError: If ``size`` is not positive and finite, or would do nothing in the method.
     """
 
     def __init__(self, size: float, run: Run) -> None:
@@ -50,12 +46,12 @@ class TrustRegion(Component):
         self._has_limited = False
 
     def see(self, batch: Sequence[Any] | None) -> None:
-        """Note the target's batch in a local step; ``None`` where it has none, or is hosted elsewhere."""
+        """Note the target's batch in a local step; ``None`` if it has none here."""
         self._batch = batch
 
     @contextmanager
     def limited(self, run: Run) -> Iterator[None]:
-        """Shorten the step that is taken inside, if it moves the target's features by more than its share."""
+        """Shorten the step that is taken inside, if it exceeds its share."""
         if run.clock.warming_up or run.target.labelled or not run.federation.is_local(run.target):
             yield
             return
@@ -68,7 +64,7 @@ class TrustRegion(Component):
             self._has_limited |= any(param.grad is not None for param in extractor.parameters())
 
     def _limit(self, run: Run) -> float:
-        """Share of a step in the round under way, in units of the features' spread."""
+        """Return the limit of a step in the current round, in units of the features' spread."""
         loader = run.samples.loader
         steps = run.trainer.num_training_batches if loader is None else loader.batches_per_round
         rounds = max(1, run.clock.planned_rounds() or ENDLESS)
@@ -79,7 +75,7 @@ class TrustRegion(Component):
         self._has_limited = False
 
     def on_run_end(self, run: Run) -> None:
-        """Warn at the target's process if no step was one that could be limited."""
+        """Warn at the target's process if no step could be limited."""
         if run.federation.is_local(run.target) and not self._has_limited:
             warnings.warn(
                 f"trust_region={self.size} has done nothing: it limits steps that the target takes without labels, and "
@@ -89,38 +85,25 @@ class TrustRegion(Component):
 
 
 def step_limit(trust_region: float, progress: float, rounds: int, steps: int) -> float:
-    """Share of a trust region that one step may use, in units of the features' spread.
+    """Return the share of a trust region for one of ``steps`` steps in a round, in units of the features' spread.
 
-    Shares fall from round to round by `fedlit.functional.annealing`, and add up to the whole.
-
-    Args:
-        trust_region: For all rounds.
-        progress: Share of the rounds that are over, from 0 to 1.
-        rounds: How many rounds have a share, at least 1.
-        steps: In each of them, at least 1.
+    Shares fall by `annealing` over the rounds and add up to the whole; ``progress`` goes from 0 to 1.
     """
     total = math.fsum(annealing(each / rounds) for each in range(rounds))
     return trust_region * annealing(progress) / (total * steps)
 
 
 def copy_weights(network: nn.Module) -> dict[str, Tensor]:
-    """Copies of what is trained in a network, by name."""
+    """Return copies of a network's trained weights, by name."""
     return {name: param.detach().clone() for name, param in network.named_parameters() if param.requires_grad}
 
 
 @torch.no_grad()
 def hold_back_(network: nn.Module, before: Mapping[str, Tensor], inputs: Inputs, limit: float) -> None:
-    """Shorten the step that a network has taken if it moves features further than a limit.
+    """Shorten a network's step from the weights ``before`` in proportion if it moves features of inputs over a limit.
 
-    The distance is the root of the summed squares of the features' changes, over that of their deviations from their
-    mean. The step is shortened in proportion: exactly for a network that is linear in its weights, else nearly.
-    Features of a single sample have no spread, and the step is left as it is.
-
-    Args:
-        network: After the step.
-        before: `copy_weights` of before it.
-        inputs: Whose features are looked at, of which evaluation mode makes the same ones every time.
-        limit: Greatest distance.
+    The distance is the norm of the features' changes over that of their deviations from their mean, in evaluation mode.
+    It is exact for a network that is linear in its weights. A single sample has no spread, and no limit.
     """
     if num_samples(inputs) < 2:
         return

@@ -1,8 +1,7 @@
 """Many clients with tiny equal networks in one vectorised call (torch.func).
 
-The weights of all local clients lie in one stacked tensor per parameter name, and each client's own parameters are
-views into it. So optimisers, clipping, exchanges and checkpoints see ordinary parameters, while forward and backward
-are one batched call. Worth it when a network is so small that Python and dispatch dominate; not for convolutions.
+Each client's parameters are views into one stacked tensor per name, so that optimisers, exchanges and checkpoints see
+ordinary parameters. Worth it where Python and dispatch dominate; not for convolutions.
 """
 
 from __future__ import annotations
@@ -68,31 +67,19 @@ class StackedReplicas:
         return logits
 
     def losses(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
-        """Mean cross-entropy of each client in ``batch``.
-
-        Batches of unequal length are padded with unlabelled samples, which count nowhere; clients missing from
-        ``batch`` take no part.
-        """
+        """Return the mean cross-entropy of each client in ``batch``; unlabelled samples pad shorter batches."""
         if not batch:
             self._asked = [False] * len(self.names)
             return {}
         longest = max(len(samples[1]) for samples in batch.values())
         inputs, labels = [], []
-        blank: tuple[Tensor, Tensor] | None = None
+        some = next(iter(batch.values()))
+        nothing = some[0][:0], some[1][:0]
         for name in self.names:
-            if name in batch:
-                x, y = batch[name][0], batch[name][1]
-                missing = longest - len(y)
-                if missing:
-                    x = torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
-                    y = F.pad(y, (0, missing), value=UNLABELLED)
-            else:
-                if blank is None:
-                    x, y = next(iter(batch.values()))[:2]
-                    blank = x.new_zeros(longest, *x.shape[1:]), y.new_full((longest,), UNLABELLED)
-                x, y = blank
-            inputs.append(x)
-            labels.append(y)
+            x, y = batch.get(name, nothing)[:2]
+            missing = longest - len(y)
+            inputs.append(torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x)
+            labels.append(F.pad(y, (0, missing), value=UNLABELLED) if missing else y)
         self._asked = [name in batch for name in self.names]
         logits = self._forward(self.stacked, torch.stack(inputs))
         targets = torch.stack(labels)
@@ -103,7 +90,7 @@ class StackedReplicas:
         }
 
     def losses_in_stream(self, run: Run, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
-        """As `losses`, inside a random stream that all clients share."""
+        """Return `losses`, computed inside a random stream that all clients share."""
         federation = run.federation
         with torch_streams(run.device):
             moment = (federation.round_idx, federation.batch_idx)
@@ -111,9 +98,9 @@ class StackedReplicas:
             return self.losses(batch)
 
     def scatter_gradients(self) -> None:
-        """Give each active client's parameters their part of the stacked gradient; call it after each backward.
+        """Hand each active client's parameters their part of the stacked gradient; call it after each backward.
 
-        With accumulated gradients, a client that took part in any of the batches is active.
+        With accumulated gradients, a client in any of the batches is active.
         """
         self._active = [before or now for before, now in zip(self._active, self._asked, strict=True)]
         for own, whole in zip(self.params, self.stacked.values(), strict=True):
@@ -124,7 +111,7 @@ class StackedReplicas:
                     param.grad = part
 
     def zero_grad(self) -> None:
-        """Forget the stacked gradient."""
+        """Clear the stacked gradient."""
         self._active = [False] * len(self.names)
         for whole in self.stacked.values():
             whole.grad = None

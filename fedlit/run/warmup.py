@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 class WarmUp(Phase):
     """FedAvg over the sources (McMahan et al., AISTATS 2017, Algorithm 1).
 
-    Args:
-        run: That begins with it.
-        loss: Of one client on its labelled samples.
-        parts: Sub-modules of the replicas that are averaged; ``None`` is all shared weights.
+    ``loss`` is that of one client on its labelled samples; ``parts`` are the averaged sub-modules, ``None`` all
+    weights.
     """
 
     def __init__(
@@ -32,7 +30,7 @@ class WarmUp(Phase):
 
     @property
     def rounds(self) -> int:  # type: ignore[override]
-        """How many, which a share of the planned rounds comes to when the run is planned."""
+        """Number of rounds; a share of the planned rounds is known when the run is planned."""
         return self._run.clock.warmup_rounds
 
     @property

@@ -1,10 +1,10 @@
-"""Weights that clients share: which of a replica's leave its client, how they are averaged, and what was received."""
+"""Shared weights: which weights of a replica leave its client, how they are averaged, and what was received."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -17,16 +17,16 @@ from fedlit.models import part_of
 from fedlit.models.copies import check_part
 from fedlit.run.batchnorm import as_second_moments, as_variances, variances_of
 from fedlit.run.component import Component
-from fedlit.run.replicas import NORMS, Replicas
+from fedlit.run.replicas import NORMS
 
 if TYPE_CHECKING:
     from fedlit.run.run import Run
 
 _PARTS = ("extractor", "classifier")
-"""Of a replica, which are copies of the networks given to the constructor."""
+"""Parts of a replica that are copies of the networks passed to the constructor."""
 
 Weighting: TypeAlias = Literal["samples", "sqrt", "uniform"]
-"""What clients count by in a mean: their training samples, the square root of these, or alike."""
+"""Weights of clients in a mean: number of training samples, its square root, or equal."""
 
 
 @dataclass(frozen=True)
@@ -54,39 +54,29 @@ class Averaging:
 
 
 class SharedWeights(Component):
-    """Those weights of local replicas that leave their clients, tied ones once, under their first name.
+    """Weights of local replicas that leave their clients, tied ones once, under their first name.
 
-    Frozen weights are equal everywhere from the start, and are left out. Frozen is a parameter that is not trainable in
-    the network given to the constructor, nor now, and still has its value; and with a layer's parameters its buffers,
-    such as BatchNorm's statistics, as long as the layer is in evaluation mode. In training mode they move.
+    Frozen weights are equal everywhere from the start and are left out: parameters that were passed to the constructor
+    as not trainable, still are, and have their first values; and the buffers of a layer whose parameters all are, such
+    as BatchNorm's statistics, in evaluation mode alone, as training mode moves them.
 
     Args:
-        run: Of which they are.
-        replicas: Of local clients.
-        originals: Extractor and classifier as given to the constructor.
-        stays_local: Beginnings of names that never leave.
+        run: Whose clients share them.
         averaging: How means of them are taken.
 
     Attributes:
-        stays_local: Beginnings of names that never leave.
+        stays_local: Prefixes of names that never leave.
         watchers: Functions that are called with what was written into local replicas.
-        received: By client, what it last received (at first, what it started with), as far as it is remembered: what
-            differential privacy clips its messages around.
+        received: By client, what it last received (at first its initial weights), as far as it is remembered:
+            differential privacy clips its messages around that.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        replicas: Replicas[nn.Module],
-        originals: tuple[nn.Module, nn.Module],
-        stays_local: Sequence[str],
-        averaging: Averaging,
-    ) -> None:
+    def __init__(self, run: Run, averaging: Averaging) -> None:
         self._run = run
         self.watchers: list[Callable[[Mapping[str, Mapping[str, Tensor]]], None]] = []
-        self._replicas = replicas
-        self._originals = dict(zip(_PARTS, originals, strict=True))
-        self.stays_local = tuple(stays_local)
+        self._replicas = run.replicas
+        self._originals = dict(zip(_PARTS, run.originals, strict=True))
+        self.stays_local = run.spec.local
         self.averaging = averaging
         self._known: dict[str, dict[str, tuple[dict[str, Tensor], str]]] = {}
         self._untouched: dict[str, frozenset[str]] = {}
@@ -95,7 +85,7 @@ class SharedWeights(Component):
         self.received: dict[str, dict[str, Tensor]] = {}
 
     def start_(self) -> None:
-        """Begin a run: remember what clients start with where differential privacy clips around it.
+        """Begin a run: remember clients' initial weights where differential privacy clips around them.
 
         Raises:
             ValueError: If weights that are sent have NaN or infinity.
@@ -133,18 +123,13 @@ class SharedWeights(Component):
         return {"received": self.received.get(client)}
 
     def load_state(self, clients: Mapping[str, Mapping[str, Any]], public: Mapping[str, Any], resumes: bool) -> None:
-        """Take what clients had received before a checkpoint, for the run that starts next."""
+        """Restore what clients had received before a checkpoint, for the run that starts next."""
         for name, state in clients.items() if resumes else ():
             if state.get("received") is not None:
                 self._restored[name] = state["received"]
 
     def of(self, client: str, frozen_too: bool = False) -> dict[str, Tensor]:
-        """Weights of a local client that leave it, by name.
-
-        Args:
-            client: Its name.
-            frozen_too: Whether those are among them that are not sent because everybody has them.
-        """
+        """Return the weights of a local client that leave it, by name, with ``frozen_too`` those equal everywhere."""
         if client not in self._known:
             replica = self._replicas[client]
             state = replica.state_dict(keep_vars=True)
@@ -170,19 +155,19 @@ class SharedWeights(Component):
         return {name: tensor for name, tensor in known.items() if name not in frozen}
 
     def variances(self, client: str) -> dict[str, str]:
-        """Names of running variances that leave a local client as second moments, each with that of its mean."""
+        """Return running variances that are sent as second moments, each with the name of its mean."""
         if self.averaging.batchnorm_average != "moments":
             return {}
         pairs, shared = variances_of(self._replicas[client]), self.of(client)
         return {variance: mean for variance, mean in pairs.items() if variance in shared and mean in shared}
 
     def to_average(self, client: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A local client's weights as they are sent where a mean of them is taken, which `load_` takes back."""
+        """Return a local client's weights as they are sent for a mean, which `load_` takes back."""
         return as_second_moments(state, self.variances(client))
 
     @property
     def mean_weights(self) -> Mapping[str, float] | None:
-        """Weights of clients in a mean, by name, according to ``weighting``; ``None`` where all count alike."""
+        """Weights of clients in a mean, by name, according to ``weighting``; ``None`` is equal ones."""
         if self.averaging.weighting == "uniform":
             return None
         sizes = self._run.federation.weights
@@ -203,12 +188,10 @@ class SharedWeights(Component):
         Args:
             channel: Over which they are sent.
             among: Clients whose weights are averaged, weighted by ``weighting``.
-            to: Clients that receive the mean; ``None`` is all that the channel is declared for.
-            part: Sub-module of the replicas to which this is restricted, such as ``"classifier"``, or several.
+            to: Clients that receive the mean; ``None`` is all receivers of the channel.
+            part: Sub-module of the replicas to average, such as ``"classifier"``, or several; a `ValueError` if a
+                weight is tied to another part.
             absent_too: See `Federation.mean`.
-
-        Raises:
-            ValueError: If a weight of these parts is tied to one of another part, which would change too.
         """
         federation, among = self._run.federation, tuple(among)
         named = (part,) if isinstance(part, str) else part
@@ -232,11 +215,11 @@ class SharedWeights(Component):
             self.catch_up("weights", absent_too=True)
 
     def received_part(self, part: str) -> dict[str, dict[str, Tensor]]:
-        """Return what local clients last received of a part, such as ``"classifier"``: a mechanism clips around it."""
+        """Return what local clients last received of a part: a mechanism clips around it."""
         return {client: part_of(state, part) for client, state in self.received.items()}
 
     def _find_untouched(self, client: str) -> frozenset[str]:
-        """Entries that were given frozen and still have the values given, which a checkpoint may have replaced."""
+        """Return entries passed as frozen that still have their first values; a checkpoint may have replaced some."""
         frozen = _frozen(self._originals, whatever_mode=True) & _frozen(_parts_of(self._replicas[client]))
         given = {f"{part}.{name}": t for part, net in self._originals.items() for name, t in net.state_dict().items()}
         own = self._replicas[client].state_dict()
@@ -248,7 +231,7 @@ class SharedWeights(Component):
 
     @torch.no_grad()
     def load_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Write received weights into local replicas: ``{client: {name: tensor}}``; see `to_average`, too."""
+        """Write received weights into local replicas: ``{client: {name: tensor}}``; see `to_average`."""
         for client, message in received.items():
             own, state = self.of(client, frozen_too=True), as_variances(message)
             if state:  # a part that is frozen as a whole is an empty message
@@ -262,10 +245,7 @@ class SharedWeights(Component):
 
 
 def _places(replica: nn.Module, state: Mapping[str, object]) -> dict[str, tuple[dict[str, Tensor], str]]:
-    """Of entries that are parameters or buffers, the module's dictionary and the key; of tied ones under one name.
-
-    Other entries are state that a module describes in a form of its own (``get_extra_state``), and have no mean.
-    """
+    """Locate parameters and buffers: module dictionary and key by name, tied ones once; other entries have no mean."""
     places: dict[int, tuple[Any, str]] = {}
     for module in replica.modules():
         for holder in (module._parameters, module._buffers):
@@ -274,7 +254,7 @@ def _places(replica: nn.Module, state: Mapping[str, object]) -> dict[str, tuple[
 
 
 def _check_complete(client: str, replica: nn.Module, state: Mapping[str, object]) -> None:
-    """Raise a `ValueError` if weights that are trained are not in a replica's state, and would never be averaged."""
+    """Refuse a replica whose state lacks trained weights, which would never be averaged."""
     known = {id(value) for value in state.values()}
     lacking = [name for name, param in replica.named_parameters() if param.requires_grad and id(param) not in known]
     if lacking:
@@ -289,7 +269,7 @@ def _parts_of(replica: nn.Module) -> dict[str, nn.Module]:
 
 
 def _frozen(parts: Mapping[str, nn.Module], whatever_mode: bool = False) -> frozenset[str]:
-    """Names in replicas' state of what no training moves; ``whatever_mode`` takes buffers in training mode too."""
+    """Return names in replicas' state that no training moves; ``whatever_mode`` includes buffers in training mode."""
     found: set[str] = set()
     for part, network in parts.items():
         for prefix, module in network.named_modules(prefix=part):

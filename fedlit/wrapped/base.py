@@ -21,7 +21,7 @@ from fedlit.federation.ledger import SERVER
 from fedlit.federation.nested import take
 from fedlit.module import Batch, FederatedModule
 from fedlit.run.optimisation import default_optimizer
-from fedlit.run.own_optimisers import ClientOptimizer, OwnOptimisers, nobodys, together
+from fedlit.run.own_optimisers import ClientOptimizer, OwnOptimisers, placeholder, together
 from fedlit.wrapped.checks import check_module
 from fedlit.wrapped.outputs import LoggedNumbers, Outputs
 
@@ -177,7 +177,7 @@ class Wrapped(FederatedModule):
                 made[client.name] = OwnOptimisers.of(module)
         if not made:
             module = self.originals[0]  # type: ignore[assignment]
-            made[SERVER] = nobodys(OwnOptimisers.of(module), SERVER)
+            made[SERVER] = placeholder(OwnOptimisers.of(module), SERVER)
         return together(made, self.automatic_optimization)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -55,8 +55,8 @@ def fit(rounds: int, path: Path, optimizer: Any = ADAM, schedule: Schedule = Non
     ("before", "now", "message"),
     [
         (partial(SGD, lr=0.01), partial(SGD, lr=0.1), "optimizer SGD goes on .* lr"),
-        (partial(SGD, lr=0.01), partial(SGD, lr=0.01, momentum=0.9), "momentum was 0 and would be 0.9"),
-        (ADAM, partial(AdamW, lr=0.01, weight_decay=0), "decoupled_weight_decay was False and would be True"),
+        (partial(SGD, lr=0.01), partial(SGD, lr=0.01, momentum=0.9), "momentum was 0 and is 0.9"),
+        (ADAM, partial(AdamW, lr=0.01, weight_decay=0), "decoupled_weight_decay was False and is True"),
     ],
 )
 def test_settings_that_a_resume_does_not_take_are_named(before: Any, now: Any, message: str, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_another_schedule_is_named_or_refused(tmp_path: Path) -> None:
     for other in (lambda optimizer: ExponentialLR(optimizer, 0.9), lambda optimizer: CosineAnnealingLR(optimizer, 3)):
         with pytest.raises(ValueError, match=r"the settings \['gamma', 'step_size'\], and .* has"):
             fit(3, path, schedule=other, resume=True)
-    with pytest.warns(UserWarning, match="lr_scheduler was given and would be None"):
+    with pytest.warns(UserWarning, match="lr_scheduler was given and is None"):
         fit(3, path, resume=True)
 
 
@@ -117,7 +117,7 @@ def test_a_module_of_ones_own_is_warned_of_as_well(tmp_path: Path) -> None:
         run.save_checkpoint(tmp_path / "a.ckpt")
 
     run(0.01, 1)
-    with pytest.warns(UserWarning, match="lr was 0.01 and would be 0.1"):
+    with pytest.warns(UserWarning, match="lr was 0.01 and is 0.1"):
         run(0.1, 2, tmp_path / "a.ckpt")
 
 
