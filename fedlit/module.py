@@ -26,7 +26,7 @@ from fedlit.run.evaluation import Evaluation
 from fedlit.run.local import build
 from fedlit.run.loop import Rounds
 from fedlit.run.optimisation import ClientOptimisation, default_optimizer, with_schedules
-from fedlit.run.options import LocalTraining, ReplicaSpec, Requires
+from fedlit.run.options import LocalTraining
 from fedlit.run.param_groups import check_parts, make
 from fedlit.run.refinement import Refinement
 from fedlit.run.replicas import Replicas
@@ -102,15 +102,6 @@ class FederatedModule(ClientOptimisation, Phase):
         RosterError: If the clients make no federation.
         ValueError: If an argument is out of range, or the extractor does not state its ``out_features``.
     """
-
-    replicas: Replicas[nn.Module]
-    """Replica of each local client; a method with a replica class of another type annotates it."""
-
-    requires: ClassVar[Requires] = Requires()
-    """Requirements of the method for a run."""
-
-    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec()
-    """How replicas are trained, and which of their weights leave a client."""
 
     alternative_names: ClassVar[tuple[str, ...]] = ()
     """Names of all that `alternatives` may return."""

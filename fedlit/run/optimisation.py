@@ -6,19 +6,25 @@ gradient of its loss, so this is exactly independent local training.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from fedlit.federation import Client
 from fedlit.federation.ledger import SERVER
+from fedlit.run.component import Phase
+from fedlit.run.options import ReplicaSpec, Requires
+from fedlit.run.replicas import Replicas
+from fedlit.run.tasks import Classification, Regression
 
 if TYPE_CHECKING:
     from fedlit.run.run import Run
@@ -235,10 +241,37 @@ class ClientSchedules:
                 schedule.load_state_dict(state[client])
 
 
-class ClientOptimisation(pl.LightningModule):
-    """Lightning's optimisation hooks, client by client, where all clients of a process share an optimiser."""
+class ClientOptimisation(pl.LightningModule, ABC):
+    """Lightning's optimisation hooks, client by client, where all clients of a process share an optimiser.
+
+    A `Run` is made of such a module, which declares its clients, networks and phases.
+    """
 
     run: Run
+    clients: tuple[Client, ...]
+    task: Classification | Regression
+    originals: tuple[nn.Module, nn.Module]
+
+    replicas: Replicas[nn.Module]
+    """Replica of each local client; a method with a replica class of another type annotates it."""
+
+    requires: ClassVar[Requires] = Requires()
+    """Requirements of the method for a run."""
+
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec()
+    """How replicas are trained, and which of their weights leave a client."""
+
+    @abstractmethod
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the phases of a run, in order."""
+
+    @abstractmethod
+    def build_replica(self) -> nn.Module:
+        """Return the modules of one client; called once per client, each time from the same random state."""
+
+    @abstractmethod
+    def build_target(self, replica: Any) -> nn.Module:
+        """Return the target's modules, made from those of `build_replica`."""
 
     def on_after_backward(self) -> None:
         """Hand stacked gradients back to the clients' parameters."""

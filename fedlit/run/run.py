@@ -24,7 +24,7 @@ from fedlit.run.vectorisation import StackedReplicas
 from fedlit.run.weights import Averaging, SharedWeights
 
 if TYPE_CHECKING:
-    from fedlit.module import FederatedModule
+    from fedlit.run.optimisation import ClientOptimisation
 
 
 class Run:
@@ -49,7 +49,7 @@ class Run:
     """
 
     def __init__(
-        self, module: FederatedModule, local: LocalTraining, averaging: Averaging, warmup: int | float
+        self, module: ClientOptimisation, local: LocalTraining, averaging: Averaging, warmup: int | float
     ) -> None:
         self.module = module
         self.clients, self.task, self.local = module.clients, module.task, local
