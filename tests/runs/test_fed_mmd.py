@@ -45,7 +45,7 @@ class Linear(nn.Linear):
 def build(names: list[str] | None = None, **kwargs: Any) -> FedMMD:
     torch.manual_seed(0)
     names = names or NAMES
-    given = {"mmd_weight": 1.0, "warmup_rounds": 0, "optimizer": lambda params: SGD(params, lr=LR)} | kwargs
+    given: dict[str, Any] = {"mmd_weight": 1.0, "warmup_rounds": 0, "optimizer": lambda p: SGD(p, lr=LR)} | kwargs
     return FedMMD(names, names[-1], 2, given.pop("extractor", None) or Linear(), **given)
 
 
