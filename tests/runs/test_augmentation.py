@@ -36,8 +36,6 @@ def drawn() -> Tensor:
 
 
 class Items(Dataset[Any]):
-    """Whose samples are nothing but draws."""
-
     def __len__(self) -> int:
         return 5
 
@@ -82,8 +80,6 @@ def test_seeds_clients_passes_and_samples_draw_differently(num_workers: int) -> 
 
 @pytest.mark.parametrize("dataset", [Items(), Batches()])
 def test_what_is_drawn_elsewhere_goes_on_as_if_nothing_had_been_read(dataset: Dataset[Any]) -> None:
-    """Half of a pair of normal numbers is waiting in each generator."""
-
     def outside(reads: bool) -> Tensor:
         torch.manual_seed(3)
         np.random.seed(3)  # noqa: NPY002
@@ -158,21 +154,13 @@ def run(kind: str, devices: int, before: int) -> dict[str, str]:
     return {client.name: fingerprint(weights(module, client.name)) for client in module.federation.local_clients}
 
 
-KINDS = ["in transform", "in training_step", "in forward"]
-
-
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("kind", KINDS)
-def test_runs_do_not_depend_on_processes_nor_on_what_was_drawn_before(kind: str) -> None:
-    (alone,) = processes.results(run, kind, 1, 0)
-    shared = processes.results(run, kind, 3, 5, ranks=3)
-    assert {name: digest for each in shared for name, digest in each.items()} == alone
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_leaves_the_generators_of_others_alone(kind: str) -> None:
-    run(kind, 1, 11)
+@pytest.mark.parametrize("kind", ["in transform", "in training_step", "in forward"])
+def test_runs_depend_neither_on_processes_nor_on_other_draws_which_they_leave_alone(kind: str) -> None:
+    alone = run(kind, 1, 11)
     after = drawn()[1:]
     np.random.seed(11)  # noqa: NPY002
     random.seed(11)
     assert torch.equal(after, drawn()[1:])
+    shared = processes.results(run, kind, 3, 5, ranks=3)
+    assert {name: digest for each in shared for name, digest in each.items()} == alone

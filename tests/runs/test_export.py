@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedlit import FederatedModule
 from fedlit.export import export_target, target_model
-from fedlit.methods import APFL, Ditto, FedAvg, FedDaDiL, FedMMD, FedProx, FedRFTCA, KNNPer
+from fedlit.methods import APFL, Ditto, FedAvg, FedDaDiL, FedRFTCA, KNNPer
 from fedlit.models import MLP, SmallCNN
 from helpers import build, digits, same, trainer, weights
 from method_table import METHODS
@@ -82,6 +82,7 @@ PARTS = (slice(0, 120), slice(7, 8))
 class Trained:
     """A case, inputs of its target, and what a Trainer predicts for them."""
 
+    name: str
     module: FederatedModule
     inputs: Tensor
     expected: Tensor
@@ -97,39 +98,46 @@ def trained_case(request: pytest.FixtureRequest) -> Trained:
     expected = run.predict(module, data)[0]["fonts"]
     inputs = data.dataset("fonts", "test").batch(torch.arange(120))[0]  # type: ignore[attr-defined]
     assert len(expected) == 120
-    return Trained(module, inputs, expected)
+    return Trained(request.param, module, inputs, expected)
 
 
 UNLIKE = (
-    "AdaBN, mixing",
-    "APFL",
-    "CoMDA",
-    "FedAvg",
-    "FedDaDiL, ensemble",
-    "FedJDA",
-    "FedMMD",
-    "FedRFTCA, vote",
-    "KNNPer",
-)
+    "AdaBN, mixing", "APFL", "CoMDA", "FedDaDiL, ensemble", "FedJDA", "FedMMD", "FedProx", "FedRFTCA, vote", "KNNPer",
+    "SmallCNN",
+)  # fmt: skip
 """Cases whose graphs differ, of which the default run exports each."""
 
-every_case = pytest.mark.parametrize(
-    "trained_case",
-    [pytest.param(name, marks=() if name in (*UNLIKE, "SmallCNN") else pytest.mark.slow) for name in CASES],
-    indirect=True,
-)
+READ = {
+    "FedProx": {"extractor", "classifier"},  # no anchor
+    "Ditto": {"personal"},
+    "FedRFTCA": {"extractor", "aligner", "classifier", "frequencies"},  # not what sources have sent
+    "FedDaDiL": {"extractor", "reconstruction"},  # neither atoms nor coordinates
+    "FedMMD": {"extractor", "members"},
+}
+"""Parts of a replica that predictions read, all of which and nothing else a file has."""
 
 
-@every_case
+def cases(default: Collection[str]) -> Any:
+    """Go through all cases, by default through some."""
+    marked = [pytest.param(name, marks=() if name in default else pytest.mark.slow) for name in CASES]
+    return pytest.mark.parametrize("trained_case", marked, indirect=True)
+
+
+@cases({*UNLIKE, *READ})
 def test_files_predict_as_the_trainer_does(trained_case: Trained, elsewhere: Reader, tmp_path: Path) -> None:
     inputs, expected = trained_case.inputs, trained_case.expected
     export_target(trained_case.module, tmp_path / "target.pt2", inputs.shape[1:])
     for part in PARTS:
         found = elsewhere(tmp_path / "target.pt2", inputs[part])
         torch.testing.assert_close(found, expected[part], atol=1e-6, rtol=0)
+    if trained_case.name in READ:
+        program = torch.export.load(tmp_path / "target.pt2")
+        names = {*program.state_dict, *program.constants}
+        assert {name.split(".")[1] for name in names} == READ[trained_case.name]
+        assert str(Path(__file__).parents[2]).encode() not in (tmp_path / "target.pt2").read_bytes()
 
 
-@every_case
+@cases(UNLIKE)
 def test_onnx_files_predict_as_the_trainer_does(trained_case: Trained, translations_kept: None, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -142,17 +150,11 @@ def test_onnx_files_predict_as_the_trainer_does(trained_case: Trained, translati
         torch.testing.assert_close(torch.from_numpy(found), expected[part], atol=1e-5, rtol=0)
 
 
-def trained(method: type[FederatedModule], **options: Any) -> FederatedModule:
-    arguments, given = METHODS[method.__name__][1:]
-    data = digits(**given)
-    module = build(method, data, **arguments, **options)
-    trainer(2).fit(module, data)
-    return module
-
-
-@pytest.mark.parametrize("method", [FedAvg, KNNPer, Ditto])
+@pytest.mark.parametrize("method", [KNNPer, Ditto])
 def test_the_model_is_a_copy_that_training_does_not_reach(method: type[FederatedModule]) -> None:
-    module = trained(method, dropout=0.5)
+    _, arguments, options = METHODS[method.__name__]
+    module = build(method, digits(**options), dropout=0.5, **arguments)
+    trainer(2).fit(module, digits(**options))
     before = weights(module, "fonts")
     model = target_model(module)
     assert same(weights(module, "fonts"), before)
@@ -161,32 +163,9 @@ def test_the_model_is_a_copy_that_training_does_not_reach(method: type[Federated
     inputs = torch.rand(5, 64)
     first = model(inputs)
     torch.testing.assert_close(first.sum(dim=1), torch.ones(5))
-    trainer(3).fit(module, digits(**METHODS[method.__name__][2]))
+    trainer(3).fit(module, digits(**options))
     assert torch.equal(model(inputs), first)
     assert not torch.allclose(target_model(module)(inputs), first)
-
-
-@pytest.mark.parametrize(
-    ("method", "parts"),
-    [
-        (FedProx, {"extractor", "classifier"}),  # no anchor
-        (Ditto, {"personal"}),
-        (FedRFTCA, {"extractor", "aligner", "classifier", "frequencies"}),  # not what sources have told
-        (FedDaDiL, {"extractor", "reconstruction"}),  # neither atoms nor coordinates
-        (FedMMD, {"extractor", "members"}),
-    ],
-)
-def test_a_file_has_what_predictions_read_and_nothing_else(
-    method: type[FederatedModule], parts: set[str], tmp_path: Path
-) -> None:
-    export_target(trained(method), tmp_path / "target.pt2", (64,))
-    program = torch.export.load(tmp_path / "target.pt2")
-    names = {*program.state_dict, *program.constants}
-    assert {name.split(".")[1] for name in names} == parts
-    assert str(Path(__file__).parents[2]).encode() not in (tmp_path / "target.pt2").read_bytes()
-
-
-# ---------------------------------------------------------------- mistakes
 
 
 class Eigenvalues(nn.Module):
@@ -207,7 +186,7 @@ def untrained(extractor: nn.Module, method: type[FederatedModule] = FedAvg) -> F
 def test_an_operation_that_onnx_lacks_is_told_with_the_way_out(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     module = untrained(Eigenvalues())
-    with pytest.raises(TypeError, match=r"network of FedAvg cannot be written"):
+    with pytest.raises(TypeError, match="FedAvg"):
         export_target(module, tmp_path / "target.onnx", (64,))
     assert not list(tmp_path.iterdir())
     export_target(module, tmp_path / "target.pt2", (64,))
@@ -218,15 +197,15 @@ def test_a_method_that_predicts_otherwise_is_refused() -> None:
         def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
             return {}
 
-    with pytest.raises(TypeError, match="Guessing has a predict_step of its own"):
+    with pytest.raises(TypeError, match="predict_step"):
         target_model(untrained(MLP(64, [16]), Guessing))
 
 
 def test_paths_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = untrained(MLP(64, [16]))
-    with pytest.raises(ValueError, match=r"output must end in one of"):
+    with pytest.raises(ValueError, match="output"):
         export_target(module, tmp_path / "model.pth", (64,))
-    with pytest.raises(FileNotFoundError, match=r"folder '.*nowhere', which is not there"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         export_target(module, tmp_path / "nowhere" / "model.pt2", (64,))
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match=r"fedlit\[onnx\]"):

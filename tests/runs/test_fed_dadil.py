@@ -59,11 +59,7 @@ def fit(
     return snapshots.rounds
 
 
-# -------------------------------------------------------------------- the start and a step
-
-
 def test_atoms_start_at_the_class_means_and_variances_of_all_sources() -> None:
-    """Of the pooled sources' samples, less the noise, which is N(0, 1) and other for each atom."""
     module = build(atom_size=300, num_iterations=1)
     state = fit(module, rounds=1)[0]
     points = state["c2"]["dictionary.points"]
@@ -98,7 +94,6 @@ def test_the_start_is_of_all_samples_however_many_a_round_sees(local_steps: int)
     ],
 )
 def test_a_source_that_alone_has_a_class_is_told_that_its_moments_are_its_own(strategy: Any, told: bool) -> None:
-    """The mean of all sources tells this class's moments of one: c0 alone has the last one."""
     data = blobs()
     x, y = data["c1"].tensors
     data["c1"] = TensorDataset(x, y.clamp(max=1))
@@ -214,11 +209,7 @@ def test_phase_1_is_fedavg_though_the_dictionarys_features_have_length_1() -> No
         assert torch.equal(ours[key], value)
 
 
-# -------------------------------------------------------------------- messages
-
-
 def test_coordinates_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything that is given to the federation to be sent, by name."""
     sent: list[tuple[str, str, tuple[int, ...]]] = []
 
     def watch(name: str) -> None:
@@ -230,8 +221,8 @@ def test_coordinates_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(Federation, name, watched)
 
-    watch("mean")
-    watch("exchange")
+    for verb in ("mean", "exchange"):
+        watch(verb)
     module = build(warmup_rounds=1, extractor=Encoder())
     fit(module, rounds=4, batch_size=8)
     assert {(channel, key) for channel, key, _ in sent} == {
@@ -246,9 +237,6 @@ def test_coordinates_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
 class Encoder(nn.Linear):
     def __init__(self) -> None:
         super().__init__(WIDTH, WIDTH)
-
-
-# -------------------------------------------------------------------- predictions
 
 
 def test_softmax_regression_is_that_of_scikit_learn() -> None:
@@ -286,9 +274,6 @@ def test_the_target_predicts_by_reconstruction_or_by_ensemble() -> None:
     torch.testing.assert_close(reconstruction(x), (x.double() @ weight.T + bias).float(), atol=1e-3, rtol=1e-3)
 
 
-# -------------------------------------------------------------------- resume, arguments
-
-
 def test_a_checkpoint_in_the_round_of_moments_or_among_the_atoms_resumes_bit_for_bit(tmp_path: Path) -> None:
     def make() -> FedDaDiL:
         return build(atom_batch_size=5, optimizer=lambda params: Adam(params, lr=LR))
@@ -303,7 +288,7 @@ def test_atoms_that_moved_do_not_predict_by_old_classifiers() -> None:
     before = replica(x)
     batch = list(blobs()["c2"].tensors)
     module.loss(module.target, batch)
-    with pytest.raises(RuntimeError, match="moved since classifiers were fitted to"):
+    with pytest.raises(RuntimeError, match="moved since"):
         replica(x)
     module.run.prepare_predictions()
     torch.testing.assert_close(replica(x), before)
@@ -312,12 +297,11 @@ def test_atoms_that_moved_do_not_predict_by_old_classifiers() -> None:
 def test_without_a_dictionary_there_is_no_summary() -> None:
     module = build(warmup_rounds=2, extractor=Encoder())
     fit(module, rounds=2)
-    with pytest.raises(RuntimeError, match=r"no dictionary before round 2 ends"):
+    with pytest.raises(RuntimeError, match="no dictionary"):
         module.distill(2)
 
 
 def test_a_validation_within_a_round_changes_nothing() -> None:
-    """There coordinates and labels are off their simplices, until the next step."""
     module = build()
     run = trainer(2, [OracleAccuracy()], val_check_interval=1)
     run.fit(module, loader(blobs(), 6), loader(blobs(), 24, training=False, guarded="c2"))

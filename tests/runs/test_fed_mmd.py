@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,10 @@ from fedlit.privacy import (
     PlainAffine,
     PrivacyError,
 )
-from helpers import Snapshots, assert_resumes, loader, shards, trainer
+from helpers import Snapshots, assert_resumes, loader, trainer, unequal
 
 LR = 0.5
 NAMES = ["c0", "c1", "c2"]
-SIZES = (20, 17, 14)
 WIDTH = 4
 
 
@@ -44,24 +44,9 @@ class Linear(nn.Linear):
 
 def build(names: list[str] | None = None, **kwargs: Any) -> FedMMD:
     torch.manual_seed(0)
-    given = NAMES if names is None else names
-    kwargs.setdefault("optimizer", lambda params: SGD(params, lr=LR))
-    return FedMMD(
-        given,
-        given[-1],
-        2,
-        kwargs.pop("extractor", None) or Linear(),
-        **({"mmd_weight": 1.0, "warmup_rounds": 0} | kwargs),
-    )
-
-
-def unequal() -> dict[str, TensorDataset]:
-    """Clients of 20, 17 and 14 samples around different centres."""
-    data = shards(3, 20)
-    return {
-        name: TensorDataset(data[name].tensors[0][:size] + 0.5 * i, data[name].tensors[1][:size])
-        for i, (name, size) in enumerate(zip(NAMES, SIZES, strict=True))
-    }
+    names = names or NAMES
+    given: dict[str, Any] = {"mmd_weight": 1.0, "warmup_rounds": 0, "optimizer": lambda p: SGD(p, lr=LR)} | kwargs
+    return FedMMD(names, names[-1], 2, given.pop("extractor", None) or Linear(), **given)
 
 
 def fit(module: FedMMD, data: Any = None, rounds: int = 1, batch_size: int = 64, **kwargs: Any) -> Snapshots:
@@ -74,9 +59,6 @@ def fit(module: FedMMD, data: Any = None, rounds: int = 1, batch_size: int = 64,
 
 def trained(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if name.startswith(("extractor.", "classifier."))}
-
-
-# -------------------------------------------------------------------- one step by hand
 
 
 def kernel(u: Tensor, alpha: float, degree: int, center: float) -> Tensor:
@@ -125,23 +107,27 @@ def step_by_hand(
     return result
 
 
-@pytest.mark.parametrize("exchange", ["summed", "pairwise"])
 @pytest.mark.parametrize(
-    ("degree", "center", "within", "unit_norm"),
+    ("exchange", "degree", "center", "within", "unit_norm"),
     [
-        (1, None, "truncated", True),
-        (2, None, "truncated", True),
-        (3, None, "truncated", False),
-        (2, 0.0, "exact", True),
-        (2, 1.5, "truncated", False),
-        (1, 0.0, "exact", False),
+        ("summed", 1, None, "truncated", True),
+        ("summed", 2, None, "truncated", True),
+        ("summed", 3, None, "truncated", False),
+        ("summed", 2, 0.0, "exact", True),
+        ("summed", 2, 1.5, "truncated", False),
+        ("summed", 1, 0.0, "exact", False),
+        ("pairwise", 2, None, "truncated", True),
+        ("pairwise", 3, None, "truncated", False),
+        ("pairwise", 1, 0.0, "exact", False),
+        ("open", 0, None, "exact", True),
+        ("open", 0, None, "exact", False),
     ],
 )
 def test_a_step_is_that_of_all_pairs_of_samples(
     exchange: Any, degree: int, center: float | None, within: Any, unit_norm: bool
 ) -> None:
-    module = build(degree=degree, center=center, within=within, unit_norm=unit_norm, exchange=exchange)
-    snapshots = fit(module)
+    series = {"degree": degree, "center": center, "within": within} if degree else {}  # 0: the Gaussian kernel itself
+    snapshots = fit(build(unit_norm=unit_norm, exchange=exchange, **series))
     expected = step_by_hand(snapshots.start, unequal(), degree, center, within, unit_norm)
     for name in NAMES:
         ours = trained(snapshots.rounds[0][name])
@@ -149,15 +135,6 @@ def test_a_step_is_that_of_all_pairs_of_samples(
             torch.testing.assert_close(tensor, expected[name][key], atol=2e-6, rtol=1e-5, msg=f"{name} {key}")
     moved = snapshots.rounds[0]["c2"]["extractor.weight"] - snapshots.start["c2"].state_dict()["extractor.weight"]
     assert float(moved.abs().max()) > 1e-4
-
-
-@pytest.mark.parametrize("unit_norm", [True, False])
-def test_open_features_train_on_the_gaussian_kernel_itself(unit_norm: bool) -> None:
-    snapshots = fit(build(exchange="open", unit_norm=unit_norm))
-    expected = step_by_hand(snapshots.start, unequal(), 0, None, "exact", unit_norm)
-    for name in NAMES:
-        for key, tensor in trained(snapshots.rounds[0][name]).items():
-            torch.testing.assert_close(tensor, expected[name][key], atol=2e-6, rtol=1e-5, msg=f"{name} {key}")
 
 
 class Scaled(Linear):
@@ -180,7 +157,6 @@ SAFE = {
 
 @pytest.mark.parametrize(("exchange", "scale"), [("open", 1e3), ("summed", 1e-3), ("summed", 1e3), ("pairwise", 1e3)])
 def test_features_of_any_unit_train_the_same(exchange: Any, scale: float) -> None:
-    """With alpha in that unit, the fixed-point grid holds the moments, and the discrepancy is what it was."""
     alpha = 1 / (16 * scale**2)
     module = build(extractor=Scaled(scale), unit_norm=False, alpha=alpha, exchange=exchange)
     torch.nn.init.zeros_(module.originals[1].requires_grad_(False).weight)  # which reads features in their unit
@@ -204,13 +180,9 @@ def test_features_too_long_for_alpha_leave_the_grid_with_an_error(exchange: Any)
 
 @pytest.mark.parametrize("exchange", ["summed", "pairwise", "open"])
 def test_a_batch_of_one_sample_has_no_pairs_within(exchange: Any) -> None:
-    """14 samples of the target in batches of 13: the last one is alone."""
     snapshots = fit(build(exchange=exchange), batch_size=13, rounds=2)
     for state in snapshots.rounds[-1].values():
         assert all(bool(tensor.isfinite().all()) for tensor in trained(state).values())
-
-
-# -------------------------------------------------------------------- exchanges and backends
 
 
 PROTOCOLS = {
@@ -220,30 +192,28 @@ PROTOCOLS = {
 }
 
 
+@cache
+def unprotected(exchange: Any, local_steps: int | None = None) -> dict[str, dict[str, Tensor]]:
+    return fit(build(exchange=exchange), rounds=2, strategy={"local_steps": local_steps}).rounds[-1]
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_hidden_moments_train_as_open_ones_within_the_grid(name: str) -> None:
-    """An error of a mean of moments moves a gradient by that times the kernel's coefficients, all below 1 here."""
-    open_ = fit(build(), rounds=2)
     hidden = fit(build(), rounds=2, strategy={"privacy": {"moments": backend(name)}})
     bound = 21 * float(BACKENDS[name]().error_bound(2)) + 1e-6
     for name in NAMES:
-        for key, tensor in trained(open_.rounds[-1][name]).items():
+        for key, tensor in trained(unprotected("summed")[name]).items():
             assert float((hidden.rounds[-1][name][key] - tensor).abs().max()) < bound
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_encrypted_gradients_train_as_plain_ones(protocol: str) -> None:
-    short = {"local_steps": 1}
-    open_ = fit(build(exchange="pairwise"), rounds=2, strategy=short)
-    chosen = {"two_party": {"moments": PROTOCOLS[protocol]()}}
-    hidden = fit(build(exchange="pairwise"), rounds=2, strategy=short | chosen)
+    strategy = {"local_steps": 1, "two_party": {"moments": PROTOCOLS[protocol]()}}
+    hidden = fit(build(exchange="pairwise"), rounds=2, strategy=strategy)
     tolerance = 1e-3 if protocol == "ckks" else 2e-6
     for name in NAMES:
-        for key, tensor in trained(open_.rounds[-1][name]).items():
+        for key, tensor in trained(unprotected("pairwise", 1)[name]).items():
             assert float((hidden.rounds[-1][name][key] - tensor).abs().max()) < tolerance, (name, key)
-
-
-# -------------------------------------------------------------------- classifiers of the sources
 
 
 def test_the_target_predicts_with_the_mean_of_the_sources_classifiers() -> None:
@@ -270,7 +240,6 @@ def test_classifiers_come_every_few_rounds_and_at_the_end() -> None:
 
 
 def test_classifiers_under_differential_privacy_are_clipped_around_that_of_the_pre_training() -> None:
-    """Clipped around 0, they would lose nearly all their length; around what all know, only their own steps."""
     clip = 1e-3
     mechanism = GaussianMechanism(clip_norm=clip, noise_multiplier=1e-9)
     module = build(warmup_rounds=1)
@@ -298,7 +267,6 @@ def test_a_source_that_is_away_is_no_member_until_it_comes() -> None:
 
 @pytest.mark.parametrize("exchange", ["summed", "pairwise", "open"])
 def test_without_the_target_or_without_sources_nothing_is_aligned(exchange: Any) -> None:
-    """Sources that are there train on their labels."""
     alone = fit(build(mmd_weight=0.0))
     for present in (["c0", "c1"], ["c2"]):
         snapshots = fit(build(exchange=exchange), strategy={"participation": Schedule([present])})
@@ -307,9 +275,6 @@ def test_without_the_target_or_without_sources_nothing_is_aligned(exchange: Any)
         if "c0" in present:
             ours, theirs = (each.rounds[0]["c0"]["extractor.weight"] for each in (snapshots, alone))
             torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-6)
-
-
-# -------------------------------------------------------------------- resume
 
 
 @pytest.mark.parametrize("exchange", ["summed", "pairwise", "open"])
@@ -321,19 +286,21 @@ def test_a_checkpoint_within_a_round_resumes_bit_for_bit(exchange: Any, tmp_path
     assert_resumes(make, lambda: loader(unequal(), 5), tmp_path, [2, 6], rounds=3, ledger=exchange == "summed")
 
 
-# -------------------------------------------------------------------- errors and warnings
+MASKING = PairwiseMasking(colluders=0)
 
 
-def test_protection_that_the_exchange_does_not_use_is_refused() -> None:
-    with pytest.raises(ChannelError, match=r"two_party does not protect channel 'moments'"):
-        fit(build(), strategy={"two_party": {"moments": PlainAffine()}})
-    with pytest.raises(ChannelError, match=r"no channel of this run is"):
-        fit(build(), strategy={"two_party": PlainAffine()})
-    for exchange in ("pairwise", "open"):
-        for privacy in (PairwiseMasking(colluders=0), {"moments": PairwiseMasking(colluders=0)}):
-            message = "privacy does not protect channel 'moments'"
-            with pytest.raises(ChannelError, match=message):
-                fit(build(exchange=exchange), strategy={"privacy": privacy})
+@pytest.mark.parametrize(
+    ("exchange", "strategy"),
+    [
+        ("summed", {"two_party": {"moments": PlainAffine()}}),
+        ("summed", {"two_party": PlainAffine()}),
+        *[(exchange, {"privacy": MASKING}) for exchange in ("pairwise", "open")],
+        *[(exchange, {"privacy": {"moments": MASKING}}) for exchange in ("pairwise", "open")],
+    ],
+)
+def test_protection_that_the_exchange_does_not_use_is_refused(exchange: Any, strategy: Any) -> None:
+    with pytest.raises(ChannelError, match=r"privacy|two_party"):
+        fit(build(exchange=exchange), strategy=strategy)
 
 
 def test_features_that_may_be_repelled_are_warned_about_once() -> None:
@@ -349,7 +316,7 @@ def test_features_that_may_be_repelled_are_warned_about_once() -> None:
 def test_a_single_source_cannot_be_hidden_in_a_sum() -> None:
     data = unequal()
     few = {"c0": data["c0"], "c2": data["c2"]}
-    with pytest.raises(ChannelError, match=r"\['c0'\] alone can send over channel 'moments'"):
+    with pytest.raises(ChannelError, match=r"alone can send .*'moments'"):
         fit(build(["c0", "c2"]), few, strategy={"privacy": {"moments": PairwiseMasking(colluders=0)}})
     alone = {"privacy": {"moments": PairwiseMasking(colluders=0)}, "participation": Schedule([["c0", "c2"]])}
     with pytest.warns(UserWarning, match="moments"):

@@ -9,23 +9,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-from fedlit import Client
+from fedlit import Client, Run
 from fedlit.federation import UNLABELLED, GuardedLabels
 from fedlit.functional import minimax_entropy_loss
 from fedlit.methods import FedAvg, FedMME, SourceOnly
 from fedlit.models import MLP
-from fedlit.run.run import Run
 from helpers import build, digits, loader, same, shards, trainer, weights
 
 
 def untrained(labelled: bool = True, **kwargs: Any) -> FedMME:
     torch.manual_seed(0)
     target = Client("c2", role="target", labelled=labelled)
-    kwargs.setdefault("optimizer", lambda params: SGD(params, lr=0.1))
-    return FedMME(["c0", "c1", target], "c2", 2, MLP(5, [6], out_features=4), **kwargs)
+    module = FedMME(["c0", "c1", target], "c2", 2, MLP(5, [6], out_features=4), **kwargs)
+    module.configure_model()
+    return module
 
 
 def batch(labels: list[int]) -> tuple[Tensor, Tensor]:
@@ -52,7 +51,6 @@ def by_hand(module: FedMME, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_the_classifier_raises_the_entropy_and_the_extractor_lowers_it() -> None:
     module = untrained(entropy_weight=0.3)
-    module.configure_model()
     x, labels = batch([0, UNLABELLED, 1, UNLABELLED, UNLABELLED])
     logits, _ = by_hand(module, x)
     supervised = F.cross_entropy(logits[[0, 2]], labels[[0, 2]])
@@ -71,11 +69,9 @@ def test_the_classifier_raises_the_entropy_and_the_extractor_lowers_it() -> None
 
 def test_hidden_labels_leave_the_game_alone() -> None:
     module = untrained(labelled=False)
-    module.configure_model()
     x, _ = batch([0] * 6)
     of_extractor, of_classifier = gradients(module, (x, GuardedLabels("c2")))
     other = untrained()
-    other.configure_model()
     other.replicas["c2"].load_state_dict(module.replicas["c2"].state_dict())
     unlabelled = gradients(other, (x, torch.full((6,), UNLABELLED)))
     for ours, theirs in zip((*of_extractor, *of_classifier), (*unlabelled[0], *unlabelled[1]), strict=True):
@@ -88,7 +84,6 @@ def test_hidden_labels_leave_the_game_alone() -> None:
 
 def test_predictions_do_not_know_how_long_features_are_and_nothing_is_like_no_class() -> None:
     module = untrained()
-    module.configure_model()
     replica = module.replicas["c2"]
     features = torch.randn(3, 4, generator=torch.Generator().manual_seed(2))
     torch.testing.assert_close(replica.classify(features), replica.classify(100 * features))

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from adversaries import LR, NAMES, Extractor, Untouched, fit, shifted
-from fedlit.methods import FedAvg, FedWDGRL
+from fedlit.methods import FedWDGRL
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
-from helpers import STATEFUL, build, digits, loader, same, trainer, weights
+from helpers import loader, same, trainer, weights
 
 LAMBDA, GAMMA, RATE = 0.4, 3.0, 0.05
 
@@ -36,7 +36,6 @@ def slopes(critic: Any, x: Tensor) -> Tensor:
 
 
 def test_it_is_centralised_training_with_several_critic_steps_on_the_same_features() -> None:
-    """One extractor for all data in rounds of one step; c sees all features of a step at once."""
     data, steps, rounds = shifted(), 3, 3
     module = wdgrl(critic_steps=steps)
     network: Any = fit(module, data, rounds=rounds)["c2"]
@@ -67,7 +66,6 @@ def test_it_is_centralised_training_with_several_critic_steps_on_the_same_featur
 
 
 def test_critics_stay_equal_where_optimisers_have_a_memory_and_a_source_stops() -> None:
-    """Steps that c1 has missed reach it when the round ends; nothing else of the critic is kept."""
     data = shifted((24, 9, 24))
     module = wdgrl(optimizer=lambda params: SGD(params, lr=LR, momentum=0.9))
     fit(module, data, batch_size=8, rounds=2)
@@ -79,7 +77,6 @@ def test_critics_stay_equal_where_optimisers_have_a_memory_and_a_source_stops() 
 
 
 def test_the_distance_of_a_critic_with_slope_one_is_below_that_of_optimal_transport_and_comes_near() -> None:
-    """The product of its matrices' largest singular values bounds the slope of c everywhere; POT has W_1."""
     generator = torch.Generator().manual_seed(0)
     data = {name: shifted()[name] for name in ("c0", "c1")}
     for index, shard in enumerate(data.values()):
@@ -97,18 +94,6 @@ def test_the_distance_of_a_critic_with_slope_one_is_below_that_of_optimal_transp
     assert 0 < estimate / bound <= exact
     assert steepest == pytest.approx(1, abs=0.3)
     assert 0.75 * exact < estimate < 1.05 * exact
-
-
-@pytest.mark.parametrize("sync", ["step", "round"])
-def test_without_its_weight_sources_average_as_in_fedavg_to_the_last_bit(sync: str) -> None:
-    data = digits()
-    given = {"wasserstein_weight": 0.0, "average": "sources", "sync": sync}
-    plain, adversarial = build(FedAvg, data, **STATEFUL), build(FedWDGRL, data, **STATEFUL, **given)
-    for module in (plain, adversarial):
-        trainer(2, gradient_clip_val=1.0).fit(module, data)
-    for name in ("clean", "blended", "fonts"):
-        parts = {k: t for k, t in weights(adversarial, name).items() if not k.startswith("discriminator.")}
-        assert same(parts, weights(plain, name))
 
 
 def test_each_step_of_the_critic_is_a_sum_and_masked_ones_are_those_on_the_grid() -> None:

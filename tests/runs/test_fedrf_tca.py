@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,14 @@ from torch.utils.data import TensorDataset
 from backends import BACKENDS, backend
 from fedlit import FederatedModule
 from fedlit.callbacks import OracleAccuracy
-from fedlit.federation import (
-    KEYS,
-    SERVER,
-    Everyone,
-    Schedule,
-    UniformSubset,
-    reveal_for_oracle,
-)
+from fedlit.federation import KEYS, SERVER, Everyone, Schedule, UniformSubset, reveal_for_oracle
 from fedlit.federation.wire import schema_text, wire_size
 from fedlit.functional import hard_vote, sample_frequencies
 from fedlit.methods import FedRFTCA
 from fedlit.models import MLP, VotingReplica
 from fedlit.privacy import FixedPoint, GaussianMechanism, PairwiseMasking, Plain
 from fedlit.privacy.packing import schema_of
-from helpers import Snapshots, assert_resumes, digits, loader, same, shards, trainer, weights
+from helpers import Snapshots, assert_resumes, digits, loader, same, shards, trainer, unequal, weights
 
 N, M = 8, 4  # frequencies and components
 ALL = {"participation": Everyone()}
@@ -60,15 +54,6 @@ def fit(
     return snapshots
 
 
-def unequal(num_clients: int = 3, seed: int = 0) -> dict[str, TensorDataset]:
-    """Clients with 20, 17, 14, ... samples around different centres."""
-    data = shards(num_clients, 20, seed)
-    return {
-        name: TensorDataset(shard.tensors[0][: 20 - 3 * i] + 0.5 * i, shard.tensors[1][: 20 - 3 * i])
-        for i, (name, shard) in enumerate(data.items())
-    }
-
-
 def part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if name.startswith(f"{prefix}.")}
 
@@ -76,9 +61,6 @@ def part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def senders(module: FederatedModule, channel: str, round_idx: int) -> set[str]:
     names = {e.sender for e in module.federation.ledger if e.channel == channel and e.round_idx == round_idx}
     return names - {"server"}
-
-
-# -------------------------------------------------------------------- against the algorithms written out
 
 
 def by_hand(
@@ -170,9 +152,6 @@ def test_rounds_equal_the_algorithms_by_hand(remedies: dict[str, Any]) -> None:
                 torch.testing.assert_close(snapshots.rounds[rounds - 1][name][key], tensor, atol=2e-6, rtol=1e-5)
 
 
-# -------------------------------------------------------------------- absence and drops
-
-
 def test_a_dropped_message_leaves_a_client_with_its_label_loss_for_that_round() -> None:
     data = unequal()
     heard = {"features": Schedule([["c0", "c2"], ["c0", "c1", "c2"]])}
@@ -213,11 +192,7 @@ def test_subsets_of_messages_aligners_and_classifiers_are_nested() -> None:
     assert any(b > c for _, b, c in sizes)
 
 
-# -------------------------------------------------------------------- the classifier
-
-
 def test_at_the_end_the_target_alone_gets_the_mean_over_all_sources() -> None:
-    """Also those that are absent in the last round, and if the period is longer than the run."""
     module = build(classifier_period=50)
     schedule = Schedule([["c0", "c2"]])
     state = fit(module, unequal(), 4, strategy={"participation": schedule}).rounds[-1]
@@ -261,9 +236,6 @@ def on_digits(data: Any, **kwargs: Any) -> FedRFTCA:
     return FedRFTCA(data.clients, data.target, data.num_classes, extractor, **(given | kwargs))
 
 
-# -------------------------------------------------------------------- one-shot voting
-
-
 def test_sources_vote_once_at_the_end_and_the_target_predicts_their_majority() -> None:
     data = digits()
     module = on_digits(data, classifier_period=None)
@@ -300,12 +272,7 @@ def test_sources_vote_once_at_the_end_and_the_target_predicts_their_majority() -
     assert now["oracle/target/acc"] == pytest.approx(float(right), abs=1e-6)
 
 
-# -------------------------------------------------------------------- resuming
-
-
 def test_a_checkpoint_within_a_round_keeps_what_was_received(tmp_path: Path) -> None:
-    """Three local steps in a round: messages come in the first, the checkpoint after the second."""
-
     def make() -> FedRFTCA:
         return on_digits(digits(), classifier_period=2, extractor=MLP(64, [16], dropout=0.2))
 
@@ -313,9 +280,6 @@ def test_a_checkpoint_within_a_round_keeps_what_was_received(tmp_path: Path) -> 
     state = torch.load(tmp_path / "step=5.ckpt", weights_only=True)["clients"]["fonts"]["weights"]
     assert state["heard"]
     assert float(state["received"].norm()) > 0.1
-
-
-# -------------------------------------------------------------------- bytes
 
 
 def test_messages_have_the_size_that_the_paper_says_whatever_the_data_and_the_batch() -> None:
@@ -358,13 +322,15 @@ def down(payload: dict[str, Tensor]) -> int:
     return wire_size({"schema": text, "about": torch.empty(2, dtype=torch.int32), "sum": total})
 
 
-# -------------------------------------------------------------------- privacy
-
-
 def trained(rounds: int = 4, clients: int = 4, period: int | None = 2, **strategy: Any) -> FedRFTCA:
     module = build(clients, optimizer=lambda params: SGD(params, lr=0.05), classifier_period=period)
     fit(module, shards(clients, 16), rounds, strategy={"participation": UniformSubset(at_least=2)} | strategy)
     return module
+
+
+@cache
+def summed_plainly(on_grid: bool) -> FedRFTCA:
+    return trained(privacy=Plain(FixedPoint())) if on_grid else trained()
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -372,7 +338,7 @@ def test_every_backend_trains_as_plain_sums_do(name: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*sends no mean")
         module = trained(privacy=backend(name))
-    reference = trained() if name == "ckks" else trained(privacy=Plain(FixedPoint()))
+    reference = summed_plainly(on_grid=name != "ckks")
     summed = {e.channel for e in module.federation.ledger if e.receiver == SERVER} - {"metrics"}
     assert {channel.removesuffix(KEYS) for channel in summed} == {"features", "aligner", "classifier"}
     for client in ("c0", "c1", "c2", "c3"):
@@ -391,7 +357,6 @@ def test_a_single_source_under_masking_says_nothing_and_one_warning_names_the_re
         snapshots = fit(module, unequal(), 3, strategy=strategy)
     about = [str(warning.message) for warning in caught if "sends no mean" in str(warning.message)]
     assert sorted("'features'" in message for message in about) == [False, True]  # and one about the classifiers
-    assert "['c0'] alone would send, and PairwiseMasking hides nothing of fewer than 2" in about[0]
     for round_idx in (0, 1):
         assert "c0" not in senders(module, "features", round_idx)
         assert not snapshots.rounds[round_idx]["c2"]["heard"]
@@ -402,7 +367,6 @@ def test_a_single_source_under_masking_says_nothing_and_one_warning_names_the_re
 
 
 def test_aligners_are_clipped_around_the_last_one() -> None:
-    """A clip far below the norm of W would else shrink it: it only bounds the step of a round."""
     clip = 1e-3
     mechanism = GaussianMechanism(clip_norm=clip, noise_multiplier=1e-9)
     module = build(optimizer=lambda params: SGD(params, lr=0.5))
@@ -412,9 +376,6 @@ def test_aligners_are_clipped_around_the_last_one() -> None:
     for state in snapshots.rounds:
         assert float((state["c2"]["aligner.weight"] - before).norm()) <= clip * 1.01
         before = state["c2"]["aligner.weight"]
-
-
-# -------------------------------------------------------------------- options and surroundings
 
 
 def test_after_a_warm_up_of_fedavg_all_start_from_the_same_network() -> None:
@@ -432,13 +393,9 @@ def test_after_a_warm_up_of_fedavg_all_start_from_the_same_network() -> None:
     assert not torch.equal(after["c0"]["extractor.weight"], after["c2"]["extractor.weight"])
 
 
-# -------------------------------------------------------------------- other seeds
-
-
 def test_a_checkpoint_predicts_with_its_own_frequencies_under_any_global_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the seed in the state, a model that is loaded elsewhere would silently take other random features."""
     data = digits()
     module = on_digits(data, classifier_period=1)
     run = trainer(1, strategy=ALL)
@@ -463,9 +420,6 @@ def test_a_checkpoint_predicts_with_its_own_frequencies_under_any_global_seed(
         assert torch.equal(replica.frequencies, sample_frequencies(32, 16, 1.0, seed=0))
 
 
-# -------------------------------------------------------------------- data that is all alike
-
-
 class DeadReLU(nn.Sequential):
     """An extractor that gives 0 for every input, and has no gradient."""
 
@@ -479,7 +433,6 @@ class DeadReLU(nn.Sequential):
 
 @pytest.mark.parametrize("trouble", ["one sample", "pairs", "dead", "batch of 1"])
 def test_batches_without_spread_neither_blow_up_the_aligner_nor_the_loss(trouble: str) -> None:
-    """Divided by a spread of almost 0, the alignment's gradient would be without bound. All options at defaults."""
     data = shards(3, 24)
     if trouble in ("one sample", "pairs"):
         kinds = 1 if trouble == "one sample" else 2
@@ -502,7 +455,6 @@ def test_batches_without_spread_neither_blow_up_the_aligner_nor_the_loss(trouble
     run.fit(module, loader(data, 1 if trouble == "batch of 1" else 8))
     first = max(float(start.aligner.weight.detach().abs().max()) for start in snapshots.start.values())
     largest = max(float(s["aligner.weight"].abs().max()) for state in snapshots.rounds for s in state.values())
-    print(f"{trouble}: |W| {first:.3f} -> {largest:.3f}, losses {min(seen):.3f} to {max(seen):.3f}")
     assert len(seen) > 20
     assert all(math.isfinite(loss) for loss in seen)
     assert min(seen) >= -1.0
@@ -510,11 +462,7 @@ def test_batches_without_spread_neither_blow_up_the_aligner_nor_the_loss(trouble
     assert largest < 2 * first
 
 
-# -------------------------------------------------------------------- who is told what
-
-
 def test_a_source_away_at_the_end_of_the_warm_up_and_after_trains_on_from_its_result() -> None:
-    """c1 is away in the warm-up and in the round after it; there and later, its extractor is its own."""
     data = unequal()
     module = build(warmup_rounds=1, mmd_weight=0.0)
     schedule = Schedule([["c0", "c2"], ["c0", "c2"], ["c0", "c1", "c2"]])
@@ -546,9 +494,6 @@ def test_a_target_that_is_alone_sends_nothing_and_spends_no_privacy() -> None:
     heard = build()
     fit(heard, unequal(), 3, strategy=strategy | {"participation": Schedule([["c2"], ["c1", "c2"], ["c2"]])})
     assert set(heard.federation.accounts["message"].clients) == {"c1", "c2"}
-
-
-# -------------------------------------------------------------------- the end of a run
 
 
 @pytest.mark.parametrize(
@@ -590,7 +535,7 @@ def test_a_checkpoint_from_before_the_target_has_a_classifier_warns_and_has_no_s
     assert "target/score" in whole
     fresh = on_digits(data, classifier_period=None)
     other = trainer(9, strategy=ALL)
-    with pytest.warns(UserWarning, match="target 'fonts' has no classifier yet"):
+    with pytest.warns(UserWarning, match="no classifier yet"):
         early = other.test(fresh, data, ckpt_path=str(tmp_path / "epoch=0.ckpt"), verbose=False)[0]
     assert "target/score" not in early
     assert "source/clean/acc" in early

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedlit import FederatedModule
+from fedlit import FederatedModule, Run
 from fedlit.federation import Everyone
 from fedlit.methods import FedAvg, FedGP, FedMMD, FedRep, SourceOnly
 from fedlit.models import MLP, Features
-from fedlit.run.run import Run
 from helpers import assert_resumes, build, digits, loader, same, shards, trainer, weights
 from site_runs import merged, start
 
@@ -42,7 +41,6 @@ def bytes_of(module: FederatedModule, channel: str = "weights") -> int:
 
 
 def test_a_frozen_extractor_costs_what_features_computed_beforehand_cost() -> None:
-    """Only the classifier is left to send, so the run is that on its features: the same bytes and the same result."""
     data, network = shards(3), backbone()
     features = {name: TensorDataset(network(each.tensors[0]), each.tensors[1]) for name, each in data.items()}
     frozen, beforehand = fit(network, data), fit(Features(6), features)
@@ -108,7 +106,6 @@ def test_weights_are_sent_from_the_round_on_in_which_they_are_trained() -> None:
 
 
 def test_loaded_weights_that_are_not_those_given_are_sent() -> None:
-    """As of a model that was trained whole, and goes on with its extractor frozen."""
     data = shards(3)
     torch.manual_seed(0)
     module = SourceOnly(NAMES, "c2", 2, backbone(), nn.Linear(6, 2))

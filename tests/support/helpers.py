@@ -156,6 +156,12 @@ def shards(num_clients: int, size: int = 40, seed: int = 0) -> dict[str, TensorD
     return data
 
 
+def unequal() -> dict[str, TensorDataset]:
+    """`shards` of 20, 17 and 14 samples around different centres."""
+    tensors = [shard.tensors for shard in shards(3, 20).values()]
+    return {f"c{i}": TensorDataset(x[: 20 - 3 * i] + 0.5 * i, y[: 20 - 3 * i]) for i, (x, y) in enumerate(tensors)}
+
+
 def loader(data: dict[str, TensorDataset], batch_size: int = 8, **kwargs: Any) -> FederatedLoader:
     """A training loader over ``data``."""
     return FederatedLoader(data, batch_size, seed=0, **kwargs)
