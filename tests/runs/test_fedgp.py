@@ -49,15 +49,8 @@ from fedlit import Client
 from fedlit.federation import DivergedError, RosterError
 from fedlit.functional import auto_beta
 from fedlit.methods import FedDA, FedGP, TargetOnly
-from fedlit.privacy import (
-    FixedPoint,
-    GaussianMechanism,
-    PairwiseMasking,
-    PlainAffine,
-)
+from fedlit.privacy import FixedPoint, GaussianMechanism, PairwiseMasking, PlainAffine
 from helpers import batches_of, loader, same, weights
-
-# -------------------------------------------------------------------- Algorithm 1 by hand, in float64
 
 
 def train_by_hand(start: Update, batches: Iterator[Any], rates: Iterator[float], clip: float | None = None) -> Local:
@@ -108,7 +101,6 @@ def rounds_by_hand(
 
 @pytest.mark.parametrize("case", [*FIXED, *AUTO])
 def test_rounds_equal_the_algorithm_by_hand(case: str) -> None:
-    """Also what is logged: beta, sigma^2, d^2 and tau of the last round."""
     settings = (FIXED | AUTO)[case]
     module = build(settings.method, **settings.kwargs)
     snapshots = fit(module, rounds=3)
@@ -150,9 +142,6 @@ def test_auto_weights_are_those_of_the_function_where_steps_are_small() -> None:
             logged = snapshots.metrics[0]
             assert logged[f"beta/{name}"] == pytest.approx(float(found.beta[index]), rel=2e-2)
             assert logged[f"distance/{name}"] == pytest.approx(float(found.distance[index]), rel=2e-2)
-
-
-# -------------------------------------------------------------------- optimisers, schedules, networks
 
 
 MASKED = {"privacy": PairwiseMasking(colluders=0)}
@@ -201,7 +190,6 @@ def test_local_normalisation_layers_are_trained_and_kept_and_no_part_of_the_rule
 
 
 def test_clipping_shortens_updates_and_leaves_their_relative_noise() -> None:
-    """That is estimated from gradients at the round's start, which no step is made of."""
     settings = AUTO["FedDA auto, aligned"]
     module = build(settings.method, **settings.kwargs)
     snapshots = fit(module, rounds=2, gradient_clip_val=0.3)
@@ -213,8 +201,6 @@ def test_clipping_shortens_updates_and_leaves_their_relative_noise() -> None:
 
 
 def test_looking_at_gradients_of_the_start_leaves_training_alone() -> None:
-    """Neither BatchNorm's statistics nor the random numbers of dropout see the second forward pass."""
-
     class Blind(NotedDA):
         def observe_(self, samples: Sequence[Any]) -> None:
             """See nothing."""
@@ -264,7 +250,7 @@ def test_a_step_over_several_batches_counts_once_but_each_batch_has_its_gradient
         assert count["batches"] == 4
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_vectorised_training_equals_one_client_at_a_time(accumulate: int) -> None:
     runs = [
         fit(build(beta="auto", vectorize=vectorize), rounds=3, accumulate_grad_batches=accumulate)
@@ -285,7 +271,6 @@ def test_vectorised_training_equals_one_client_at_a_time(accumulate: int) -> Non
     ids=lambda arguments: ", ".join(str(value) for value in arguments.values()),
 )
 def test_frozen_parameters_stay_and_cost_the_rule_nothing(arguments: dict[str, Any]) -> None:
-    """As if the frozen layer had been applied to the data: it is no direction, and no part of isotropic noise."""
     torch.manual_seed(1)
     frozen, head = nn.Linear(5, 6).requires_grad_(False), nn.Linear(6, 2)
     mapped = {name: TensorDataset(frozen(data.tensors[0]), data.tensors[1]) for name, data in unequal().items()}
@@ -350,9 +335,6 @@ def test_counters_go_on_and_any_running_statistic_is_averaged(method: type[FedDA
         torch.testing.assert_close(step[key].double(), expected, atol=1e-5, rtol=0)
     for name in NAMES[:-1]:
         assert same(snapshots.rounds[-1][name], snapshots.rounds[-1]["c2"])
-
-
-# -------------------------------------------------------------------- the variance of the target's update
 
 
 class Slope(NotedDA):
@@ -420,7 +402,6 @@ def test_the_logged_variance_is_that_of_the_update_under_momentum(momentum: floa
 
 @pytest.mark.parametrize("optimizer", [lambda params: SGD(params, lr=LR, momentum=0.9), lambda params: Adam(params)])
 def test_samples_that_are_all_alike_have_no_variance_under_momentum(optimizer: Any) -> None:
-    """Although steps grow from one to the next while momentum gathers."""
     x = torch.randn(1, 20, generator=torch.Generator().manual_seed(0)).expand(10, 20)
     module, (metrics,) = slope(x, optimizer)
     local = module.notes[0][0]["c2"]
@@ -430,7 +411,6 @@ def test_samples_that_are_all_alike_have_no_variance_under_momentum(optimizer: A
 
 
 def test_repeated_passes_over_the_same_samples_tell_no_more() -> None:
-    """n samples, each 4 times, are seen once."""
     n = 8
     x = torch.randn(n, 500, generator=torch.Generator().manual_seed(0))
     between = float(x.double().var(dim=0).sum())
@@ -445,9 +425,6 @@ def test_repeated_passes_over_the_same_samples_tell_no_more() -> None:
     assert variance(4 * n) == pytest.approx(between / n, rel=1e-4)
     assert variance(n // 2) == pytest.approx(between / (n // 2), rel=0.2)  # half a pass
     assert variance(2 * n, accumulate_grad_batches=2) == pytest.approx(between / n, rel=1e-4)  # pairs of samples
-
-
-# -------------------------------------------------------------------- learning rates of 0, and updates that diverge
 
 
 @pytest.mark.parametrize(("method", "strategy"), [(FedDA, {}), (FedGP, MASKED)])
@@ -491,9 +468,6 @@ def test_what_the_target_finds_wrong_with_its_steps_is_an_error_on_all_processes
 ) -> None:
     for one in processes.run(fit_on_processes, arguments, ranks=2):
         assert re.search(message, one.error), one
-
-
-# -------------------------------------------------------------------- errors
 
 
 MECHANISM = GaussianMechanism(clip_norm=10.0, noise_multiplier=1e-9)
@@ -547,7 +521,6 @@ def test_one_step_of_the_target_is_enough_for_a_fixed_beta(case: str, strategy: 
 
 @pytest.mark.parametrize(("method", "more"), [(FedDA, MASKED), (FedGP, {})])
 def test_differential_privacy_of_updates_trains_with_a_fixed_beta(method: type[FedDA], more: Any) -> None:
-    """A wide clip and hardly any noise change nothing; a narrow clip is felt; each source's release is booked."""
     wide, narrow, plain = build(method), build(method), build(method)
     expected = fit(plain, rounds=2, strategy=more).rounds[-1]["c2"]
     ours = fit(wide, rounds=2, strategy={"differential_privacy": {"update": MECHANISM}, **more}).rounds[-1]["c2"]

@@ -34,16 +34,8 @@ from fedgp_by_hand import (
     vector,
 )
 from fedlit.methods import FedDA
-from fedlit.privacy import (
-    CKKSAffine,
-    PaillierAffine,
-    PairwiseMasking,
-    PlainAffine,
-)
+from fedlit.privacy import CKKSAffine, PaillierAffine, PairwiseMasking, PlainAffine
 from helpers import same
-
-# -------------------------------------------------------------------- hidden updates
-
 
 PROTOCOLS: dict[str, Any] = {
     "plain": lambda: PlainAffine(**GRID),
@@ -204,15 +196,11 @@ def test_paillier_and_plain_inner_products_agree_to_the_last_bit() -> None:
 
 @pytest.mark.parametrize("beta", [0.5, "auto"])
 def test_a_single_layer_that_is_a_single_number_fits_the_grid(beta: Any) -> None:
-    """Its direction is 1 or -1, at the very end of what a bound of 1 allows."""
     network = nn.Sequential(nn.Linear(5, 1), nn.Linear(1, 2))
     module = build(beta=beta, classifier=network)
     strategy = {"privacy": PairwiseMasking(colluders=0), "two_party": PlainAffine(**GRID)}
     snapshots = fit(module, rounds=2, strategy=strategy)
     assert not torch.equal(snapshots.rounds[-1]["c2"]["classifier.0.bias"], snapshots.start["c2"]["classifier.0.bias"])
-
-
-# -------------------------------------------------------------------- who is sent what
 
 
 @pytest.mark.parametrize("case", FOUR)

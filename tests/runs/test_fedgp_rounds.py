@@ -40,13 +40,8 @@ from fedgp_by_hand import (
 from fedlit import Client
 from fedlit.federation import Schedule
 from fedlit.methods import FedGP, TargetOnly
-from fedlit.privacy import (
-    PairwiseMasking,
-    PlainAffine,
-)
+from fedlit.privacy import PairwiseMasking, PlainAffine
 from helpers import loader, same, shards, trainer, weights
-
-# -------------------------------------------------------------------- participation
 
 
 def two(clients: Sequence[str], **kwargs: Any) -> Snapshots:
@@ -98,7 +93,6 @@ def test_with_nobody_there_the_targets_own_update_is_taken(hidden: bool) -> None
 @pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
 @pytest.mark.parametrize("way", ["participation", "update", "target_update"])
 def test_a_round_without_the_target_changes_nothing(way: str, hidden: bool) -> None:
-    """Whether it is away, or only its message is lost; and the round after goes on as if nothing had been."""
     if way == "target_update" and not hidden:
         pytest.skip("nothing is sent on it")
     away = Schedule([["c0", "c1"], ["c0", "c1", "c2"]])
@@ -208,12 +202,8 @@ def test_rounds_with_a_single_source_under_masking_are_skipped_with_a_warning_an
     assert not talk(module, "target_update")  # nobody needs it
 
 
-# -------------------------------------------------------------------- warm-up
-
-
 @pytest.mark.parametrize(("absent", "away"), [("c1", 1), ("c1", 2), ("c2", 1), ("c2", 2)])
 def test_who_was_away_at_the_end_of_the_warm_up_starts_from_its_result(absent: str, away: int) -> None:
-    """Also a target, and those who are still away in the round after it: all updates are from the same model."""
     others = [name for name in NAMES if name != absent]
     schedule = Schedule([*[others] * away, NAMES])
     module = build(NotedGP, warmup_rounds=1)
@@ -235,9 +225,6 @@ def test_who_was_away_at_the_end_of_the_warm_up_starts_from_its_result(absent: s
                 for pair in talk(module, name, round_idx) if pair[1] == absent]  # fmt: skip
 
 
-# -------------------------------------------------------------------- checkpoints
-
-
 def hidden_products() -> PlainAffine:
     return PlainAffine(**GRID)
 
@@ -257,7 +244,6 @@ RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_checkpoint_within_a_round_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
-    """c1 is away in round 1, so that it is still behind when the run is resumed within round 2."""
     arguments, given = RESUMED[name]
     away = Schedule([NAMES, ["c0", "c2"], NAMES]) if name != "masked" else Schedule([NAMES])
     torch.manual_seed(3)

@@ -61,10 +61,10 @@ def test_a_trust_region_without_a_step_to_limit_is_named(tmp_path: Path) -> None
     module = AdaBN(CLIENTS, TARGET, NUM_CLASSES, Backboned(network, 8), trust_region=0.5)
     with pytest.warns(UserWarning, match=r"trust_region=0.5 has done nothing.*'webcam' took none"):
         trainer(1, [], tmp_path).fit(module, Blobs())
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer(1, [], tmp_path).fit(build(FedCORAL, trust_region=0.5), Blobs())
-    assert not [each for each in told if "has done nothing" in str(each.message)]
+    assert not [each for each in caught if "has done nothing" in str(each.message)]
 
 
 class Backboned(nn.Sequential):
@@ -76,10 +76,10 @@ class Backboned(nn.Sequential):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [({"max_epochs": 0}, "max_epochs=0"), ({"limit_train_batches": 0}, "limit_train_batches=0")]
+    ("given", "word"), [({"max_epochs": 0}, "max_epochs=0"), ({"limit_train_batches": 0}, "limit_train_batches=0")]
 )
-def test_a_run_in_which_nothing_is_trained_says_so(given: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=f"no round is trained.*{said}"):
+def test_a_run_in_which_nothing_is_trained_says_so(given: dict[str, Any], word: str, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=f"no round is trained.*{word}"):
         trainer(1, [], tmp_path, **given).fit(build(), Blobs())
 
 

@@ -41,7 +41,6 @@ def fitted(name: str, device: str, precision: str, privacy: Any = None) -> Feder
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_gpu_trains_what_the_cpu_trains(name: str, masked: bool) -> None:
-    """In 64 bits, in which rounding does not grow to anything that is to be seen."""
     privacy = PairwiseMasking(colluders=0) if masked else None
     try:
         expected, found = (fitted(name, device, "64-true", privacy) for device in ("cpu", "gpu"))
@@ -88,7 +87,6 @@ class Lazy(nn.Sequential):
 @pytest.mark.parametrize("method", [FedAvg, FedWDGRL, FedRFTCA])
 @pytest.mark.parametrize("extractor", [partial(MLP, 64, [16]), Lazy, partial(MLP, None, [16])])
 def test_first_weights_do_not_depend_on_the_device(method: type[FederatedModule], extractor: Any) -> None:
-    """Before: weights that a method draws itself were drawn on the GPU, and lazy layers failed there."""
     found = []
     for strategy in (FederatedStrategy, Elsewhere):
         torch.manual_seed(0)

@@ -79,10 +79,9 @@ def pooled(data: Mapping[str, TensorDataset], clients: Sequence[str] = ("c0", "c
     return np.concatenate([data[name].tensors[1].double().reshape(len(data[name]), -1).numpy() for name in clients])
 
 
-# ---------------------------------------------------------------- which numbers
-
-
-@pytest.mark.parametrize("name", ["plain", "grid", "masking", "paillier", "ckks"])
+@pytest.mark.parametrize(
+    "name", ["plain", "grid", "masking", *(pytest.param(n, marks=pytest.mark.slow) for n in ("paillier", "ckks"))]
+)
 def test_the_scale_is_that_of_all_samples_of_the_sources_under_every_backend(name: str) -> None:
     """Seven outputs: of deviation 1 at 1e9, of thousands, tiny, one outlier, of two levels, constant, and 0."""
     privacy = {"plain": None, "grid": Plain(FixedPoint())}[name] if name in ("plain", "grid") else backend(name)
@@ -109,7 +108,6 @@ def test_the_scale_is_that_of_all_samples_of_the_sources_under_every_backend(nam
     ("name", "counted"), [("SourceOnly", 0), ("FedAvg", 20), ("FedDANN", 20), ("FinetuneOffline", 0)]
 )
 def test_labels_of_a_target_count_where_it_learns_from_them(name: str, counted: int) -> None:
-    """All of a target's samples train in FedDANN, and those without a label tell nothing."""
     method, arguments, _ = METHODS[name]
     data = Hearts(1e3, 1e6, target_labels=20)
     module = build(method, data, extractor=MLP(data.in_features, [8]), task="regression", **arguments)  # type: ignore[arg-type]
@@ -120,9 +118,6 @@ def test_labels_of_a_target_count_where_it_learns_from_them(name: str, counted: 
     y = torch.cat(parts).numpy()
     scale = module.task.scales["cleveland"]  # type: ignore[union-attr]
     np.testing.assert_allclose([float(scale.mean), float(scale.deviation)], [y.mean(), y.std()], rtol=1e-9)
-
-
-# ---------------------------------------------------------------- the same training in any unit
 
 
 REGRESSING = {
@@ -182,9 +177,6 @@ def test_a_loss_that_a_method_writes_itself_reads_standardised_labels() -> None:
     torch.testing.assert_close(theirs(x), ours(x), atol=1.0, rtol=0)
 
 
-# ---------------------------------------------------------------- the unit of what is predicted
-
-
 def test_whatever_a_user_sees_is_in_the_unit_of_the_labels(tmp_path: Path) -> None:
     data = Hearts(1e3, 1e6, transductive=True)
     module = build(
@@ -212,9 +204,6 @@ def test_whatever_a_user_sees_is_in_the_unit_of_the_labels(tmp_path: Path) -> No
         torch.export.load(tmp_path / "target.pt2").module()(x)[:, 0], expected, atol=1e-3, rtol=0
     )
     assert "float64: the numbers, in the unit of the labels" in (tmp_path / "target.pt2.md").read_text()
-
-
-# ---------------------------------------------------------------- once, and kept
 
 
 def sent(module: FederatedModule) -> int:
@@ -272,9 +261,6 @@ def test_a_scale_that_is_none_is_refused(state: Any, tmp_path: Path) -> None:
         trainer(2).fit(module_of(), loader(dict(numbers()), 16), ckpt_path=path)
 
 
-# ---------------------------------------------------------------- wherever clients are
-
-
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("method", ["FedAvg", pytest.param("TargetOnly", marks=pytest.mark.slow)])
 def test_three_processes_give_what_one_gives(method: str) -> None:
@@ -312,9 +298,6 @@ def test_a_site_that_comes_back_with_nothing_has_the_scale_of_all(tmp_path: Path
     back, others = plain(ended["back"].result), plain(ended["blended"].result)
     assert back["scales"]["clean"] == others["scales"]["blended"]
     assert back["weights"]["clean"] == others["weights"]["blended"]
-
-
-# ---------------------------------------------------------------- what does without
 
 
 def test_labels_are_left_as_they_are_if_one_says_so() -> None:
@@ -380,9 +363,6 @@ def test_a_loader_of_another_kind_is_warned_of() -> None:
     module = module_of(FedAvg, weighting="uniform")
     with pytest.warns(UserWarning, match=r"labels are learnt in the unit"):
         pl.Trainer(**QUIET, max_epochs=1).fit(module, batches)
-
-
-# ---------------------------------------------------------------- what is refused
 
 
 def test_unknown_labels_of_a_source_are_refused_by_its_name() -> None:

@@ -54,9 +54,7 @@ def test_the_state_dict_of_a_checkpoint_file_which_has_no_client_is_refused(
     assert not checkpoint["state_dict"]
     if built:
         module.configure_model()
-    with pytest.raises(
-        RosterError, match=r"no weights of clients \['clean', 'blended', 'fonts'\].*FedAvg\.load_from_ch"
-    ):
+    with pytest.raises(RosterError, match=r"no weights of clients .*FedAvg\.load_from_ch"):
         module.load_state_dict(checkpoint["state_dict"], strict=strict)
     with pytest.raises(ValueError, match="got a whole checkpoint"):
         module.load_state_dict(checkpoint, strict=strict)
@@ -138,7 +136,6 @@ def test_processes_start_from_the_state_dict_of_one(trained: tuple[FederatedModu
 
 
 def test_what_a_replica_remembers_beside_weights_is_loaded() -> None:
-    """KNNPer's datastores have as many rows as its client has samples."""
     data, run = digits(target_labels=30), trainer(1)
     first = build(KNNPer, data)
     run.fit(first, data)

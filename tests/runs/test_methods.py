@@ -30,13 +30,7 @@ from fedlit.federation import (
     reveal_for_oracle,
 )
 from fedlit.functional import fedavg
-from fedlit.methods import (
-    FedAvg,
-    FedProx,
-    FinetuneOffline,
-    SourceOnly,
-    TargetOnly,
-)
+from fedlit.methods import FedAvg, FedProx, FinetuneOffline, SourceOnly, TargetOnly
 from fedlit.models import MLP, Replica, SmallCNN
 from helpers import assert_resumes, batches_of, build, digits, loader, same, shards, trainer, weights
 from refused import refused
@@ -64,7 +58,6 @@ def linear(
     ],
 )
 def test_fedavg_equals_local_training_by_hand_and_the_weighted_mean(build_optimizer: Any, options: dict) -> None:
-    """Two rounds, three batches each, in the loader's own order, written out as Algorithm 1, which knows no state."""
     data = shards(3, 20)
     data["c2"] = TensorDataset(*(tensor[:9] for tensor in data["c2"].tensors))
     module = linear(3, optimizer=build_optimizer, **options)
@@ -215,7 +208,7 @@ def test_warm_up_rounds_are_fedavg_over_the_sources() -> None:
     assert not same(weights(warm, "fonts"), weights(after, "fonts"))
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_vectorised_training_equals_one_client_at_a_time(accumulate: int) -> None:
     def run(vectorize: bool) -> FederatedModule:
         data = digits(target_labels=30)
@@ -477,7 +470,6 @@ def test_ordinary_loaders_are_refused_by_the_strategy() -> None:
 
 
 def test_without_validation_samples_a_run_trains_and_tests() -> None:
-    """A data module that keeps none has an empty list for a loader."""
     data = digits(val_fraction=0.0)
     run = trainer(1)
     run.fit(module := build(FedAvg, data), data)

@@ -71,9 +71,6 @@ def fit(module: MomentMatching, data: Any, rounds: int = 1, batch_size: int = 64
     return snapshots
 
 
-# -------------------------------------------------------------------- one step by hand
-
-
 def distance(name: str, match: str, features: list[Tensor], seed: int) -> Tensor:
     """The joint loss of the sources' features and, last, the target's, by the functions for all samples together."""
     *sources, target = features
@@ -117,16 +114,13 @@ def test_all_clients_gradients_together_are_that_of_the_joint_loss(name: str, ma
             got = snapshots.rounds[0][client][f"extractor.{key}"]
             torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12, msg=f"{client} {key}")
             assert float(param.grad.abs().max()) > 1e-4 or key == "bias"  # CORAL's target: it moves the mean alone
-    told = float(module.trainer.callback_metrics["target/loss"])
+    logged = float(module.trainer.callback_metrics["target/loss"])
     if match == "pooled" or len(sizes) == 2:
-        assert told == pytest.approx(3.0 * float(joint), rel=1e-6)
+        assert logged == pytest.approx(3.0 * float(joint), rel=1e-6)
     if name in ASKS:
         z = torch.cat(features).detach()
         middle = kernel_ladder(z, z[:0], num_kernels=1)
         torch.testing.assert_close(module.replicas["c0"].reference, middle, rtol=1e-12, atol=0)
-
-
-# -------------------------------------------------------------------- once a round
 
 
 @pytest.mark.parametrize("match", ["pooled", "pairwise"])
@@ -139,7 +133,6 @@ def test_rounds_of_one_step_are_the_same_said_every_step_or_every_round(name: st
 
 
 def test_between_exchanges_the_others_stay_and_ones_own_mean_moves() -> None:
-    """Two steps a round of the target: others + share * own, with its own mean of now."""
     data = shifted(12, 7, 9)
     module = build("FedDAN", list(data), every="round", num_kernels=1, bandwidth=3.0)
     snapshots = fit(module, data, strategy={"local_steps": 2})
@@ -172,9 +165,6 @@ def test_a_checkpoint_within_a_round_resumes_bit_for_bit(name: str, every: Any, 
     assert_resumes(make, lambda: loader(shifted(20, 17, 14), 5), tmp_path, [2, 6], rounds=3)  # rounds of 4 steps
 
 
-# -------------------------------------------------------------------- who sits out
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_without_the_target_or_without_sources_nothing_is_matched(name: str) -> None:
     data = shifted(12, 7, 9)
@@ -204,9 +194,9 @@ def test_a_batch_of_one_sample_has_no_covariance(sizes: Any, matched: list[str])
     """The third batch of 13 samples in batches of 6 has one."""
     data = shifted(*(size + 6 if size == 12 else size for size in sizes))
     module = build("FedCORAL", list(data))
-    with pytest.warns(UserWarning, match=r"\['c\d'\] have a batch of 1") as told:
+    with pytest.warns(UserWarning, match=r"\['c\d'\] have a batch of 1") as caught:
         snapshots = fit(module, data, batch_size=6, rounds=2)
-    assert len([each for each in told if "covariance" in str(each.message)]) == 1
+    assert len([each for each in caught if "covariance" in str(each.message)]) == 1
     assert [client for client in data if snapshots.rounds[0][client]["share"]] == matched
     assert all(bool(value.isfinite().all()) for state in snapshots.rounds[-1].values() for value in state.values())
 
@@ -223,8 +213,7 @@ def test_features_that_are_all_alike_have_no_scale(name: str, argument: str) -> 
 
 @pytest.mark.parametrize("match", ["pooled", "pairwise"])
 def test_scaled_covariances_do_not_know_the_unit_of_the_features(match: Any) -> None:
-    """The loss of features a hundred times as long, and the gradient by the extractor a hundredth of what it was."""
-    data, told = shifted(12, 7, 9), []
+    data, logged = shifted(12, 7, 9), []
     arguments: dict[str, Any] = {"feature_variance": "mean", "match": match, "average": "classifier"}
     arguments["optimizer"] = lambda params: SGD(params, lr=LR)
     for factor in (1.0, 100.0):
@@ -236,14 +225,13 @@ def test_scaled_covariances_do_not_know_the_unit_of_the_features(match: Any) -> 
         module = FedCORAL(list(data), "c2", 2, extractor, classifier, **arguments)
         fit(module, data)
         moved = module.replicas["c2"].extractor.weight.detach() - start
-        told.append((float(module.trainer.callback_metrics["target/loss"]), moved))
-    assert told[0][0] > 1e-3
-    assert told[1][0] == pytest.approx(told[0][0], rel=1e-6)
-    torch.testing.assert_close(100 * told[1][1], told[0][1], rtol=1e-6, atol=1e-9)
+        logged.append((float(module.trainer.callback_metrics["target/loss"]), moved))
+    assert logged[0][0] > 1e-3
+    assert logged[1][0] == pytest.approx(logged[0][0], rel=1e-6)
+    torch.testing.assert_close(100 * logged[1][1], logged[0][1], rtol=1e-6, atol=1e-9)
 
 
 def test_a_client_with_one_sample_is_in_the_scale_though_it_has_no_covariance() -> None:
-    """It sits out the step, in which the others are matched."""
     data = shifted(6, 1, 6)
     module = build("FedCORAL, scaled", list(data))
     with pytest.warns(UserWarning, match=r"\['c1'\] have a batch of 1 sample"):
@@ -253,7 +241,6 @@ def test_a_client_with_one_sample_is_in_the_scale_though_it_has_no_covariance() 
 
 
 def test_what_a_backend_cannot_hide_is_not_sent() -> None:
-    """Pairwise, a single source's mean; the source trains on its labels."""
     data = shifted(12, 7, 9)
     alone = fit(build("FedDAN", list(data), mmd_weight=0.0, average="all"), data)
     strategy = {"privacy": {name: PairwiseMasking(colluders=0) for name in ("scale", "moments", "weights")}}

@@ -109,7 +109,6 @@ def test_an_extractor_in_another_precision_trains_if_its_forward_converts(kind: 
 
 @pytest.mark.parametrize("change", [Tensor.detach, torch.no_grad()(lambda features: features.mul(1))])
 def test_an_extractor_that_gets_no_gradient_is_named(change: Callable[[Tensor], Tensor]) -> None:
-    """Its classifier trains, and losses fall, so that nobody would notice."""
     with pytest.warns(UserWarning, match=r"extractor Made have no gradient, .*'linear.weight'"):
         fit(Made(change))
 
@@ -121,7 +120,6 @@ def evaluate(module: FederatedModule) -> None:
 
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_probabilities_in_place_of_logits_are_named(wrapped: bool) -> None:
-    """Accuracies are right, and losses, scores and calibration are not."""
     for last, is_wrong in ((nn.Softmax(1), True), (nn.LogSoftmax(1), False), (nn.Identity(), False)):
         head = nn.Sequential(nn.Linear(8, NUM_CLASSES), last)
         module: FederatedModule = FedAvg(CLIENTS, TARGET, NUM_CLASSES, Made(), classifier=head)
@@ -137,7 +135,6 @@ def test_probabilities_in_place_of_logits_are_named(wrapped: bool) -> None:
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_a_mask_with_infinity_is_no_divergence(persistent: bool) -> None:
-    """Clients would send the buffer: the learning rate was blamed."""
     extractor = Made()
     extractor.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1), persistent=persistent)
     if not persistent:
@@ -145,9 +142,6 @@ def test_a_mask_with_infinity_is_no_divergence(persistent: bool) -> None:
         return
     with pytest.raises(ValueError, match=r"\['extractor.mask'\] of client 'a' have NaN"):
         fit(extractor)
-
-
-# ---------------------------------------------------------------- datasets
 
 
 class Broken(Dataset[Any]):

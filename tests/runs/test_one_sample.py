@@ -79,7 +79,6 @@ def test_pixels_of_one_image_are_many_values() -> None:
 
 
 def test_clients_that_do_not_train_may_have_one_sample() -> None:
-    """The target of SourceOnly is not trained, and RF-TCA in closed form has statistics that stand still."""
     data = shards(3, size=8)
     data["c2"] = torch.utils.data.TensorDataset(*(tensor[:5] for tensor in data["c2"].tensors))
     torch.manual_seed(0)

@@ -39,7 +39,6 @@ def fitted(method: type[FederatedModule], data: Any = None, rounds: int = 1, **k
 
 
 def test_each_part_of_each_client_moves_by_its_own_settings() -> None:
-    """One step of plain SGD from one batch of all samples, against w - lr (g + decay w) by hand."""
     data = shards(2, 16)
     torch.manual_seed(0)
     names: list[Client | str] = ["c0", Client("c1", role="target", labelled=True)]
@@ -101,7 +100,6 @@ class First(pl.Callback):
 
 @pytest.mark.parametrize("method", [FedAvg, FedDANN, CoMDA])
 def test_a_division_into_equal_settings_changes_nothing(method: type[FederatedModule]) -> None:
-    """Different models of a client are clipped each by itself, and parts of one model are not."""
     entries = [{"part": "classifier", "lr": 0.1}, {"client": "clean", "weight_decay": 0.0}]
     one, divided = fitted(method, rounds=2), fitted(method, rounds=2, param_groups=entries)
     assert len(rates(divided)) > len(rates(one))

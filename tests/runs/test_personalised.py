@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
-from fedlit import Client, FederatedModule
+from fedlit import Client, Component, FederatedModule, Run
 from fedlit.federation import UNLABELLED, Fraction, Schedule
 from fedlit.methods import APFL, Ditto, FedAvg, FedRep, KNNPer
 from fedlit.methods.knn_per import knn_probabilities
-from fedlit.run.component import Component
-from fedlit.run.run import Run
 from helpers import assert_resumes, batches_of, build, digits, loader, shards, trainer, weights
 
 METHODS: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
@@ -71,9 +69,6 @@ def run_digits(method: type[FederatedModule], rounds: int = 3, callbacks: Any = 
     module = build(method, data, **kwargs)
     trainer(rounds, callbacks, strategy=strategy, **limits).fit(module, data)
     return module
-
-
-# -------------------------------------------------------------------- Ditto
 
 
 Pair = list[Tensor]
@@ -123,9 +118,6 @@ def test_ditto_follows_its_update_rule(lam: float) -> None:
         torch.testing.assert_close(module.replicas[name](x), x @ weight.T + bias)
 
 
-# -------------------------------------------------------------------- APFL
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
 def test_apfl_follows_its_update_rule(alpha: float) -> None:
     """w <- w - lr grad F(w) and v <- v - lr alpha grad F(alpha v + (1 - alpha) w), both from the same w and v."""
@@ -145,9 +137,6 @@ def test_apfl_follows_its_update_rule(alpha: float) -> None:
         weight, bias = mix(v, shared)
         x = data[name].tensors[0]
         torch.testing.assert_close(module.replicas[name](x), x @ weight.T + bias, atol=1e-5, rtol=1e-5)
-
-
-# -------------------------------------------------------------------- FedRep
 
 
 def fedrep_by_hand(data: dict[str, TensorDataset], rounds: int, head_steps: dict[str, int]) -> dict[str, nn.Module]:
@@ -231,12 +220,8 @@ def test_vectorised_fedrep_equals_one_client_at_a_time_and_the_others_refuse() -
             trainer(1).fit(on_shards(method, vectorize=True), loader(data))
 
 
-# -------------------------------------------------------------------- KNNPer
-
-
 @pytest.mark.parametrize("lam", [0.0, 0.3, 1.0])
 def test_knnper_mixes_scikit_learns_neighbours_with_fedavg(lam: float) -> None:
-    """Neighbours among a client's own labelled training samples, each with weight exp(-distance)."""
     data = digits(target_labels=30)
     module = build(KNNPer, data, lam=lam)
     run = trainer(1)
@@ -321,12 +306,8 @@ def test_unlabelled_samples_are_no_neighbours_even_in_data_that_do_not_list_them
     assert torch.equal(got["labels"], y[20:])
 
 
-# -------------------------------------------------------------------- all of them
-
-
 @pytest.mark.parametrize("name", ["APFL", "Ditto", "KNNPer"])
 def test_the_averaged_model_is_fedavgs_to_the_last_bit(name: str) -> None:
-    """With dropout, clipping and absent clients: what a client does for itself does not touch it."""
     method, arguments = METHODS[name]
     options: dict[str, Any] = {
         "dropout": 0.2,
@@ -360,8 +341,7 @@ class Starts(pl.Callback, Component):
         self.rounds: list[dict[str, dict[str, Tensor]]] = []
 
     def on_round_start(self, run: Run) -> None:
-        module: Any = run.module
-        self.rounds.append({client.name: weights(module, client.name) for client in module.clients})
+        self.rounds.append({client.name: weights(run.module, client.name) for client in run.clients})
 
 
 @pytest.mark.parametrize("name", ["APFL", "Ditto"])

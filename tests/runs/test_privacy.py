@@ -49,7 +49,9 @@ def on_grid() -> Any:
     return train(privacy=Plain(FixedPoint()))
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("masking", "ckks") else pytest.mark.slow) for n in BACKENDS]
+)
 def test_training_equals_plain_training_within_the_error_of_each_rounds_mean(
     name: str, plain: Any, on_grid: Any
 ) -> None:
@@ -69,7 +71,6 @@ def test_a_wide_clip_and_hardly_any_noise_train_like_plain(plain: Any) -> None:
 
 @pytest.mark.parametrize("backend", [None, PairwiseMasking(colluders=0)], ids=["plain", "masking"])
 def test_a_round_moves_weights_by_no_more_than_the_clip(backend: Any) -> None:
-    """All clients send weights within the clip of those that the round started with, so their mean is as near."""
     clip = 1e-3
     mechanism = GaussianMechanism(clip_norm=clip, noise_multiplier=1e-6)
     modules = [train(rounds, differential_privacy=mechanism, privacy=backend) for rounds in (1, 2, 3)]
@@ -81,7 +82,6 @@ def test_a_round_moves_weights_by_no_more_than_the_clip(backend: Any) -> None:
 
 
 def test_a_trained_module_is_clipped_around_the_weights_it_has_when_a_mechanism_is_added() -> None:
-    """Not around zero, nor around those it was built with."""
     module = train(4)
     before = torch.cat([tensor.flatten() for tensor in weights(module, "fonts").values()])
     clip = 1e-3

@@ -10,11 +10,9 @@ import pytest
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
-from fedlit import FederatedModule
+from fedlit import Component, FederatedModule, Run
 from fedlit.functional import annealing
 from fedlit.methods import KD3A, CoMDA, FedAvg, FedDANN
-from fedlit.run.component import Component
-from fedlit.run.run import Run
 from helpers import build, digits, trainer
 
 
@@ -27,8 +25,7 @@ class Seen(pl.Callback, Component):
         self.end = -1.0
 
     def on_round_start(self, run: Run) -> None:
-        module: Any = run.module
-        self.progress.append(module.run.clock.progress)
+        self.progress.append(run.clock.progress)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         assert isinstance(pl_module, FederatedModule)

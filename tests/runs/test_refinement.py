@@ -213,9 +213,6 @@ def test_votes_let_no_gradient_through() -> None:
         trainer(2).fit(module, data)
 
 
-# -------------------------------------------------------------------- a network that is trained on
-
-
 def by_hand(network: nn.Module) -> tuple[nn.Module, Tensor]:
     """SHOT on the target's samples, all in one batch, by autograd of its equations; and the refined predictions."""
     x = clusters()["c2"].tensors[0]

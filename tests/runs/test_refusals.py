@@ -102,7 +102,6 @@ def test_another_strategy_on_one_process_trains_as_a_plain_trainer_does() -> Non
 
 
 def test_synchronised_batchnorm_is_refused_by_name() -> None:
-    """No round would do it, and nothing said so."""
     data = digits()
     with pytest.raises(ValueError, match="sync_batchnorm=True would take statistics over samples"):
         trainer(1, sync_batchnorm=True).fit(build(FedAvg, data), data)

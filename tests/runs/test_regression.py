@@ -15,12 +15,7 @@ from torch.optim import SGD, Adam
 from fedlit import FederatedModule
 from fedlit.callbacks import OracleAccuracy, closing_table, summarise
 from fedlit.data import HeartDisease
-from fedlit.methods import (
-    FedAvg,
-    FedMMD,
-    SourceOnly,
-    TargetOnly,
-)
+from fedlit.methods import FedAvg, FedMMD, SourceOnly, TargetOnly
 from fedlit.models import MLP, Committee
 from helpers import build, samples_of, trainer
 
@@ -67,22 +62,24 @@ def test_r2_and_loss_are_those_of_scikit_learn() -> None:
     run.test(module, data, verbose=False)
     known = torch.cat([samples_of(data, c.name, "train")[1] for c in data.clients if not c.is_target])
 
-    def told(client: str) -> tuple[Tensor, Tensor]:
+    def labels_and_outputs(client: str) -> tuple[Tensor, Tensor]:
         x, y = samples_of(data, client, "test")
         outputs = module.replicas[client](x).detach()[:, 0]
         return y, outputs * known.std(correction=0) + known.mean()
 
-    y, predicted = told("va_long_beach")
+    y, predicted = labels_and_outputs("va_long_beach")
     assert float(run.callback_metrics["oracle/target/r2"]) == pytest.approx(
         r2_score(y.numpy(), predicted.numpy()), abs=1e-5
     )
     assert float(run.callback_metrics["oracle/target/loss"]) == pytest.approx(float(((y - predicted) ** 2).mean()))
-    sources = [r2_score(*(each.numpy() for each in told(client))) for client in ("cleveland", "hungary", "switzerland")]
+    sources = [
+        r2_score(*(each.numpy() for each in labels_and_outputs(client)))
+        for client in ("cleveland", "hungary", "switzerland")
+    ]
     assert float(run.callback_metrics["source/r2"]) == pytest.approx(sum(sources) / 3, abs=1e-5)
 
 
 def test_one_client_with_all_labels_finds_the_least_squares_fit() -> None:
-    """Oracle's target against scikit-learn on the same samples; full batches, many steps."""
     data = hearts(clients=["cleveland", "hungary"], target="hungary", target_labels=1.0, batch_size=1000)
     module = linear(TargetOnly, data, optimizer=lambda params: SGD(params, lr=0.05, momentum=0.9))
     trainer(600, limit_val_batches=0).fit(module, data)

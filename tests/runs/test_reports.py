@@ -1,4 +1,4 @@
-"""Losses and scores beside differential privacy: not told, or noised and accounted for, or exact by name."""
+"""Losses and scores beside differential privacy: not reported, or noised and accounted for, or exact by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from helpers import build, digits, trainer
 NOISE = GaussianMechanism(0.5, 4.0)
 
 
-def told(wrong_label: bool, **strategy: Any) -> dict[str, float]:
+def logged(wrong_label: bool, **strategy: Any) -> dict[str, float]:
     """Everything that a run of a round logs and so tells; one label of client "clean" may be another."""
     data = digits(target_labels=30)
     data.setup("fit")
@@ -54,14 +54,14 @@ OF_CLIENTS = ("train/", "source/", "target/", "validator/", "oracle/")
 
 def test_one_changed_label_is_not_told_beside_noise() -> None:
     """The attack: losses in the log tell with certainty which of two data sets a client has, whatever epsilon says."""
-    one, other = (told(changed, differential_privacy=NOISE) for changed in (False, True))
+    one, other = (logged(changed, differential_privacy=NOISE) for changed in (False, True))
     for seen in (one, other):
         assert not [name for name in seen if name.startswith(OF_CLIENTS)]
 
 
 def test_exact_reports_do_tell_it_and_so_the_test_above_can_fail() -> None:
     once, again, other = (
-        told(changed, differential_privacy=NOISE, reports="exact") for changed in (False, False, True)
+        logged(changed, differential_privacy=NOISE, reports="exact") for changed in (False, False, True)
     )
     assert once["source/clean/loss"] == again["source/clean/loss"] != other["source/clean/loss"]
 
@@ -104,7 +104,7 @@ def heard() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "said"),
+    ("strategy", "word"),
     [
         ({}, None),
         ({"reports": "exact"}, None),
@@ -113,12 +113,12 @@ def heard() -> Iterator[list[str]]:
         ({"differential_privacy": NOISE, "reports": NOISE}, "with noise of standard deviation 2"),
     ],
 )
-def test_what_is_told_and_not_told_is_said_once(strategy: dict[str, Any], said: str | None) -> None:
+def test_what_is_reported_and_not_is_warned_of_once(strategy: dict[str, Any], word: str | None) -> None:
     data = digits(target_labels=30)
     with heard() as words:
         trainer(2, strategy=strategy).fit(build(FedAvg, data), data)
-    assert len(words) == (said is not None)
-    assert all(str(said) in each for each in words)
+    assert len(words) == (word is not None)
+    assert all(str(word) in each for each in words)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,6 @@ def fit(rounds: int, path: Path, optimizer: Any = ADAM, schedule: Schedule = Non
     ],
 )
 def test_settings_that_a_resume_does_not_take_are_named(before: Any, now: Any, message: str, tmp_path: Path) -> None:
-    """The checkpoint's count, as torch loads them with the state."""
     rates = fit(1, tmp_path / "a.ckpt", before)
     with pytest.warns(UserWarning, match=message):
         assert fit(2, tmp_path / "a.ckpt", now, resume=True) == rates

@@ -76,9 +76,6 @@ def test_every_process_ends_and_the_others_learn_nothing_of_the_data(
         assert ("row" in last) == own
 
 
-# ---------------------------------------------------------------- samples that are made when they are read
-
-
 def test_samples_that_are_made_when_read_are_not_read_twice() -> None:
     module, loader = build(), load(parts(), in_memory=False)
     trainer(2).fit(module, loader)
@@ -104,9 +101,6 @@ def test_samples_of_several_shapes_are_named() -> None:
     datasets = {name: (Ragged if name == "b" else Items)(*own) for name, own in parts().items()}
     with pytest.raises(SampleError, match=r"client 'b' must have one shape.* in row 12"):
         trainer(1).fit(build(), FederatedLoader(datasets, SIZE, training=True))
-
-
-# ---------------------------------------------------------------- evaluation
 
 
 @either_way
@@ -142,7 +136,6 @@ def test_labels_that_are_scored_against_are_looked_at(fault: Callable[[Any], Non
 
 
 def test_labels_of_the_target_that_nobody_reads_may_be_anything() -> None:
-    """As where it has none: in training without labels, in an evaluation without an oracle, and in predictions."""
     data = parts()
     data["t"][1] = torch.full((SIZE, 2), NAN)
     module, run = build(labelled=False), trainer(1)
@@ -162,9 +155,6 @@ def test_predictions_that_are_not_finite_are_said_to_be_so() -> None:
     negative = data | {"t": [-data["t"][0], data["t"][1]]}
     with pytest.warns(UserWarning, match=r"40 of 40 predictions for target"):
         trainer(1).fit(build(extractor=Root(WIDTH, [8])), load(data), load(negative, training=False))
-
-
-# ---------------------------------------------------------------- what is right is not refused
 
 
 class Imputing(MLP):
@@ -255,9 +245,6 @@ def test_a_subset_in_memory_is_looked_at_as_a_whole() -> None:
     trainer(1).fit(build(), FederatedLoader(datasets, 8))
 
 
-# ---------------------------------------------------------------- regression
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -273,9 +260,6 @@ def test_numbers_to_predict_are_looked_at(change: Callable[[Any], Tensor], messa
     data["a"][1] = change(labels)
     with pytest.raises(SampleError, match=message):
         trainer(1).fit(build(task="regression", num_classes=1), load(data))
-
-
-# ---------------------------------------------------------------- what is no dataset, and no sample
 
 
 class Stream(IterableDataset[Any]):
@@ -316,9 +300,6 @@ def test_a_target_that_is_declared_as_labelled_has_labels() -> None:
     data["t"][1].fill_(-1)
     with pytest.raises(SampleError, match="target 't' is declared as labelled"):
         trainer(1).fit(build(), load(data))
-
-
-# ---------------------------------------------------------------- data modules
 
 
 class Three(DomainDataModule):

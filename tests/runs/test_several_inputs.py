@@ -24,7 +24,8 @@ from helpers import trainer
 from method_table import METHODS
 from own_modules import Simple
 from several_inputs import CLIENTS, FORMS, NUM_CLASSES, TARGET, Formed, Joining, loaders, run
-from shown import one_of_each
+
+SHOWN = ("FedAvg", "FedDANN", "FedMMD", "FedRFTCA")
 
 
 def assert_alike(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -37,7 +38,7 @@ def assert_alike(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", one_of_each(METHODS))
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SHOWN else pytest.mark.slow) for n in METHODS])
 def test_a_dictionary_of_tensors_trains_validates_and_predicts_as_one_tensor(name: str) -> None:
     one, several = run(name, "tensor", refine=True), run(name, "dict", refine=True)
     assert {"oracle/target/acc", "target/temperature", "validator/trust", "validator/iwv"} <= set(one["metrics"])
@@ -48,7 +49,6 @@ def test_a_dictionary_of_tensors_trains_validates_and_predicts_as_one_tensor(nam
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in ("tensor", "dict")])
 def test_other_structures_do_as_well(form: str) -> None:
-    """Of samples that are read one by one, too; torch puts no dataclasses in a batch."""
     one = run("KD3A, votes", "tensor", trust_region=1.0)
     assert_alike(run("KD3A, votes", form, trust_region=1.0), one)
     if form != "dataclass":
@@ -61,9 +61,6 @@ def test_sources_on_other_processes_see_the_targets_samples_as_their_own_are() -
     alone = run("KD3A, votes", "dict")
     for found in processes.results(several_inputs.run, "KD3A, votes", "dict", True, 3, ranks=3):
         assert found["metrics"] == alone["metrics"]
-
-
-# ---------------------------------------------------------------- what takes one tensor is named
 
 
 def test_a_network_that_takes_one_tensor_says_so_at_the_start() -> None:
@@ -96,9 +93,6 @@ def test_an_export_names_what_it_cannot_trace(tmp_path: Path) -> None:
     inputs = FORMS["dict"](torch.randn(7, 6))
     expected = module.replicas[TARGET].eval()(inputs).softmax(dim=1)
     torch.testing.assert_close(target_model(module)(inputs), expected)
-
-
-# ---------------------------------------------------------------- data modules and modules of one's own
 
 
 class Parted(DomainDataModule):
@@ -149,8 +143,6 @@ class Mine(Simple):
 
 @pytest.mark.parametrize("form", ["tensor", "dict", "nested"])
 def test_a_module_of_ones_own_trains_on_the_labelled_samples_alone(form: str) -> None:
-    """Against data that have these samples only; a mean over all inputs would not notice others."""
-
     def fit(form: str, all_samples: bool) -> list[Tensor]:
         generator = torch.Generator().manual_seed(0)
         data = {}

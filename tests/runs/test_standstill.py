@@ -100,9 +100,6 @@ def test_a_client_of_which_the_optimizer_has_nothing_is_an_error() -> None:
         fit(method(small(), cls=WithoutGroups))
 
 
-# ---------------------------------------------------------------- what stands still for a reason
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_schedule_that_starts_at_rate_zero_is_no_error(fused: bool) -> None:
     module = method(
@@ -151,9 +148,6 @@ class Net(Simple):
 
 def wrapped(net: pl.LightningModule) -> FederatedModule:
     return fedlit.Federated(net, NAMES, "c2", 2)
-
-
-# ---------------------------------------------------------------- networks whose copies are trained, or refused
 
 
 def compiled(net: Any) -> Any:

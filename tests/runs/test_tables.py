@@ -63,7 +63,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_four_processes_with_a_file_each_equal_one_with_all(folder, masked):
     (together,) = processes.results(run, str(folder), masked, 1)
     apart = processes.results(run, str(folder), masked, 4, ranks=4)
@@ -74,6 +74,8 @@ def test_four_processes_with_a_file_each_equal_one_with_all(folder, masked):
         assert names == together[3]
     assert {"levels", "magnitudes", "statistics"} <= together[1].keys()
 
+
+either_network = pytest.mark.parametrize("linear", [pytest.param(False, marks=pytest.mark.slow), True])
 
 HOSTS = [[], ["north", "east"], ["west", "south"]]
 """Clients of each of three processes, of which the first is a server apart."""
@@ -98,7 +100,9 @@ def around(
     return shas, module.federation.ledger.bytes_by_channel(), data.input_shape
 
 
-@pytest.mark.parametrize("privacy", [None, PairwiseMasking()], ids=["clear", "masked"])
+@pytest.mark.parametrize(
+    "privacy", [pytest.param(None, marks=pytest.mark.slow), PairwiseMasking()], ids=["clear", "masked"]
+)
 def test_a_server_without_tables_changes_nothing(folder, privacy):
     (together,) = processes.results(around, str(folder), privacy, 2, 1)
     server, *sites = processes.results(around, str(folder), privacy, 2, ranks=3)
@@ -107,7 +111,7 @@ def test_a_server_without_tables_changes_nothing(folder, privacy):
     assert all(each[1:] == together[1:] for each in (server, *sites))
 
 
-@pytest.mark.parametrize("linear", [False, True])
+@either_network
 def test_a_server_without_tables_resumes(folder, linear):
     (together,) = processes.results(around, str(folder), None, 2, 1, False, linear)
     processes.results(around, str(folder), None, 1, 3, False, linear, ranks=3)
@@ -131,9 +135,8 @@ def predicted(folder: str, checkpoint: str, linear: bool) -> torch.Tensor:
     return torch.cat([batch["south"] for batch in batches])
 
 
-@pytest.mark.parametrize("linear", [False, True])
+@either_network
 def test_the_target_predicts_from_a_checkpoint_alone(folder, linear):
-    """It has what features are made with; the other clinics' tables are not there."""
     processes.results(run, str(folder), False, 1, linear)
     checkpoint = folder / "of 1" / "run.ckpt"
     (found,) = processes.results(predicted, str(folder), str(checkpoint), linear)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from fedlit import Client, FederatedModule
+from fedlit import Client, FederatedModule, Run
 from fedlit.callbacks.privacy_report import report
 from fedlit.federation import RosterError, Schedule
 from fedlit.functional import between_class_variance, consensus_focus, knowledge_vote
@@ -23,7 +23,6 @@ from fedlit.methods.co_mda import easiest
 from fedlit.methods.taught_target import on_grid
 from fedlit.models import MLP
 from fedlit.privacy import CKKS, PairwiseMasking
-from fedlit.run.run import Run
 from helpers import assert_resumes, loader, same, shards, trainer, weights
 
 NAMES = ["c0", "c1", "c2", "c3"]
@@ -31,7 +30,6 @@ SOURCES, TARGET = NAMES[:3], "c3"
 
 
 def make(method: type[FederatedModule], names: Sequence[Client | str] = NAMES, **kwargs: Any) -> Any:
-    """Two classes, three sources whose models differ, and a target."""
     torch.manual_seed(0)
     given = {"warmup_rounds": 0, "optimizer": lambda params: SGD(params, lr=0.3)} | kwargs
     return method(names, TARGET, 2, copy.deepcopy(given.pop("extractor", None)) or MLP(5, [6]), **given)  # type: ignore[arg-type]
@@ -81,9 +79,6 @@ def noisy() -> nn.Module:
     network = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
     network.out_features = 6  # type: ignore[assignment]
     return network
-
-
-# ---------------------------------------------------------------- models and votes
 
 
 FORMS: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
@@ -154,12 +149,8 @@ def test_the_target_starts_a_round_after_its_sources() -> None:
     assert {client.name for client in module.learners(1)} == {*NAMES}
 
 
-# ---------------------------------------------------------------- KD3A
-
-
 @pytest.mark.parametrize(("vote", "gate"), [("hard", 0.6), ("soft", 0.6), ("hard", (0.5, 0.9))])
 def test_the_targets_loss_is_that_of_the_sources_votes_on_its_batch(vote: str, gate: Any) -> None:
-    """Without mixtures: the mean of weight times cross-entropy; a gate rises over the rounds of a run."""
     seen: list[tuple[float, float]] = []
     everything = data()[TARGET].tensors[0]
 
@@ -257,9 +248,6 @@ def test_a_source_that_was_away_fetches_the_newest_extractor() -> None:
     assert same(caught["c0"], theirs)
 
 
-# ---------------------------------------------------------------- Co-MDA
-
-
 @pytest.mark.parametrize(("ensemble", "sharpness"), [(0.6, 5.0), (0.0, 5.0), (0.6, 0.0)])
 def test_the_targets_mixture_by_hand(ensemble: float, sharpness: float) -> None:
     """Moving means, corrected for their first rounds, weighted by a softmax of how far apart their classes are."""
@@ -324,7 +312,6 @@ def test_each_network_learns_what_the_other_finds_easy() -> None:
 
 
 def test_the_two_networks_are_alike() -> None:
-    """Changing places changes neither loss nor prediction; their classifiers differ from the start."""
     module, inputs = at_work(share=0.4, forget_rate=0.5), data()[TARGET].tensors[0][:8]
     twins = module.twins
     assert not torch.equal(twins.classifier.weight, twins.peer.classifier.weight)

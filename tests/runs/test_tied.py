@@ -58,14 +58,13 @@ def fit(method: type[FederatedModule], rounds: int = 1, run: dict[str, Any] | No
     return module
 
 
-def shared_names(replica: nn.Module) -> bool:
+def is_tied(replica: nn.Module) -> bool:
     head = replica.classifier[-1] if isinstance(replica.classifier, nn.Sequential) else replica.classifier
     return head.weight is replica.extractor.second.weight  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", one_of_each(sorted(METHODS)))
 def test_a_method_keeps_weights_tied_or_refuses_them_by_name(name: str) -> None:
-    """Where extractor and classifier are trained or sent each by itself, one weight of both would have two values."""
     method, kwargs, of_data = METHODS[name]
     data, (body, head) = digits(**of_data), tied(64, 10)
     given = {key: value for key, value in kwargs.items() if key != "classifier"}
@@ -81,8 +80,8 @@ def test_a_method_keeps_weights_tied_or_refuses_them_by_name(name: str) -> None:
     trainer(2, strategy={"local_steps": 2}).fit(module, data)
     for client in module.clients:
         replica = module.replicas[client.name]
-        assert shared_names(replica)
-        assert not hasattr(replica, "personal") or shared_names(replica.personal)
+        assert is_tied(replica)
+        assert not hasattr(replica, "personal") or is_tied(replica.personal)
         sent = [tensor.data_ptr() for tensor in module.run.weights.of(client.name).values() if tensor.numel()]
         assert len(set(sent)) == len(sent)
 
@@ -122,13 +121,13 @@ def test_a_run_with_tied_weights_resumes_to_the_same_bits(method: type[Federated
     whole = assert_resumes(
         lambda: method(clients, "c2", 3, *tied()), lambda: loader(samples()), tmp_path, [6], rounds=3
     )
-    assert all(shared_names(whole.replicas[name]) for name in NAMES)
+    assert all(is_tied(whole.replicas[name]) for name in NAMES)
 
 
 def test_training_all_clients_in_one_call_keeps_weights_tied() -> None:
     together, one_by_one = fit(FedAvg, 2, vectorize=True), fit(FedAvg, 2)
     for name in NAMES:
-        assert shared_names(together.replicas[name])
+        assert is_tied(together.replicas[name])
         torch.testing.assert_close(weights(together, name), weights(one_by_one, name))
 
 
@@ -176,7 +175,6 @@ def test_parts_that_go_different_ways_share_no_weight(method: type[FederatedModu
 
 
 def test_parameters_that_share_memory_without_being_one_are_refused() -> None:
-    """A copy has two memories, where one step of the given network would move both."""
     body, head = Body(), nn.Linear(3, 3)
     head.weight = nn.Parameter(body.second.weight.t())
     with pytest.raises(ValueError, match=r"'extractor\.second\.weight' and 'classifier\.weight' share memory"):

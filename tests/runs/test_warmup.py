@@ -10,9 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from fedlit import FederatedModule, methods
-from fedlit.run.component import Component
-from fedlit.run.run import Run
+from fedlit import Component, FederatedModule, Run, methods
 from small_federation import Blobs, build, trainer
 
 
@@ -23,8 +21,7 @@ class Kinds(pl.Callback, Component):
         self.warm: list[bool] = []
 
     def on_round_start(self, run: Run) -> None:
-        module: Any = run.module
-        self.warm.append(module.run.clock.warming_up)
+        self.warm.append(run.clock.warming_up)
 
 
 def fitted(folder: Path, rounds: int, warmup: int | float, method: Any = methods.FedMMD, **kwargs: Any) -> Any:

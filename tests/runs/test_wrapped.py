@@ -86,8 +86,6 @@ def test_fedavg_of_a_wrapped_module_is_a_loop_by_hand_to_the_bit(interval: str) 
 
 
 def test_a_module_that_steps_by_itself_is_a_loop_by_hand_to_the_bit() -> None:
-    """Two optimisers, clipping, a schedule, toggling; clients do not step each other."""
-
     class Seen(Turns):
         def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
             taken.append((batch[0].clone(), batch[1].clone()))
@@ -127,6 +125,8 @@ def test_a_module_that_steps_by_itself_is_a_loop_by_hand_to_the_bit() -> None:
         assert torch.equal(method.replicas[TARGET].get_parameter(f"extractor.{name}"), expected)
 
 
+SHOWN = [pytest.param(kind, marks=() if kind in ("by itself", "FedDAN") else pytest.mark.slow) for kind in MODULES]
+
 PLAIN = {
     "FedAvg": (methods.FedAvg, {}),
     "FedProx": (methods.FedProx, {"mu": 0.5}),
@@ -135,10 +135,10 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize(
+    "kind", ["FedAvg", "FedDAN", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("FedProx", "FedCORAL"))]
+)
 def test_wrapped_and_split_in_two_are_the_same(kind: str) -> None:
-    """Where its loss is cross-entropy, a module's parts can be given to a method of fedlit, which trains as well."""
-
     class Simple(Net):
         def configure_optimizers(self) -> Any:
             return SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -163,7 +163,7 @@ def test_wrapped_and_split_in_two_are_the_same(kind: str) -> None:
                 assert torch.equal(ours[f"extractor.{part}.{name}"], theirs[f"{place}.{name}"]), (client, part, name)
 
 
-@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("kind", SHOWN)
 def test_resumed_is_straight(kind: str, tmp_path: Path) -> None:
     path = str(tmp_path / "half.ckpt")
     straight = run(kind, 4)
@@ -177,9 +177,7 @@ def test_resumed_is_straight(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(
-    "kind", [pytest.param(each, marks=() if each in ("by itself", "FedDAN") else pytest.mark.slow) for each in MODULES]
-)
+@pytest.mark.parametrize("kind", SHOWN)
 def test_one_process_and_several_are_the_same(kind: str) -> None:
     alone = run(kind)
     several = processes.results(run, kind, 4, 3, ranks=3)
@@ -316,9 +314,6 @@ def test_under_lightnings_own_strategy_it_trains_too() -> None:
     trainer(2).fit(ours, Blobs())
     pl.Trainer(**QUIET, max_epochs=2, devices=1).fit(theirs, Blobs())
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
-
-
-# ---------------------------------------------------------------- what cannot be wrapped
 
 
 def every_second(module: Net) -> Any:
