@@ -419,12 +419,10 @@ def test_a_missing_phe_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_halves_that_do_not_belong_together_are_refused(keys: Keys) -> None:
-    scheme = backend().scheme
-    with pytest.raises(KeyCheckError, match="do not belong together"):
-        scheme.private_key(Keys(backend()).private_bytes, keys.public_bytes)
-    trivial = b"\0" * (BITS // 16 - 1) + b"\1"
-    with pytest.raises(KeyCheckError):
-        scheme.private_key(trivial + keys.private_bytes[: BITS // 16], keys.public_bytes)
+    trivial = b"\0" * (BITS // 16 - 1) + b"\1" + keys.private_bytes[: BITS // 16]
+    for private in (Keys(backend()).private_bytes, trivial):
+        with pytest.raises(KeyCheckError):
+            backend().scheme.private_key(private, keys.public_bytes)
 
 
 def test_clients_of_one_process_share_the_tables_of_their_key_while_they_live() -> None:
@@ -507,23 +505,21 @@ def test_flipped_bits_are_refused_even_without_the_frame(keys: Keys) -> None:
             keys.private.decrypt(bytes(changed), 3, 1)
 
 
-def test_more_vectors_than_announced_are_noticed_once_they_are_too_large(keys: Keys) -> None:
-    body = keys.public.add([keys.private.encrypt(torch.full((3,), 32.0))] * 3, 3)
-    with pytest.raises(DecodeError, match="exceeds what 2 clients"):
-        keys.private.decrypt(body, 3, 2)
-
-
-def test_sums_past_the_headroom_are_an_error_and_never_wrap(keys: Keys) -> None:
-    full = keys.private.encrypt(torch.full((backend().slots.count,), 32.0))
-    body = keys.public.add([full] * 65, backend().slots.count)
-    with pytest.raises(DecodeError, match="out of range"):
-        keys.private.decrypt(body, backend().slots.count, 64)
-
-
-def test_numbers_hidden_behind_the_announced_length_are_refused(keys: Keys) -> None:
-    body = keys.private.encrypt(torch.ones(5))
-    with pytest.raises(DecodeError, match="out of range"):
-        keys.private.decrypt(body, 3, 1)
+@pytest.mark.parametrize(
+    ("value", "length", "times", "read", "announced"),
+    [
+        (32.0, 3, 3, 3, 2),  # more vectors than announced, noticed once they are too large
+        (32.0, backend().slots.count, 65, backend().slots.count, 64),  # past the headroom, which never wraps
+        (1.0, 5, 1, 3, 1),  # numbers hidden behind the announced length
+    ],
+)
+def test_totals_beyond_what_was_announced_are_refused(
+    value: float, length: int, times: int, read: int, announced: int, keys: Keys
+) -> None:
+    body = keys.private.encrypt(torch.full((length,), value))
+    total = keys.public.add([body] * times, length) if times > 1 else body
+    with pytest.raises(DecodeError, match=r"out of range|exceeds what 2 clients"):
+        keys.private.decrypt(total, read, announced)
 
 
 # -------------------------------------------------------------------------------- the whole exchange
