@@ -53,12 +53,3 @@ def test_a_sum_has_no_weight_and_nobody_notices(monkeypatch: pytest.MonkeyPatch)
     total = federation.sum("weights", payloads())["a"]["x"]
     torch.testing.assert_close(total, torch.full((3,), 6.0))
     assert "reports clients as dropped whose vectors it has" in backend.describe().revealed
-
-
-@pytest.mark.parametrize("weights", [None, SAMPLES])
-def test_an_honest_mean_passes(backend: SecureAggregation, weights: Any) -> None:
-    federation = Federation(NAMES, "t", privacy=backend, seed=0)
-    mean = federation.mean("weights", payloads(), weights=weights)["a"]["x"]
-    shares = SAMPLES if weights else dict.fromkeys(NAMES, 1.0)
-    expected = sum(shares[name] * place for place, name in enumerate(NAMES)) / sum(shares.values())
-    torch.testing.assert_close(mean, torch.full((3,), expected), atol=1e-4, rtol=0)
