@@ -45,9 +45,6 @@ def each(*names: str, value: float = 1.0) -> dict[str, dict[str, Tensor]]:
     return {name: {"x": torch.full((2,), value)} for name in names}
 
 
-# ---------------------------------------------------------------- declarations
-
-
 def test_a_declaration_says_itself_in_a_line() -> None:
     assert str(WEIGHTS) == "weights of the network, from the sources to everyone, every round"
     assert str(Open("votes", up="learners", to="target", how_often="once")) == (
@@ -109,9 +106,6 @@ def test_each_channel_knows_who_sends_and_what_protects_it() -> None:
     assert singly.description is None
 
 
-# ---------------------------------------------------------------- choices, before anything is sent
-
-
 COUNTS = Summed("counts", "numbers of samples", unblurred="a count is exact")
 MASKED = PairwiseMasking(colluders=0)
 
@@ -168,9 +162,6 @@ def test_watched_numbers_are_never_blurred() -> None:
     assert fed.channels["weights"].mechanism is NOISE
 
 
-# ---------------------------------------------------------------- what is not declared cannot be sent
-
-
 @pytest.mark.parametrize(
     ("send", "message"),
     [
@@ -192,22 +183,17 @@ def test_what_is_not_declared_cannot_be_sent(send: Callable[[Federation], Any], 
     assert not fed.ledger.bytes_by_channel()
 
 
-def test_defaults_are_those_of_the_declaration() -> None:
+def test_defaults_are_those_of_the_declaration_and_without_any_all_names_may_be_sent_over() -> None:
     fed = federation(WEIGHTS, FEATURES)
     got = fed.mean("weights", each("a", "b", "c") | each("b", value=4.0))
     assert got.keys() == set(NAMES)
     assert got["t"]["x"].tolist() == [2.0, 2.0]
     got_features = fed.exchange("features", each("t"))
     assert {name: [*senders] for name, senders in got_features.items()} == {"a": ["t"], "b": ["t"], "c": ["t"]}
-
-
-def test_without_declarations_any_name_may_be_sent_over() -> None:
     fed = Federation(NAMES, "t")
     assert fed.mean("anything", each(*NAMES))["a"]["x"].tolist() == [1.0, 1.0]
-    assert fed.exchange("else", each("a"), to=["b"])["b"]["a"]["x"].tolist() == [1.0, 1.0]
-
-
-# ---------------------------------------------------------------- a payload for each receiver
+    received = fed.exchange("else", {"t": {fed.clients[0]: each("t")["t"]}})  # type: ignore[dict-item]
+    assert {name: [*messages] for name, messages in received.items()} == {"a": ["t"]}
 
 
 def separate(sender: str, *receivers: str) -> dict[str, dict[str, Tensor]]:
@@ -269,12 +255,6 @@ def test_no_message_to_one_receiver_is_lost_without_a_word(
     fed = federation(Open("news", to="sources"))
     with pytest.raises(error, match=message):
         fed.exchange("news", {"t": payload})
-
-
-def test_receivers_may_be_clients_as_everywhere() -> None:
-    fed = federation(Open("news"))
-    got = fed.exchange("news", {"t": {fed.clients[0]: {"x": torch.ones(1)}}})  # type: ignore[dict-item]
-    assert {name: [*messages] for name, messages in got.items()} == {"a": ["t"]}
 
 
 def test_learners_differ_between_rounds_and_have_to_be_named() -> None:

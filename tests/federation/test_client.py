@@ -60,11 +60,6 @@ def test_clients_that_make_no_federation_are_refused(argument: str, clients: lis
         make_roster(clients, target)
 
 
-def test_places_five_clients_on_two_processes_by_hand() -> None:
-    # floor(i * 2 / 5) for i = 0..4
-    assert place(make_roster("abcde", "a"), 2) == [0, 0, 0, 1, 1]
-
-
 @given(st.integers(2, 40).flatmap(lambda k: st.tuples(st.just(k), st.integers(1, k))))
 def test_shares_are_contiguous_and_differ_by_at_most_one(numbers: tuple[int, int]) -> None:
     num_clients, world_size = numbers
@@ -75,28 +70,24 @@ def test_shares_are_contiguous_and_differ_by_at_most_one(numbers: tuple[int, int
     assert max(sizes.values()) - min(sizes.values()) <= 1
 
 
-def test_a_placement_by_name_is_followed() -> None:
+def test_placements_by_hand() -> None:
+    assert place(make_roster("abcde", "a"), 2) == [0, 0, 0, 1, 1]  # floor(i * 2 / 5) for i = 0..4
     assert place(make_roster("abc", "a"), 2, [["b"], ["c", "a"]]) == [1, 0, 1]
+    with pytest.raises(RosterError, match="3 processes for 2 clients"):
+        place(make_roster("ab", "a"), 3)
 
 
 @pytest.mark.parametrize(
-    ("world_size", "placement"),
+    "placement",
     [
-        (2, [["a", "b", "c"]]),  # too few lists
-        (2, [["a"], ["b"]]),
-        (2, [["a", "b"], ["b", "c"]]),
-        (2, [["a", "b", "c"], []]),
-        (2, [["a", "b"], ["x"]]),
-        (2, [["a", "bc"], []]),
+        [["a", "b", "c"]],  # too few lists
+        [["a"], ["b"]],
+        [["a", "b"], ["b", "c"]],
+        [["a", "b", "c"], []],
+        [["a", "b"], ["x"]],
+        [["a", "bc"], []],
     ],
 )
-def test_a_placement_must_name_each_client_once_and_leave_no_rank_empty(
-    world_size: int, placement: list[list[str]]
-) -> None:
+def test_a_placement_must_name_each_client_once_and_leave_no_rank_empty(placement: list[list[str]]) -> None:
     with refused("placement", RosterError):
-        place(make_roster("abc", "a"), world_size, placement)
-
-
-def test_more_processes_than_clients_are_refused() -> None:
-    with pytest.raises(RosterError, match="3 processes for 2 clients"):
-        place(make_roster("ab", "a"), 3)
+        place(make_roster("abc", "a"), 2, placement)

@@ -175,7 +175,6 @@ def test_a_process_announces_messages_of_its_own_clients_alone() -> None:
 
 
 def test_a_server_that_leaves_out_the_total_is_an_error() -> None:
-
     def both(transport: Transport) -> str:
         federation = placed(transport)
         if transport.rank == 0:
@@ -257,14 +256,8 @@ def test_a_message_that_is_due_and_was_not_announced_is_an_error() -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        None,
-        {},
-        {"clients": {}, "public": {}, "callbacks": {}},
-        {"clients": {"t": {}}, "public": {}, "callbacks": []},
-        {"clients": {"t": {}}, "public": {}},
-        {"clients": {"a": {}}, "public": {}, "callbacks": {}},
-        {"clients": {"t": 1}, "public": {}, "callbacks": {}},
-        {"clients": {"t": {}, "a": {}}, "public": {}, "callbacks": {}},
+        *(None, {}, {"clients": {"t": {}}, "public": {}}, {"clients": {"t": {}}, "public": {}, "callbacks": []}),
+        *({"clients": c, "public": {}, "callbacks": {}} for c in ({}, {"a": {}}, {"t": 1}, {"t": {}, "a": {}})),
     ],
 )
 def test_a_checkpoint_has_the_clients_of_the_process_that_sends_it(sent: Any) -> None:
@@ -283,7 +276,6 @@ def test_a_whole_run_unpickles_nothing(tmp_path: Path) -> None:
 
 
 def run_without_pickles(arguments: list[str]) -> dict[str, Any]:
-
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("something of another process was about to be unpickled")
 

@@ -36,7 +36,6 @@ ATTEMPTS: dict[str, Callable[[Any], Any]] = {
     "less": lambda y: y < 1,
     "add": lambda y: y + 1,
     "add from the left": lambda y: 1 + y,
-    "times": lambda y: 2 * y,
     "negate": lambda y: -y,
     "int": int,
     "float": float,
@@ -69,14 +68,12 @@ ATTEMPTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("labels", [None, LABELS], ids=["empty", "full"])
 @pytest.mark.parametrize("attempt", ATTEMPTS.values(), ids=ATTEMPTS.keys())
 def test_every_attempt_to_read_raises(attempt: Callable[[Any], Any], labels: torch.Tensor | None) -> None:
+    guarded = GuardedLabels("webcam", labels)
     with pytest.raises(LabelGuardError, match="client 'webcam'"):
-        attempt(GuardedLabels("webcam", labels))
-
-
-def test_hashing_is_refused_and_printing_shows_no_label() -> None:
+        attempt(guarded)
     with pytest.raises(TypeError, match="unhashable"):
-        hash(GuardedLabels("t"))
-    assert repr(GuardedLabels("webcam", LABELS)) == str(GuardedLabels("webcam", LABELS)) == "GuardedLabels('webcam')"
+        hash(guarded)
+    assert repr(guarded) == str(guarded) == "GuardedLabels('webcam')"
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda y: pickle.loads(pickle.dumps(y))])

@@ -21,12 +21,9 @@ DECOMPOSED = unicodedata.normalize("NFD", COMPOSED)
 @pytest.mark.parametrize(
     ("pair", "what"),
     [
-        (["North", "north"], "capitals alone"),
-        (["STRASSE", "straße"], "capitals alone"),
-        (["ward 1", "ward  1"], "blanks alone"),
-        (["ward 1", "ward\u00a01"], "blanks alone"),
-        ([COMPOSED, DECOMPOSED], "Unicode normal form alone"),
-        (["\uff21", "A"], "Unicode normal form alone"),
+        *((pair, "capitals alone") for pair in (["North", "north"], ["STRASSE", "straße"])),
+        *((pair, "blanks alone") for pair in (["ward 1", "ward  1"], ["ward 1", "ward\u00a01"])),
+        *((pair, "Unicode normal form alone") for pair in ([COMPOSED, DECOMPOSED], ["\uff21", "A"])),
         (["north", "north\u200b"], "capitals, blanks or Unicode normal form alone"),
         (["ZÜRICH", DECOMPOSED], "capitals, blanks or Unicode normal form alone"),
     ],
@@ -59,13 +56,8 @@ def test_outer_blanks_invisible_signs_and_the_servers_name_are_refused(name: str
 @pytest.mark.parametrize(
     ("text", "read", "quoted"),
     [
-        ("no", False, "no"),
-        ("Yes", True, "yes"),
-        ("off", False, "no"),
-        ("12", 12, "12"),
-        ("1.5", 1.5, "1.5"),
-        ("null", None, "null"),
-        ("~", None, "null"),
+        *(("no", False, "no"), ("Yes", True, "yes"), ("off", False, "no"), ("12", 12, "12"), ("1.5", 1.5, "1.5")),
+        *(("null", None, "null"), ("~", None, "null")),
     ],
 )
 def test_how_to_quote_what_yaml_reads_otherwise(text: str, read: object, quoted: str) -> None:

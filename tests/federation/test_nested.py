@@ -101,9 +101,6 @@ def test_what_stays_beside_tensors_goes_along() -> None:
         take({"t": {1, 2}}, slice(0, 1))
     with pytest.raises(TypeError, match="got ndarray"):
         leaves(batch)
-
-
-def test_batches_of_other_structures_are_not_joined() -> None:
     with pytest.raises(ValueError, match="must have the tensors"):
         concatenate([{"a": A}, {"b": A}])
 
@@ -142,14 +139,7 @@ def test_samples_with_a_label_are_found_in_labels_of_every_form(labels: Any, exp
 def test_shapes_of_several_tensors_are_introduced_and_others_refused() -> None:
     shape = (("['age']", (1,)), ("['image']", (3, 8, 8)))
     assert introductions([{"a": (7, shape)}], {"a": 0}) == {"a": Facts(7, shape)}
-    for bad in (
-        ("x", (1,)),
-        (("x", 1),),
-        ((1, (2,)),),
-        (("x", (-1,)),),
-        (("x", ("y",)),),
-        (("x", (1,)), 5),
-        [("x", (1,))],
-    ):
+    one = ("x", (1,))
+    for bad in (one, (("x", 1),), ((1, (2,)),), (("x", (-1,)),), (("x", ("y",)),), (one, 5), [one]):
         with pytest.raises(DecodeError, match="rank 0 introduces client 'a'"):
             introductions([{"a": (7, bad)}], {"a": 0})

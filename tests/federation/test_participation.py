@@ -90,17 +90,11 @@ def test_sizes_of_a_uniform_subset_are_uniform_above_the_smallest(at_least: int,
     assert all(abs(count - expected) < 4 * expected**0.5 for count in counts.values())
 
 
-def test_one_by_one_in_order_goes_round_the_sources() -> None:
+def test_one_by_one_meets_every_source_and_a_schedule_starts_again() -> None:
     assert [present(OneByOne(), round_idx)[1] for round_idx in range(7)] == list("abcdeab")
-
-
-def test_one_by_one_at_random_meets_every_source() -> None:
     drawn = [present(OneByOne("random"), round_idx) for round_idx in range(100)]
     assert {len(names) for names in drawn} == {2}
     assert {names[1] for names in drawn} == set("abcde")
-
-
-def test_a_schedule_is_followed_target_included_or_not_and_starts_again() -> None:
     rule = Schedule([["b", "a"], [], ["t"]])
     assert [present(rule, round_idx) for round_idx in range(5)] == [["a", "b"], [], ["t"], ["a", "b"], []]
 

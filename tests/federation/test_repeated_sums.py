@@ -43,9 +43,6 @@ def warned() -> Iterator[list[str]]:
     words += [str(item.message) for item in caught if issubclass(item.category, PrivacyWarning)]
 
 
-# ---------------------------------------------------------------- an experiment over targets
-
-
 def test_sums_over_all_targets_reveal_every_message_and_zeros_in_place_of_absence_help_nobody() -> None:
     totals = {target: total(federation(target)) for target in NAMES}
     everything = sum(totals.values()) / (len(NAMES) - 1)
@@ -91,9 +88,6 @@ def test_methods_that_sum_over_other_clients_are_named_and_others_are_not() -> N
     assert over_other_senders(everyone.channels, before, "FedAvg") == []
     assert over_other_senders(federation(privacy=Plain()).channels, before, "FedAvg") == []
     assert hidden_senders(federation(differential_privacy=GaussianMechanism(1.0, 1.0)).channels) == {}
-
-
-# ---------------------------------------------------------------- rounds, and a resume
 
 
 class AllButOne(Participation):

@@ -115,9 +115,6 @@ def test_a_changed_message_opens_for_nobody(monkeypatch: pytest.MonkeyPatch, pla
         on_ranks(lambda transport: talk(transport, PLACEMENT, encrypted=True), 4, timeout=0.5)
 
 
-# ---------------------------------------------------------------- the seals alone
-
-
 @pytest.fixture
 def met() -> tuple[Seals, Seals]:
     """Those of a and b, and of c and d, who know each other."""

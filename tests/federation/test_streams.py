@@ -19,13 +19,12 @@ def drawn(*name: object) -> torch.Tensor:
         return torch.rand(5)
 
 
-def test_a_seed_is_the_hash_of_its_parts() -> None:
+def test_a_seed_is_the_hash_of_its_parts_which_do_not_run_together() -> None:
     digest = hashlib.blake2b(b"0\x1forder\x1fa", digest_size=8).digest()
     assert stable_seed(0, "order", "a") == int.from_bytes(digest, "little") // 2 < 2**63
-
-
-def test_parts_do_not_run_together() -> None:
     assert len({stable_seed("ab", "c"), stable_seed("a", "bc"), stable_seed("abc"), stable_seed("abc", "")}) == 4
+    names = [(0, "train", "a", 0), (1, "train", "a", 0), (0, "train", "b", 0), (0, "train", "a", 1)]
+    assert len({tuple(drawn(*name).tolist()) for name in names}) == 4
 
 
 @settings(deadline=None)
@@ -34,11 +33,6 @@ def test_a_stream_does_not_depend_on_what_was_drawn_before(order: list[int]) -> 
     forwards = [drawn(0, "augment", "a", number) for number in range(5)]
     anyhow = {number: drawn(0, "augment", "a", number) for number in order}
     assert all(torch.equal(anyhow[number], forwards[number]) for number in range(5))
-
-
-def test_streams_of_different_names_differ() -> None:
-    names = [(0, "train", "a", 0), (1, "train", "a", 0), (0, "train", "b", 0), (0, "train", "a", 1)]
-    assert len({tuple(drawn(*name).tolist()) for name in names}) == 4
 
 
 def test_torchs_own_generator_is_untouched_even_after_an_error() -> None:

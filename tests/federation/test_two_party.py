@@ -83,24 +83,18 @@ def test_both_directions_run_in_one_call() -> None:
     assert torch.allclose(received["a"]["t"], (2 * matrix @ m + offset).double(), atol=1e-6)
 
 
-def test_pairs_with_an_absent_client_are_left_out() -> None:
-    federation = Federation(["a", "b", "t"], "t", participation=Schedule([["a", "t"]]))
-    assert set(run(federation)) == {"a"}
-
-
-def test_moments_out_of_range_or_not_finite_are_refused_by_name() -> None:
+def test_moments_of_strangers_out_of_range_or_not_finite_are_refused_and_absent_clients_left_out() -> None:
     maps = {"a": {"t": (torch.ones(1, 2), torch.zeros(1))}}
-    for number, error, text in ((99.0, RangeError, "bound"), (torch.nan, DivergedError, "'t' would send NaN")):
+    for sender, number, error, text in (
+        ("t", 99.0, RangeError, "bound"),
+        ("t", torch.nan, DivergedError, "'t' would send NaN"),
+        ("stranger", 1.0, RosterError, "stranger"),
+    ):
         federation = Federation(["a", "t"], "t", two_party=PlainAffine(small_grid()))
         a, t = federation.clients
         with pytest.raises(error, match=text):
-            federation.affine("dot", {"t": torch.tensor([1.0, number])}, maps, [(t, a)], 1)
-
-
-def test_a_pair_with_an_unknown_client_is_refused() -> None:
-    federation = Federation(["a", "t"], "t")
-    with pytest.raises(RosterError, match="stranger"):
-        federation.affine("dot", {"stranger": torch.ones(1)}, {}, [], 1)
+            federation.affine("dot", {sender: torch.tensor([1.0, number])}, maps, [(t, a)], 1)
+    assert set(run(Federation(["a", "b", "t"], "t", participation=Schedule([["a", "t"]])))) == {"a"}
 
 
 def test_differential_privacy_noises_the_moments_and_books_them() -> None:

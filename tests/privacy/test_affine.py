@@ -65,12 +65,17 @@ def parties(backend: TwoPartyAffine, round_id: RoundId = ROUND) -> tuple[AffineS
 
 @pytest.fixture(params=["PlainAffine", "PlainAffine on a grid", "PaillierAffine"])
 def backend(request: pytest.FixtureRequest) -> TwoPartyAffine:
-    backends = {
-        "PlainAffine": PlainAffine,
-        "PlainAffine on a grid": lambda: PlainAffine(AffineGrid()),
-        "PaillierAffine": paillier,
-    }
-    return backends[request.param]()
+    grid = AffineGrid() if "grid" in request.param else None
+    return paillier() if request.param == "PaillierAffine" else PlainAffine(grid)
+
+
+Met = tuple[AffineSource, AffineTarget]
+
+
+@pytest.fixture
+def met() -> Met:
+    """Parties under Paillier with a key and an open round."""
+    return parties(paillier())
 
 
 # -------------------------------------------------------------------------------- results
@@ -118,8 +123,8 @@ def test_plain_on_a_grid_is_the_sum_of_integers() -> None:
     assert PlainAffine(grid)(moments, matrix, offset).tolist() == expected
 
 
-def test_a_key_lasts_for_many_exchanges() -> None:
-    source, target = parties(paillier())
+def test_a_key_lasts_for_many_exchanges(met: Met) -> None:
+    source, target = met
     for call in range(3):
         moments, matrix, offset = problem(4, 5, seed=call)
         for party in (source, target):
@@ -192,8 +197,8 @@ def unlocked(target: AffineTarget, source: AffineSource, inputs: tuple[Tensor, T
     ]
 
 
-def test_the_source_sees_uniform_plaintexts_whatever_a_is() -> None:
-    source, target = parties(paillier())
+def test_the_source_sees_uniform_plaintexts_whatever_a_is(met: Met) -> None:
+    source, target = met
     n = int(moduli(source).n)
     zero = torch.zeros(3), torch.zeros(1, 3), torch.zeros(1)
     seen = [unlocked(target, source, zero, call)[0] for call in range(160)]
@@ -203,9 +208,9 @@ def test_the_source_sees_uniform_plaintexts_whatever_a_is() -> None:
         assert 36 < sum(values) < 124
 
 
-def test_the_noise_of_a_reply_is_fresh() -> None:
+def test_the_noise_of_a_reply_is_fresh(met: Met) -> None:
     """S knows the noise of its own ciphertexts: were none added, it would recognise A in that of the reply."""
-    source, target = parties(paillier())
+    source, target = met
     modulus = moduli(source)
     n = int(modulus.n)
     message = source.protect(torch.ones(2), 1)
@@ -219,8 +224,8 @@ def test_the_noise_of_a_reply_is_fresh() -> None:
     assert len(noise) == 5
 
 
-def test_messages_hold_neither_moments_nor_the_private_key() -> None:
-    source, target = parties(paillier())
+def test_messages_hold_neither_moments_nor_the_private_key(met: Met) -> None:
+    source, target = met
     moments, matrix, offset = problem(3, 2)
     messages = [source.public_key(), source.protect(moments, 2)]
     messages += [target.evaluate(messages[1], matrix, offset)]
@@ -232,12 +237,6 @@ def test_messages_hold_neither_moments_nor_the_private_key() -> None:
         assert not any(secret in message for secret in secrets_)
     assert "_modulus" in vars(target)
     assert not isinstance(vars(target)["_modulus"], arithmetic.PrivateModulus)
-
-
-def test_ciphertexts_of_equal_moments_differ() -> None:
-    source, _ = parties(paillier())
-    body = unpack_fields(source.protect(torch.ones(20), 1))["body"]
-    assert len({body[i : i + CIPHERTEXT] for i in range(0, len(body), CIPHERTEXT)}) == 20
 
 
 def test_a_matrix_of_full_rank_gives_a_warning_once_and_one_of_low_rank_none(backend: TwoPartyAffine) -> None:
@@ -280,9 +279,7 @@ def test_an_exact_y_gives_the_moments_away_before_the_rank_is_full() -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("value", "error"), [(float("nan"), InputError), (float("inf"), InputError), (-33, RangeError)]
-)
+@pytest.mark.parametrize(("value", "error"), [(math.nan, InputError), (math.inf, InputError), (-33, RangeError)])
 def test_numbers_that_cannot_be_encoded_are_refused(
     backend: TwoPartyAffine, index: int, value: float, error: type[PrivacyError]
 ) -> None:
@@ -290,9 +287,9 @@ def test_numbers_that_cannot_be_encoded_are_refused(
     inputs[index].view(-1)[-1] = value
     if error is RangeError and backend.grid is None:
         assert torch.isfinite(backend(*inputs)).all()
-        return
-    with pytest.raises(error):
-        backend(*inputs)
+    else:
+        with pytest.raises(error):
+            backend(*inputs)
 
 
 @pytest.mark.parametrize("of", [PlainAffine, PaillierAffine])
@@ -342,22 +339,21 @@ def test_parties_speak_in_order(backend: TwoPartyAffine) -> None:
     with pytest.raises(ReplayError, match="open_round"):
         source.protect(moments, 2)
     source, target = parties(backend)
-    with pytest.raises(ReplayError):
-        source.unlock(b"")
-    with pytest.raises(ReplayError):
-        target.reveal(b"")
-    message = source.protect(moments, 2)
-    with pytest.raises(ReplayError):
-        source.protect(moments, 2)
-    reply = target.evaluate(message, matrix, offset)
-    with pytest.raises(ReplayError):
-        target.evaluate(message, matrix, offset)
-    answer = source.unlock(reply)
-    with pytest.raises(ReplayError):
-        source.unlock(reply)
-    target.reveal(answer)
-    with pytest.raises(ReplayError):
-        target.reveal(answer)
+    calls: list[Callable[[bytes], Any]] = [
+        lambda _: source.protect(moments, 2),
+        lambda message: target.evaluate(message, matrix, offset),
+        source.unlock,
+        target.reveal,
+    ]
+    for early in calls[2:]:
+        with pytest.raises(ReplayError):
+            early(b"")
+    message = b""
+    for call in calls:
+        answer = call(message)
+        with pytest.raises(ReplayError):
+            call(message)
+        message = answer
 
 
 def test_messages_of_another_round_are_refused(backend: TwoPartyAffine) -> None:
@@ -378,10 +374,12 @@ def test_messages_of_another_round_are_refused(backend: TwoPartyAffine) -> None:
         target.reveal(old_answer)
 
 
-def test_messages_of_another_step_are_refused() -> None:
-    """Above all S must not decrypt its own moments for T."""
-    source, _ = parties(paillier())
-    message = source.protect(torch.ones(1), 5)
+def test_messages_of_another_step_are_refused(met: Met) -> None:
+    """Above all S must not decrypt its own moments for T; and ciphertexts of equal moments differ."""
+    source, _ = met
+    message = source.protect(torch.ones(5), 5)
+    body = unpack_fields(message)["body"]
+    assert len({body[i : i + CIPHERTEXT] for i in range(0, len(body), CIPHERTEXT)}) == 5
     with pytest.raises(AuthenticationError, match="another step"):
         source.unlock(message)
 
@@ -401,8 +399,8 @@ def test_messages_under_a_foreign_key_are_refused() -> None:
         target.reveal(other_source.unlock(other_reply))
 
 
-def test_flipped_bits_are_refused() -> None:
-    source, target = parties(paillier())
+def test_flipped_bits_are_refused(met: Met) -> None:
+    source, target = met
     moments, matrix, offset = problem(3, 2)
     message = source.protect(moments, 2)
     for position in range(len(message) - 40, len(message) - 500, -37):
@@ -427,9 +425,9 @@ def test_other_bytes_are_refused(backend: TwoPartyAffine, message: bytes) -> Non
         target.reveal(message)
 
 
-def test_a_refused_reply_is_the_only_one_of_its_round() -> None:
+def test_a_refused_reply_is_the_only_one_of_its_round(met: Met) -> None:
     """S answers one reply of T in a round, so that T cannot learn from which ciphertexts are refused."""
-    source, target = parties(paillier())
+    source, target = met
     moments, matrix, offset = problem(3, 2)
     good = target.evaluate(source.protect(moments, 2), matrix, offset)
     bad = affine_module._frame("evaluate", bound_to(source), 2, bytes(CIPHERTEXT))
@@ -440,8 +438,8 @@ def test_a_refused_reply_is_the_only_one_of_its_round() -> None:
             source.unlock(reply)
 
 
-def test_a_reply_that_was_changed_on_its_way_may_be_sent_again() -> None:
-    source, target = parties(paillier())
+def test_a_reply_that_was_changed_on_its_way_may_be_sent_again(met: Met) -> None:
+    source, target = met
     moments, matrix, offset = problem(3, 2)
     reply = target.evaluate(source.protect(moments, 2), matrix, offset)
     with pytest.raises(AuthenticationError):
@@ -449,8 +447,8 @@ def test_a_reply_that_was_changed_on_its_way_may_be_sent_again() -> None:
     assert len(target.reveal(source.unlock(reply))) == 2
 
 
-def test_a_reply_longer_than_agreed_is_refused() -> None:
-    source, target = parties(paillier())
+def test_a_reply_longer_than_agreed_is_refused(met: Met) -> None:
+    source, target = met
     moments, matrix, offset = problem(3, 5)
     reply = target.evaluate(source.protect(moments, 4), matrix, offset)
     with pytest.raises(DecodeError, match="max_outputs"):
@@ -460,16 +458,15 @@ def test_a_reply_longer_than_agreed_is_refused() -> None:
 @pytest.mark.parametrize(
     "hostile",
     [
-        lambda n, p: bytes(CIPHERTEXT),
-        *(
-            (lambda n, p, number=number: number(n, p).to_bytes(CIPHERTEXT, "big"))
-            for number in (lambda n, p: n, lambda n, p: 5 * p, lambda n, p: n * n, lambda n, p: 2 ** (2 * BITS) - 1)
-        ),
-        *((lambda n, p, size=size: bytes(size)) for size in (0, 1, CIPHERTEXT - 1, CIPHERTEXT + 1, 10**6)),
+        *(lambda n, p, size=size: bytes(size) for size in (0, 1, CIPHERTEXT - 1, CIPHERTEXT, CIPHERTEXT + 1, 10**6)),
+        lambda n, p: n.to_bytes(CIPHERTEXT, "big"),
+        lambda n, p: (5 * p).to_bytes(CIPHERTEXT, "big"),
+        lambda n, p: (n * n).to_bytes(CIPHERTEXT, "big"),
+        lambda n, p: b"\xff" * CIPHERTEXT,
     ],
 )
-def test_bytes_that_are_no_ciphertext_are_refused_by_both(hostile: Callable[[int, int], bytes]) -> None:
-    source, target = parties(paillier())
+def test_bytes_that_are_no_ciphertext_are_refused_by_both(hostile: Callable[[int, int], bytes], met: Met) -> None:
+    source, target = met
     bad = hostile(int(moduli(source).n), int(moduli(source)._p.prime))
     message = source.protect(torch.ones(1), 1)
     with pytest.raises(DecodeError):
@@ -486,8 +483,8 @@ def bound_to(party: AffineSource | AffineTarget) -> bytes:
     return party._round
 
 
-def test_an_answer_that_is_no_y_is_refused() -> None:
-    source, target = parties(paillier())
+def test_an_answer_that_is_no_y_is_refused(met: Met) -> None:
+    source, target = met
     target._evaluate(source._encrypt(torch.ones(2).double()), torch.ones(1, 2).double(), torch.ones(1).double())
     with pytest.raises(DecodeError, match="out of range"):
         target._unmask(secrets.randbelow(int(moduli(source).n)).to_bytes(PLAINTEXT, "big"))
@@ -496,33 +493,33 @@ def test_an_answer_that_is_no_y_is_refused() -> None:
 # -------------------------------------------------------------------------------- the source's key
 
 
-def key_message(n: int, roots: list[int] | None = None) -> bytes:
-    roots = [1] * 8 if roots is None else roots
-    return pack_fields({"modulus": n.to_bytes(PLAINTEXT, "big"), "roots": arithmetic.to_bytes(roots, PLAINTEXT)})
+def key_message(n: int, roots: bytes = arithmetic.to_bytes([1] * 8, PLAINTEXT)) -> bytes:
+    return pack_fields({"modulus": n.to_bytes(PLAINTEXT, "big"), "roots": roots})
 
 
-def test_another_key_than_before_is_refused() -> None:
-    of = paillier()
-    _, target = parties(of)
+@pytest.mark.parametrize(
+    ("publics", "reason"),
+    [
+        (lambda: [paillier(key_bits=768).source().public_key(), key_message(1), key_message(2 ** (BITS - 1))], "bits"),
+        (lambda: [bytes(10**6), b"xx", b"", pack_fields({"modulus": bytes(PLAINTEXT)})], "malformed"),
+        (lambda: [key_message((2 ** (BITS - 1) // 65521 + 1 | 1) * 65521)], "factor below 65536"),
+    ],
+)
+def test_malformed_keys_are_refused(publics: Callable[[], list[bytes]], reason: str) -> None:
+    for public in publics():
+        with pytest.raises(KeyCheckError, match=reason):
+            paillier().target().receive_key(public)
+
+
+def test_a_modulus_without_a_proof_and_another_key_than_before_are_refused(met: Met) -> None:
+    public = paillier().source().public_key()
+    fields = unpack_fields(public)
+    proof = fields["roots"]
+    for roots in (b"", proof[1:], proof + b"\0", bytes(len(proof)), b"\xff" * 8 * PLAINTEXT):
+        with pytest.raises(KeyCheckError, match="proof"):
+            paillier().target().receive_key(pack_fields({**fields, "roots": roots}))
     with pytest.raises(KeyCheckError, match="another public key than before"):
-        target.receive_key(of.source().public_key())
-
-
-def test_keys_of_another_size_are_refused() -> None:
-    for public in (paillier(key_bits=768).source().public_key(), key_message(1), key_message(2 ** (BITS - 1))):
-        with pytest.raises(KeyCheckError, match="bits"):
-            paillier().target().receive_key(public)
-    for public in (bytes(10**6), b"xx", b"", pack_fields({"modulus": bytes(PLAINTEXT)})):
-        with pytest.raises(KeyCheckError, match="malformed"):
-            paillier().target().receive_key(public)
-
-
-def test_a_modulus_with_a_small_factor_is_refused() -> None:
-    n = 2 ** (BITS - 1) + 1
-    while n % 65521 or n % 2 == 0:
-        n += 1
-    with pytest.raises(KeyCheckError, match="factor below 65536"):
-        paillier().target().receive_key(key_message(n))
+        met[1].receive_key(public)
 
 
 def test_a_square_as_modulus_is_refused_however_its_owner_answers() -> None:
@@ -534,20 +531,7 @@ def test_a_square_as_modulus_is_refused_however_its_owner_answers() -> None:
     inverse = pow(n, -1, p - 1)
     shown = [pow(challenge, inverse, n) for challenge in challenges]
     with pytest.raises(KeyCheckError, match="is wrong"):
-        paillier().target().receive_key(key_message(n, shown))
-
-
-def test_a_modulus_without_a_proof_is_refused() -> None:
-    public = unpack_fields(paillier().source().public_key())
-    for roots in (
-        b"",
-        public["roots"][1:],
-        public["roots"] + b"\0",
-        bytes(len(public["roots"])),
-        b"\xff" * 8 * PLAINTEXT,
-    ):
-        with pytest.raises(KeyCheckError, match="proof"):
-            paillier().target().receive_key(pack_fields({"modulus": public["modulus"], "roots": roots}))
+        paillier().target().receive_key(key_message(n, arithmetic.to_bytes(shown, PLAINTEXT)))
 
 
 # -------------------------------------------------------------------------------- size

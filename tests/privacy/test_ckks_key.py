@@ -38,20 +38,12 @@ N, SLOTS, SCALE = PARAMETERS.degree, PARAMETERS.slots, PARAMETERS.scale
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A round of three clients, of whom one is away.
+    """A round of three clients, of whom one is away."""
 
-    Attributes:
-        checkpoint: The total, as a checkpoint keeps it for the client that is away.
-        total: Its two ciphertexts, as the server sends them.
-        uplinks: Ciphertexts that the server receives, by client.
-        sent: Numbers in them. Not for the attack, but to see whether it has worked.
-        private_key: Likewise.
-    """
-
-    checkpoint: Tensor
-    total: list[bytes]
+    checkpoint: Tensor  # the total, as kept for the client that is away
+    total: list[bytes]  # its two ciphertexts
     uplinks: dict[str, list[bytes]]
-    sent: dict[str, Tensor]
+    sent: dict[str, Tensor]  # numbers in them; like the key not for the attack, but to see whether it has worked
     private_key: bytes
 
 

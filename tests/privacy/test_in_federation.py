@@ -38,24 +38,6 @@ def federation(backend: SecureAggregation | Mapping[str, SecureAggregation] | No
     return Federation(NAMES, "t", privacy=backend, **arguments)
 
 
-@pytest.mark.parametrize(
-    ("verb", "arguments"), [("sum", {}), ("mean", {}), ("mean", {"weights": {"a": 5.0, "b": 1.0, "c": 2.5, "t": 0.5}})]
-)
-def test_another_backend_gives_the_plain_result_within_its_error(
-    verb: str, arguments: dict[str, Any], generator: torch.Generator
-) -> None:
-    sent, backend = payloads(generator), AdditivePads()
-    plain = getattr(federation(None), verb)("w", sent, **arguments)
-    padded = getattr(federation(backend), verb)("w", sent, **arguments)
-    assert plain.keys() == padded.keys()
-    # the total and, in a mean, the sum of weights that it is divided by are each off by the declared error
-    tolerance = 8 * backend.error_bound(4) + 1e-6
-    for name in plain:
-        for entry in ("w", "b"):
-            assert padded[name][entry].dtype == torch.float32
-            torch.testing.assert_close(padded[name][entry], plain[name][entry], rtol=0, atol=tolerance)
-
-
 def test_a_round_has_four_verbs_in_order_and_the_server_sees_pads_only(generator: torch.Generator) -> None:
     backend = AdditivePads()
     fed = federation(backend)
@@ -111,20 +93,14 @@ def test_no_two_rounds_share_an_id_even_after_a_failure(generator: torch.Generat
 
 def test_a_sum_over_too_few_is_refused_before_anything_is_sent(generator: torch.Generator) -> None:
     backend = AdditivePads()
-    fed = federation(backend, participation=Schedule([["b", "t"]]))
-    with pytest.raises(
-        FederationError, match=r"over channel 'w' in round 0 would run over \['b'\] alone, but Additive"
-    ):
+    fed = federation(backend, participation=Schedule([["t"], ["b", "t"]]))
+    assert fed.mean("w", payloads(generator), among=fed.sources) == {}
+    assert backend.log == [], "nobody is not too few"
+    fed.round_idx = 1
+    with pytest.raises(FederationError, match=r"channel 'w' in round 1 would run over \['b'\] alone, but Additive"):
         fed.mean("w", payloads(generator), among=fed.sources)
     assert {entry.channel for entry in fed.ledger} == {"w/keys"}  # of the enrolment
     assert happened(backend, "open_round", "aggregate") == []
-
-
-def test_no_round_is_opened_for_nobody(generator: torch.Generator) -> None:
-    backend = AdditivePads()
-    fed = federation(backend, participation=Schedule([["t"]]))
-    assert fed.mean("w", payloads(generator), among=fed.sources) == {}
-    assert backend.log == []
 
 
 def test_backends_are_chosen_by_channel(generator: torch.Generator) -> None:
@@ -185,19 +161,15 @@ def test_a_client_that_refuses_its_key_can_enrol_again(generator: torch.Generato
         assert sorted(fed.mean("w", payloads(generator))) == NAMES
 
 
-def test_a_sum_that_cannot_be_unpacked_fails_for_all_and_is_not_kept(generator: torch.Generator) -> None:
+def test_what_cannot_be_packed_or_unpacked_fails_once_and_is_not_kept(generator: torch.Generator) -> None:
     fed = federation(None, participation=Schedule([["a", "b"]]))
     sent = {name: {"n": torch.tensor([200], dtype=torch.uint8)} for name in NAMES}
     with pytest.raises(RangeError, match="entry 'n' goes from 400 to 400"):
         fed.sum("w", sent, to=["a", "t"])
     assert fed.catch_up("w") == {}
-
-
-def test_a_complex_entry_fails_once_and_leaves_nothing_behind(generator: torch.Generator) -> None:
-    fed = federation(None)
     with pytest.raises(PayloadError, match="complex64"):
         fed.mean("w", {"a": {"z": torch.zeros(1, dtype=torch.complex64)}})
-    assert sorted(fed.mean("w", payloads(generator))) == NAMES
+    assert sorted(fed.mean("w", payloads(generator))) == ["a", "b"]
 
 
 def test_catching_up_works_while_the_server_holds_no_key(generator: torch.Generator) -> None:

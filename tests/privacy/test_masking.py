@@ -137,20 +137,10 @@ def test_a_party_may_have_any_name() -> None:
 # --- clients that vanish
 
 
-@pytest.mark.parametrize(("stage", "bits"), list(zip(STAGES, itertools.cycle([32, 64]), strict=False)))
-def test_a_round_survives_clients_that_vanish_at_any_stage(stage: str, bits: int) -> None:
-    parties = parties_of(7, modulus_bits=bits)
-    vectors = vectors_of(parties.names)
-    counted = parties.names if stage in COUNTED else ["c0", "c2", "c4", "c5"]
-    assert parties.sum(vectors, {"c1": stage, "c3": stage, "c6": stage}) == integer_sum(vectors, counted)
-    # and so does the next one, in which everybody is back
-    assert parties.sum(vectors) == integer_sum(vectors)
-
-
 @settings(max_examples=40, deadline=None)
-@given(st.integers(2, 7), st.data())
-def test_a_round_completes_with_a_majority_and_never_without(number: int, data: st.DataObject) -> None:
-    parties = parties_of(number)
+@given(st.integers(2, 7), st.sampled_from([32, 64]), st.data())
+def test_a_round_completes_with_a_majority_and_never_without(number: int, bits: int, data: st.DataObject) -> None:
+    parties = parties_of(number, modulus_bits=bits)
     vectors = vectors_of(parties.names)
     lasts = data.draw(st.lists(st.sampled_from([*STAGES, "stays"]), min_size=number, max_size=number))
     vanish = {name: last for name, last in zip(parties.names, lasts, strict=True) if last != "stays"}
@@ -160,6 +150,7 @@ def test_a_round_completes_with_a_majority_and_never_without(number: int, data: 
     else:
         with pytest.raises(QuorumError):
             parties.sum(vectors, vanish)
+    assert parties.sum(vectors) == integer_sum(vectors), "everybody is back in the next round"
 
 
 @pytest.mark.parametrize("stage", ["shares", "confirm"])
@@ -199,24 +190,21 @@ def test_a_client_that_was_late_for_the_keys_takes_no_part() -> None:
     assert parties.server.conclude(parties.close()).tolist() == integer_sum(vectors)
 
 
-def test_a_round_that_lacks_answers_can_be_concluded_when_they_come() -> None:
+def test_answers_that_come_late_still_conclude_the_round() -> None:
     parties, _ = protected(3)
-    answers = parties.close()
+    confirmed = parties.confirmations()
+    for few in ({}, {"c0": confirmed["c0"]}, {"c0": confirmed["c0"], "c1": b"", "c2": b""}):
+        with pytest.raises(QuorumError):
+            parties.server.ask("unmask", few)
+    parties.server.ask("unmask", {name: confirmed[name] for name in ("c0", "c1")})
+    answers = unmasked(parties, parties.server.ask("unmask", confirmed))
     with pytest.raises(QuorumError, match="needs 2 shares, got 1"):
         parties.server.conclude({"c0": answers["c0"], "c1": b""})
     assert parties.server.conclude(answers).tolist() == [0, 0]
 
 
-def test_confirmations_that_come_late_can_still_be_relayed() -> None:
-    parties, _ = protected(3)
-    answers = parties.confirmations()
-    for few in ({}, {"c0": answers["c0"]}, {"c0": answers["c0"], "c1": b"", "c2": b""}):
-        with pytest.raises(QuorumError, match="confirmed who survived"):
-            parties.server.ask("unmask", few)
-    parties.server.ask("unmask", {name: answers[name] for name in ("c0", "c1")})
-    asked = parties.server.ask("unmask", answers)
-    total = parties.server.conclude({name: parties.clients[name].answer("unmask", asked[name]) for name in asked})
-    assert total.tolist() == [0, 0]
+def unmasked(parties: Parties, asked: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {name: parties.clients[name].answer("unmask", text) for name, text in asked.items()}
 
 
 # --- thresholds, sizes, inputs
@@ -270,12 +258,9 @@ def test_more_clients_than_the_ring_has_headroom_for_are_refused() -> None:
     ("vector", "error"),
     [
         (torch.tensor([0.0, torch.nan]), InputError),
-        (torch.tensor([-torch.inf]), InputError),
-        (torch.tensor([0.0, 32.1]), RangeError),
         (torch.cat([torch.zeros(200_000), torch.tensor([33.0])]), RangeError),
         (torch.tensor([1, 2]), InputError),
-        (torch.zeros(2, 2), InputError),
-        (torch.tensor(1.0), InputError),
+        *((torch.zeros(shape), InputError) for shape in ((2, 2), ())),
     ],
 )
 def test_a_vector_that_cannot_be_encoded_is_refused_and_uses_up_no_mask(
@@ -325,7 +310,6 @@ def test_no_message_contains_a_vector_a_seed_or_a_private_key() -> None:
 
 
 def test_equal_vectors_of_clients_and_rounds_become_unrelated_messages() -> None:
-    """Also if every generator is seeded."""
     rows = []
     for parties in (one := parties_of(3), one, parties_of(3)):
         torch.manual_seed(1)
@@ -390,9 +374,7 @@ def test_low_order_keys_are_refused_by_the_server_and_by_clients(key: bytes) -> 
     client, directory = newcomer(parties)
     with pytest.raises(KeyCheckError, match="low order"):
         client.receive("identities", pack_fields(directory | {party("c1"): key}))
-    parties.open()
-    sent = {name: client.send("keys") for name, client in parties.clients.items()}
-    keys = {name: message[-32:] for name, message in sent.items()}
+    sent, keys = parties.round_keys()
     with pytest.raises(KeyCheckError, match="low order"):
         parties.server.relay("keys", sent | {"c1": parties.forge("keys", "c1", parties.opening(), key)})
     with pytest.raises(KeyCheckError, match="low order"):
@@ -402,10 +384,9 @@ def test_low_order_keys_are_refused_by_the_server_and_by_clients(key: bytes) -> 
 @pytest.mark.parametrize("changed", ["client c1", "server"])
 def test_a_client_refuses_an_identity_key_that_has_changed(changed: str) -> None:
     parties = parties_of(3)
-    client = parties.clients["c0"]
-    client.enrol(parties.names)
-    with pytest.raises(KeyCheckError, match=f"the identity key of '{changed}' is not the one"):
-        client.receive("identities", pack_fields(parties.directory() | {changed: KeyPair().public}))
+    parties.clients["c0"].enrol(parties.names)
+    with pytest.raises(KeyCheckError, match=f"'{changed}' is not the one"):
+        parties.clients["c0"].receive("identities", pack_fields(parties.directory() | {changed: KeyPair().public}))
 
 
 def test_the_server_refuses_an_identity_key_that_has_changed() -> None:
@@ -468,9 +449,7 @@ def test_a_client_with_the_name_of_another_and_another_identity_is_found_out() -
 def test_a_swapped_round_key_is_found_before_anything_is_masked() -> None:
     """The server gives c0 a key of its own as that of c1: what c1 encrypts for c0 is bound to other keys."""
     parties = parties_of(3)
-    parties.open()
-    sent = {name: client.send("keys") for name, client in parties.clients.items()}
-    keys = {name: message[-32:] for name, message in sent.items()}
+    sent, keys = parties.round_keys()
     relayed = parties.server.relay("keys", sent)
     parties.tell_keys("c0", {**keys, "c1": KeyPair().public})
     for name in ("c1", "c2"):
@@ -493,8 +472,7 @@ def test_a_swapped_round_key_is_found_before_anything_is_masked() -> None:
 
 def test_clients_that_received_different_rosters_cannot_open_each_others_shares() -> None:
     parties = parties_of(5)
-    parties.open()
-    keys = {name: client.send("keys")[-32:] for name, client in parties.clients.items()}
+    _, keys = parties.round_keys()
     for name, number in {"c0": 3, "c1": 4}.items():
         parties.tell_keys(name, {peer: keys[peer] for peer in names_of(number)})
     deal = unpack_fields(parties.clients["c1"].send("shares")[28:])
@@ -520,8 +498,7 @@ def test_round_keys_other_than_of_a_majority_of_the_round_are_refused(
     change: dict[str, Any], error: type[PrivacyError]
 ) -> None:
     parties = parties_of(4)
-    parties.open()
-    keys = {name: client.send("keys")[-32:] for name, client in parties.clients.items()}
+    _, keys = parties.round_keys()
     changed = {name: keys.get(key, key) for name, key in (keys | change).items() if key is not None}
     with pytest.raises(error):
         parties.tell_keys("c0", changed)
@@ -555,13 +532,12 @@ def test_nobody_confirms_two_lists_nor_one_twice() -> None:
 
 
 def test_shares_are_sent_once_and_after_a_confirmation() -> None:
-    parties, _ = protected()
+    parties, agreed = protected()
     tags = {name: parties.confirm(name, fates_of(parties.names)) for name in parties.names[1:]}
+    asked = parties.tell("tags", "c0", agreed.digest, pack_fields(addressed_to("c0", tags)))
     with pytest.raises(ReplayError, match="before it has confirmed"):
-        parties.unmask("c0", addressed_to("c0", tags))
-    tags["c0"] = parties.confirm("c0", fates_of(parties.names))
-    about = agreed_by(parties.clients["c0"]).digest
-    asked = parties.tell("tags", "c0", about, pack_fields(addressed_to("c0", tags)))
+        parties.clients["c0"].answer("unmask", asked)
+    parties.confirm("c0", fates_of(parties.names))
     parties.clients["c0"].answer("unmask", asked)
     with pytest.raises(ReplayError, match="has left it"):
         parties.clients["c0"].answer("unmask", asked)
@@ -657,9 +633,7 @@ def test_a_client_with_a_wrong_confirmation_does_not_stop_the_round() -> None:
     parties, agreed = protected(4)
     wrong = pack_fields({name: bytes(28) for name in ("c0", "c1", "c2")})
     answers = parties.confirmations() | {"c3": parties.forge("tags", "c3", agreed.digest, wrong)}
-    asked = parties.server.ask("unmask", answers)
-    total = parties.server.conclude({name: parties.clients[name].answer("unmask", asked[name]) for name in asked})
-    assert total.tolist() == [0, 0]
+    assert parties.server.conclude(unmasked(parties, parties.server.ask("unmask", answers))).tolist() == [0, 0]
 
 
 def with_keys(names: Sequence[str], neighbours: int | None = None) -> Parties:
@@ -675,11 +649,7 @@ def circle_of(agreed: MaskedRound) -> list[str]:
 
 
 def test_a_server_that_reports_something_else_to_everybody_reads_no_vector() -> None:
-    """Without confirmations, this gave it the vector of c4.
-
-    c4 receives that only c2, c3 and itself share secrets, so these are its masks; c0 and c1 that c2 and c3 vanished,
-    c2 that c3 did, and c3 that c2 did: three shares of each one's round key, and enough of the seed of c4.
-    """
+    # Without confirmations this gave it the vector of c4, masked with c2 and c3 only: three shares of each one's key.
     names = names_of(5)
     lying = Lies(with_keys(names), dict.fromkeys(names, names) | {"c4": ["c2", "c3", "c4"]})
     assert lying.masked_with["c4"] == {"c2", "c3"}
@@ -691,9 +661,8 @@ def test_a_server_that_reports_something_else_to_everybody_reads_no_vector() -> 
             lying.parties.confirm(name, fates_of(names))
 
 
-@pytest.mark.parametrize("number", [3, 4, 5, 6, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [3, 4, 5, 6])
 def test_different_survivor_lists_never_give_both_secrets_of_one_client(number: int) -> None:
-    """However a lying server splits the clients, they act on one list at most."""
     names = names_of(number)
     threshold, target = number // 2 + 1, names[-1]
     for misled in itertools.product([True, False], repeat=number - 1):
@@ -732,13 +701,11 @@ def test_whatever_a_lying_server_reports_it_reads_the_sum_of_all_survivors_at_mo
 
 @pytest.mark.parametrize("number", [3, 4, 5, 6, 7, 8, 9, 20])
 def test_a_lying_server_and_the_colluders_that_a_round_bears_read_no_vector(number: int) -> None:
-    """The first attack of two views: one colluder that confirmed both read every vector for odd n."""
     backend, names = PairwiseMasking(), names_of(number)
     borne = backend.colluders_borne(number)
     assert borne >= max(1, number // 3 - 1)
     lying = collude(backend, names, borne)
-    readable = lying.readable(backend.shares_needed(number))
-    assert all(len(group - set(names[:borne])) >= 2 for group in readable)
+    assert all(len(group - set(names[:borne])) >= 2 for group in lying.readable(backend.shares_needed(number)))
     halves = {name in names[borne : borne + (number - borne) // 2] for name in lying.released}
     assert len(halves) <= 1, "clients act on one view at most"
 
@@ -778,13 +745,9 @@ def test_rounds_that_bear_too_few_colluders_are_refused_unless_asked_for_by_name
 
 
 def test_a_sparse_graph_does_not_act_on_two_lists_either() -> None:
-    """An attack that each neighbourhood for itself would not notice, so that all must agree.
-
-    The four outer ones of eight neighbours, and their centre, receive that the four inner ones share no secrets. So the
-    centre masks with the outer ones only, and the five confirm to each other that nobody vanished: a threshold. All
-    others receive that the outer ones vanished, and would send shares of their round keys. Of the centre's seed they
-    have four shares, and it would send the fifth itself, if its neighbourhood were all that counts.
-    """
+    # Centre and outer four of eight neighbours receive that the inner four share no secrets, so the five, a threshold,
+    # confirm to each other that nobody vanished. All others receive that the outer ones did, and would send shares of
+    # their keys; they have four of the centre's seed, and it would send the fifth if its neighbourhood alone counted.
     names = names_of(30)
     parties = with_keys(names, neighbours=8)
     agreed = agreed_by(parties.clients["c0"])
@@ -810,18 +773,6 @@ def test_a_lie_to_all_alike_reads_sums_of_a_threshold_in_a_sparse_graph() -> Non
     lying.ask({name: gone for name in names})
     assert sorted(map(len, lying.readable(agreed.threshold))) == [3, 17]
     assert agreed.threshold == 3
-
-
-def test_a_server_that_mixes_answers_to_different_lists_gets_nothing() -> None:
-    parties, agreed = protected(4)
-    honest = parties.server.ask("confirm", {})
-    answers = {name: parties.clients[name].answer("confirm", honest[name]) for name in ("c2", "c3")}
-    for name in ("c0", "c1"):
-        tags = parties.confirm(name, fates_of(parties.names, ["c3"]))
-        answers[name] = parties.forge("tags", name, agreed.digest, pack_fields({**tags, "c3": bytes(28)}))
-    for name, asked in parties.server.ask("unmask", answers).items():
-        with pytest.raises(QuorumError, match="only 2 clients confirm"):
-            parties.clients[name].answer("unmask", asked)
 
 
 @pytest.mark.parametrize("number", [2, 10])
@@ -956,10 +907,7 @@ def test_strangers_are_refused() -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda message: message[:0],
-        lambda message: message[:10],
         lambda message: message[:-1],
-        lambda message: torch.cat([message, message[:4]]),
         lambda message: message.view(torch.int32),
         lambda message: message.reshape(1, -1),
         lambda message: message.float(),
@@ -1034,14 +982,6 @@ def test_one_flipped_bit_anywhere_never_gives_a_wrong_sum(index: int, where: flo
         lambda message: message + message,
         lambda message: b"\xff" * 100_000,
         lambda message: message[:28] + b"\xff" * 4 + message[32:],  # a count of four billion fields
-        *(
-            pytest.param(change, marks=pytest.mark.slow)
-            for change in (
-                lambda message: message[: len(message) // 2],
-                lambda message: message + b"\0",
-                lambda message: b"\xff" * len(message),
-            )
-        ),
     ],
 )
 def test_messages_of_hostile_size_are_refused_wherever_they_come(change: Callable[[bytes], bytes]) -> None:
@@ -1104,17 +1044,10 @@ def test_the_graph_is_regular_symmetric_connected_and_another_in_each_round(numb
     assert graph() != first
 
 
-def test_beyond_twenty_clients_degrees_are_even_and_grow_slowly() -> None:
-    assert [default_degree(number) for number in (2, 3, 20)] == [1, 2, 19]
-    degrees = [default_degree(number) for number in (21, 60, 100, 200, 500, 1000)]
-    assert all(degree % 2 == 0 for degree in degrees)
-    assert degrees == sorted(degrees)
-    assert degrees[-1] < 150
-
-
 @pytest.mark.parametrize("number", [21, 60, 100, 500])
 def test_degrees_are_the_smallest_for_which_scipys_tails_are_negligible(number: int) -> None:
     """Theorem 3.1 of Bell et al. (2020), with a fifth of the clients colluding and a tenth dropping out."""
+    assert [default_degree(few) for few in (2, 3, 20)] == [1, 2, 19]
 
     def is_safe(degree: int) -> bool:
         threshold, others = 2 * (degree + 1) // 3 + 1, number - 1

@@ -21,7 +21,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from fedlit.privacy import (
     DecodeError,
@@ -40,6 +39,7 @@ from refused import refused
 
 phe = pytest.importorskip("phe.paillier")
 
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 BITS = 512
 SIZE = BITS // 4
 
@@ -134,23 +134,10 @@ def test_sums_are_those_of_plain_integers(keys: Keys, data: st.DataObject, num_c
 
 @pytest.mark.parametrize("codec", [FixedPoint(10, 3.0), FixedPoint(30, 8.0)])
 def test_results_are_bit_for_bit_those_of_plain_on_the_same_grid(codec: FixedPoint, generator: torch.Generator) -> None:
-    payloads = {
-        name: {
-            "w": torch.randn(3, 5, generator=generator).clamp(-2, 2),
-            "empty": torch.zeros(0),
-            "double": torch.randn(2, generator=generator, dtype=torch.float64),
-            "count": torch.tensor(3 + i),
-        }
-        for i, name in enumerate("abc")
-    }
+    payloads = {name: {"w": torch.randn(3, 5, generator=generator).clamp(-2, 2)} for name in "abc"}
     paillier, plain, weights = backend(codec=codec), Plain(codec), {"a": 5.0, "b": 1.0, "c": 2.5}
-    for ours, theirs in (
-        (paillier.sum(payloads), plain.sum(payloads)),
-        (paillier.mean(payloads, weights), plain.mean(payloads, weights)),
-    ):
-        for name, tensor in theirs.items():
-            assert ours[name].dtype == tensor.dtype
-            assert torch.equal(ours[name], tensor)
+    assert torch.equal(paillier.sum(payloads)["w"], plain.sum(payloads)["w"])
+    assert torch.equal(paillier.mean(payloads, weights)["w"], plain.mean(payloads, weights)["w"])
 
 
 def test_noise_is_an_nth_residue_and_never_comes_twice(keys: Keys) -> None:
@@ -172,7 +159,7 @@ def test_noise_is_spread_over_the_whole_group(keys: Keys) -> None:
         assert 90 < upper_half < 210  # 7 standard deviations around 150 (4e-12)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@needs_fork
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_noise_is_not_shared_with_a_forked_process(keys: Keys) -> None:
     vector = torch.zeros(3)
@@ -213,12 +200,12 @@ def test_an_error_in_a_thread_arrives(keys: Keys) -> None:
 
 # -------------------------------------------------------------------------------- forked children
 
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The children made so far, even for little work; none of them, and no pipe, is left in the end."""
+    if not hasattr(os, "fork"):
+        pytest.skip("needs os.fork")
     fork, children, files = os.fork, [], len(os.listdir("/dev/fd"))
 
     def recorded() -> int:
@@ -245,20 +232,17 @@ def processes_of(work: Callable[[Sequence[int]], bytes], workers: int = 3, small
     return [process for _, process in pairs]
 
 
-@needs_fork
 def test_each_process_works_on_one_part(forked: list[int]) -> None:
     processes = processes_of(number_and_process)
     assert processes == 3 * [os.getpid()] + 3 * forked[:1] + 2 * forked[1:]
 
 
-@needs_fork
 @pytest.mark.parametrize(("smallest", "children"), [(2, 2), (3, 1), (4, 1), (5, 0), (9, 0)])
 def test_nothing_is_forked_for_little_work(smallest: int, children: int, forked: list[int]) -> None:
     processes_of(number_and_process, smallest=smallest)
     assert len(forked) == children
 
 
-@needs_fork
 @pytest.mark.parametrize("end", ["raises", "exits", "is killed", "sends too little"])
 def test_the_part_of_a_child_that_fails_is_done_by_its_parent(
     end: str, forked: list[int], capfd: pytest.CaptureFixture[str]
@@ -282,21 +266,16 @@ def test_the_part_of_a_child_that_fails_is_done_by_its_parent(
     assert capfd.readouterr() == ("", "")
 
 
-@needs_fork
-def test_without_memory_for_a_child_its_parent_works_alone(forked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_child_can_be_made_the_parent_works_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_fork() -> int:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(os, "fork", no_fork)
+    monkeypatch.setattr(os, "fork", no_fork, raising=False)
+    assert set(processes_of(number_and_process)) == {os.getpid()}
+    monkeypatch.delattr(os, "fork")
     assert set(processes_of(number_and_process)) == {os.getpid()}
 
 
-def test_platforms_that_cannot_fork_use_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "fork", raising=False)
-    assert set(processes_of(number_and_process)) == {os.getpid()}
-
-
-@needs_fork
 def test_an_error_of_the_work_itself_arrives_and_ends_the_children(forked: list[int]) -> None:
     parent = os.getpid()
 
@@ -310,7 +289,6 @@ def test_an_error_of_the_work_itself_arrives_and_ends_the_children(forked: list[
     assert len(forked) == 2
 
 
-@needs_fork
 def test_more_than_a_pipe_holds_arrives_while_signals_interrupt(forked: list[int]) -> None:
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
@@ -323,7 +301,6 @@ def test_more_than_a_pipe_holds_arrives_while_signals_interrupt(forked: list[int
     assert len(forked) == 1
 
 
-@needs_fork
 def test_a_program_that_never_waits_for_its_children_is_served(forked: list[int]) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
@@ -332,7 +309,6 @@ def test_a_program_that_never_waits_for_its_children_is_served(forked: list[int]
         signal.signal(signal.SIGCHLD, before)
 
 
-@needs_fork
 def test_children_leave_without_running_exit_handlers(forked: list[int], tmp_path: Path) -> None:
     handler = atexit.register((tmp_path / "ran").touch)
     try:
@@ -357,7 +333,6 @@ def test_a_daemonic_process_shares_its_work(keys: Keys, monkeypatch: pytest.Monk
     assert torch.equal(key.decrypt(body, 500, 1), torch.ones(500, dtype=torch.float64))
 
 
-@needs_fork
 def test_threads_that_encrypt_at_the_same_time_do_not_mix_their_children(keys: Keys, forked: list[int]) -> None:
     key = backend(workers=3).scheme.private_key(keys.private_bytes, keys.public_bytes)
     vectors = [torch.full((100,), float(number)) for number in range(12)]
@@ -368,7 +343,6 @@ def test_threads_that_encrypt_at_the_same_time_do_not_mix_their_children(keys: K
         assert torch.equal(key.decrypt(body, 100, 1), vector.double())
 
 
-@needs_fork
 def test_no_noise_of_one_process_comes_in_another(keys: Keys, forked: list[int]) -> None:
     key = backend(workers=4).scheme.private_key(keys.private_bytes, keys.public_bytes)
     zeros = torch.zeros(4 * 50 * backend().slots.count)
@@ -445,12 +419,10 @@ def test_a_missing_phe_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_halves_that_do_not_belong_together_are_refused(keys: Keys) -> None:
-    scheme = backend().scheme
-    with pytest.raises(KeyCheckError, match="do not belong together"):
-        scheme.private_key(Keys(backend()).private_bytes, keys.public_bytes)
-    trivial = b"\0" * (BITS // 16 - 1) + b"\1"
-    with pytest.raises(KeyCheckError):
-        scheme.private_key(trivial + keys.private_bytes[: BITS // 16], keys.public_bytes)
+    trivial = b"\0" * (BITS // 16 - 1) + b"\1" + keys.private_bytes[: BITS // 16]
+    for private in (Keys(backend()).private_bytes, trivial):
+        with pytest.raises(KeyCheckError):
+            backend().scheme.private_key(private, keys.public_bytes)
 
 
 def test_clients_of_one_process_share_the_tables_of_their_key_while_they_live() -> None:
@@ -533,62 +505,24 @@ def test_flipped_bits_are_refused_even_without_the_frame(keys: Keys) -> None:
             keys.private.decrypt(bytes(changed), 3, 1)
 
 
-def test_more_vectors_than_announced_are_noticed_once_they_are_too_large(keys: Keys) -> None:
-    body = keys.public.add([keys.private.encrypt(torch.full((3,), 32.0))] * 3, 3)
-    with pytest.raises(DecodeError, match="exceeds what 2 clients"):
-        keys.private.decrypt(body, 3, 2)
-
-
-def test_sums_past_the_headroom_are_an_error_and_never_wrap(keys: Keys) -> None:
-    full = keys.private.encrypt(torch.full((backend().slots.count,), 32.0))
-    body = keys.public.add([full] * 65, backend().slots.count)
-    with pytest.raises(DecodeError, match="out of range"):
-        keys.private.decrypt(body, backend().slots.count, 64)
-
-
-def test_numbers_hidden_behind_the_announced_length_are_refused(keys: Keys) -> None:
-    body = keys.private.encrypt(torch.ones(5))
-    with pytest.raises(DecodeError, match="out of range"):
-        keys.private.decrypt(body, 3, 1)
+@pytest.mark.parametrize(
+    ("value", "length", "times", "read", "announced"),
+    [
+        (32.0, 3, 3, 3, 2),  # more vectors than announced, noticed once they are too large
+        (32.0, backend().slots.count, 65, backend().slots.count, 64),  # past the headroom, which never wraps
+        (1.0, 5, 1, 3, 1),  # numbers hidden behind the announced length
+    ],
+)
+def test_totals_beyond_what_was_announced_are_refused(
+    value: float, length: int, times: int, read: int, announced: int, keys: Keys
+) -> None:
+    body = keys.private.encrypt(torch.full((length,), value))
+    total = keys.public.add([body] * times, length) if times > 1 else body
+    with pytest.raises(DecodeError, match=r"out of range|exceeds what 2 clients"):
+        keys.private.decrypt(total, read, announced)
 
 
 # -------------------------------------------------------------------------------- the whole exchange
-
-
-class Exchange:
-    """Parties with keys, and every byte that a client sent."""
-
-    def __init__(self) -> None:
-        of, self.names = backend(), list("abc")
-        self.clients = {name: of.client(name) for name in self.names}
-        self.server = of.server()
-        self.sent: list[bytes] = []
-        for party in self.parties():
-            party.enrol(self.names)
-        for client in self.clients.values():
-            self._record(client)
-        run_steps(of.enrolment, self.clients, self.server)
-
-    def _record(self, client: Any) -> None:
-        send = client.send
-
-        def recorded(step: str) -> bytes:
-            self.sent.append(send(step))
-            return self.sent[-1]
-
-        client.send = recorded
-
-    def parties(self) -> Iterator[Any]:
-        yield from (*self.clients.values(), self.server)
-
-    def open(self) -> None:
-        for party in self.parties():
-            party.open_round(RoundId(0, "w", 0), self.names)
-
-    def protect(self, vector: Tensor) -> dict[str, Tensor]:
-        messages = {name: client.protect(vector) for name, client in self.clients.items()}
-        self.sent += [bytes(message.numpy()) for message in messages.values()]
-        return messages
 
 
 def reachable(root: object) -> Iterator[object]:
@@ -609,20 +543,29 @@ def reachable(root: object) -> Iterator[object]:
 
 
 def test_the_server_holds_no_private_key_and_receives_none() -> None:
-    exchange = Exchange()
-    exchange.open()
-    exchange.server.aggregate(exchange.protect(torch.ones(5)))
-    client = exchange.clients["a"]
+    of, names, sent = backend(), list("abc"), list[bytes]()
+    clients, server = {name: of.client(name) for name in names}, of.server()
+    for party in (*clients.values(), server):
+        party.enrol(names)
+    for each in clients.values():
+        each.send = lambda step, send=each.send: sent.append(send(step)) or sent[-1]  # type: ignore[method-assign,misc]
+    run_steps(of.enrolment, clients, server)
+    for party in (*clients.values(), server):
+        party.open_round(RoundId(0, "w", 0), names)
+    messages = {name: each.protect(torch.ones(5)) for name, each in clients.items()}
+    sent += [bytes(message.numpy()) for message in messages.values()]
+    server.aggregate(messages)
+    client = clients["a"]
     modulus = next(value for value in reachable(client) if isinstance(value, arithmetic.PrivateModulus))
     p, q = int(modulus._p.prime), int(modulus._q.prime)
-    held = list(reachable(exchange.server))
+    held = list(reachable(server))
     assert any(isinstance(value, arithmetic.PublicModulus) for value in held)
     assert not any(isinstance(value, arithmetic.PrivateModulus | arithmetic._PrimeSquare) for value in held)
     for prime in (p, q):
         secret = prime.to_bytes(BITS // 16, "big")
         assert not any(type(value).__name__ in ("int", "mpz") and value == prime for value in held)
         assert not any(isinstance(value, bytes) and secret in value for value in held)
-        assert not any(secret in message or secret[::-1] in message for message in exchange.sent)
+        assert not any(secret in message or secret[::-1] in message for message in sent)
     # the same search does find them at a client
     assert any(type(value).__name__ in ("int", "mpz") and value == p for value in reachable(client))
 

@@ -65,35 +65,21 @@ def setup(request: pytest.FixtureRequest) -> Setup:
     return request.getfixturevalue(request.param)
 
 
-# --- sums
-
-
-def payload(seed: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "weights": torch.randn(13, 5, generator=generator),
-        "moments": 100 * torch.randn(7, generator=generator, dtype=torch.float64),
-        "steps": torch.randint(-(10**8), 10**8, (3,), generator=generator),
-        "empty": torch.zeros(0, 4),
+def test_sums_of_sixty_are_within_the_bound_and_wide_entries_exact(setup: Setup, generator: torch.Generator) -> None:
+    payloads = {
+        f"client {i}": {
+            "weights": torch.randn(13, 5, generator=generator),
+            "moments": 100 * torch.randn(7, generator=generator, dtype=torch.float64),
+        }
+        for i in range(60)
     }
-
-
-def test_sums_and_means_of_sixty_are_within_the_bound_and_wide_entries_exact(setup: Setup) -> None:
-    payloads = {f"client {i}": payload(i) for i in range(60)}
-    weights = {name: 1.0 + i % 7 for i, name in enumerate(payloads)}
-    on_grid = Plain(FixedPoint())
-    sums, exact = setup.backend.sum(payloads), on_grid.sum(payloads)
-    means, exact_means = setup.backend.mean(payloads, weights), on_grid.mean(payloads, weights)
-    for name in ("moments", "steps", "empty"):
-        assert torch.equal(sums[name], exact[name]), name
-    assert torch.equal(means["steps"], exact_means["steps"])
+    sums, exact = setup.backend.sum(payloads), Plain(FixedPoint()).sum(payloads)
+    assert torch.equal(sums["moments"], exact["moments"])
     if isinstance(setup.backend, BFV):
         assert torch.equal(sums["weights"], exact["weights"])
-        assert torch.equal(means["weights"], exact_means["weights"])
     truth = sum(payload["weights"].double() for payload in payloads.values())
     float32 = 2.0**-24 * truth.abs().max()  # of the result's type
     assert (sums["weights"] - truth).abs().max() <= setup.backend.error_bound(60) + float32
-    assert (means["weights"] - exact_means["weights"]).abs().max() <= on_grid.error_bound(60)
 
 
 def test_a_decrypted_total_has_nothing_of_the_noise_that_the_key_could_be_computed_from(ckks: Setup) -> None:
@@ -142,20 +128,10 @@ def test_the_greatest_sums_do_not_wrap_around() -> None:
     assert (total + 64 * 128).abs().max() <= setup.backend.error_bound(64)
 
 
-# --- settings
-
-
-@pytest.mark.parametrize(
-    ("argument", "call"),
-    [
-        ("max_clients", lambda: BFV(max_clients=1)),
-        ("max_clients", lambda: BFV(max_clients=2**20 + 1)),
-        ("max_clients", lambda: CKKS(max_clients=1)),
-    ],
-)
-def test_arguments_out_of_range_are_refused(argument: str, call: Any) -> None:
-    with refused(argument):
-        call()
+@pytest.mark.parametrize(("backend", "number"), [(BFV, 1), (BFV, 2**20 + 1), (CKKS, 1)])
+def test_numbers_of_clients_out_of_range_are_refused(backend: Any, number: int) -> None:
+    with refused("max_clients"):
+        backend(max_clients=number)
 
 
 def test_grids_beyond_the_headroom_or_finer_than_the_error_are_refused() -> None:
@@ -178,9 +154,6 @@ def test_a_missing_tenseal_names_the_extra(backend: Any, monkeypatch: pytest.Mon
         backend()
 
 
-# --- what is seen
-
-
 def test_the_server_has_no_private_key_and_cannot_decrypt(setup: Setup) -> None:
     context = setup.server._key._context
     assert not context.is_private
@@ -194,24 +167,19 @@ def test_the_server_has_no_private_key_and_cannot_decrypt(setup: Setup) -> None:
         context.decrypt(body[4:], setup.slots, setup.parameters.levels)
 
 
-def test_messages_hold_neither_plaintext_nor_private_key(setup: Setup) -> None:
+def test_messages_hold_no_private_key(setup: Setup) -> None:
     secret = setup.clients["a"]._key._context.save(private=True)[-2000:]  # the compressed private polynomial
-    vector = torch.full((setup.slots,), 1.2345)
     for party in (*setup.clients.values(), setup.server):
         party.open_round(RoundId(0, "update", 2), list(setup.clients))
-    messages = {name: client.protect(vector) for name, client in setup.clients.items()}
+    messages = {name: client.protect(torch.ones(setup.slots)) for name, client in setup.clients.items()}
     total = setup.server.aggregate(messages)
     seen = [*setup.enrolment, *(m.numpy().tobytes() for m in messages.values()), total.numpy().tobytes()]
-    plaintexts = [vector.numpy().tobytes()[:8], FixedPoint().encode(vector).numpy().tobytes()[:16], secret]
-    assert not any(plaintext in message for plaintext in plaintexts for message in seen)
+    assert not any(secret in message for message in seen)
 
 
 def test_nothing_printed_shows_a_key(setup: Setup) -> None:
     for shown in (setup.client_key, setup.client_key._context, setup.backend.scheme, setup.parameters):
         assert repr(setup.private[-20:])[2:-1] not in repr(shown)
-
-
-# --- hostile bytes
 
 
 @settings(deadline=None, max_examples=60)

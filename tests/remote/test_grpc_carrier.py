@@ -172,9 +172,6 @@ def test_a_server_that_is_not_there_is_broken_and_not_refused(files: Path) -> No
     caller.close()
 
 
-# ---------------------------------------------------------------- a cable between
-
-
 class Cable:
     """A port of the loopback that leads to another one as long as the cable is in."""
 
@@ -275,9 +272,6 @@ def test_a_cable_that_is_out_disconnects_a_site_for_good_only_after_the_patience
     cable.pull()
     cable.listening.close()
     server.close()
-
-
-# ---------------------------------------------------------------- many sites
 
 
 @pytest.mark.slow

@@ -96,7 +96,6 @@ def test_a_long_call_is_cut_into_messages_of_bounded_size(echo: Echo, engine: En
 def test_a_request_that_is_not_read_waits_and_does_not_pile_up(
     echo: Echo, engine: Engine, north: MessageCaller
 ) -> None:
-    """The server keeps a few messages of a call; the site offers the next one again until it is taken."""
     echo.open.clear()
     received: list[bytes] = []
     taken: list[bytes] = []
@@ -117,7 +116,6 @@ def test_a_request_that_is_not_read_waits_and_does_not_pile_up(
 
 @pytest.mark.usefixtures("small")
 def test_a_reply_that_is_whole_before_the_request_is_ends_the_call(engine: Engine) -> None:
-    """As that of a step which is asked for again: the server has it, and reads nothing."""
     reply = [bytes([index]) * 10 for index in range(4)]
     listener, north = engine.replying(reply), engine.caller("north")
     assert list(north.call(iter([TEN] * 60))) == reply
@@ -128,7 +126,6 @@ def test_a_reply_that_is_whole_before_the_request_is_ends_the_call(engine: Engin
 
 @pytest.mark.usefixtures("small")
 def test_a_reply_that_is_not_taken_is_given_up_as_a_whole(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site that was frozen for longer has its call broken off, and never parts of a reply without others."""
     monkeypatch.setattr(carrier, "BREAKS", 0.5)
     reply = [bytes([index]) * 10 for index in range(40)]
     listener = engine.replying(reply)
@@ -198,16 +195,14 @@ def test_a_site_without_signs_of_life_disconnects(echo: Echo, engine: Engine, mo
 @pytest.mark.parametrize(
     "message",
     [
-        {"kind": "put"},
-        {"kind": "put", "session": "s"},
-        {"kind": "eval", "session": SESSION, "call": CALL},
-        {"kind": "put", "session": SESSION, "call": 7},
-        {"kind": "put", "session": SESSION, "call": CALL, "pieces": "x"},
-        {"kind": "put", "session": SESSION, "call": CALL, "pieces": [bytes(1 << 20)]},
+        *({"session": None, "call": None}, {"session": "s", "call": None}, {"kind": "eval"}, {"call": 7}),
+        *({"pieces": "x"}, {"pieces": [bytes(1 << 20)]}),
     ],
 )
 def test_a_message_of_another_form_is_refused(echo: Echo, engine: Engine, message: Message) -> None:
-    assert engine.handle("north", message)["state"] == "refused"
+    whole = {"kind": "put", "session": SESSION, "call": CALL} | message
+    given = {key: value for key, value in whole.items() if value is not None}
+    assert engine.handle("north", given)["state"] == "refused"
 
 
 def test_replies_are_for_the_site_that_called(echo: Echo, engine: Engine) -> None:
@@ -227,9 +222,6 @@ def test_a_site_has_a_few_calls_at_once_and_calls_without_messages_are_forgotten
     states = [engine.handle("north", {**put, "call": f"{index:032}"})["state"] for index in range(8)]
     assert states == ["ok"] * 6 + ["full"] * 2
     assert soon(lambda: engine.handle("north", {**put, "call": 32 * "9"})["state"] == "ok")
-
-
-# -------------------------------------------------------------------- from a process that was started
 
 
 CHILD = """

@@ -116,17 +116,13 @@ def test_other_claims_are_refused_by_both_values_at_both_ends(claim: str, stage:
     stage.finish()
 
 
-def test_a_clock_that_is_far_off_is_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlit.remote.star.admission.CLOCKS", -1.0)
-    with pytest.raises(RefusedError, match="clock of site 'north' is"):
-        stage.site("north").open()
-    monkeypatch.undo()
-    stage.finish()
-
-
-def test_a_second_process_of_a_name_is_refused_and_the_first_stays(
+def test_a_second_process_of_a_name_and_a_clock_that_is_far_off_are_refused(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("fedlit.remote.star.admission.CLOCKS", -1.0)
+        with pytest.raises(RefusedError, match="clock of site 'north' is"):
+            stage.site("north").open()
     monkeypatch.setattr("fedlit.remote.star.admission.STILL_CONNECTED", 0.3)
     first = stage.site("north")
     first.open()

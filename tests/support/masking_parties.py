@@ -118,6 +118,12 @@ class Parties:
         assert self.server._round.agreed is not None
         return self.server._round.agreed
 
+    def round_keys(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        """Open a round; what its clients send in the step ``keys``, and the keys in it."""
+        self.open()
+        sent = {name: client.send("keys") for name, client in self.clients.items()}
+        return sent, {name: message[-32:] for name, message in sent.items()}
+
     def opening(self) -> bytes:
         """Digest to which messages of the open round are bound before its keys are known."""
         assert self.server._round is not None
@@ -210,18 +216,18 @@ class Lies:
         """Collect the answers of clients to which these are reported as dropped."""
         tags: dict[str, dict[str, bytes]] = {}
         for name, gone in dropped.items():
-            try:
+            with suppress(PrivacyError):
                 tags[name] = self.parties.confirm(name, fates_of(self.shared[name], gone))
-            except PrivacyError:
-                continue
         for name in tags:
-            try:
-                owners = self.parties.unmask(name, addressed_to(name, tags))
-            except QuorumError:
-                continue
+            self.collect(name, tags, dropped[name])
+
+    def collect(self, name: str, tags: Mapping[str, Mapping[str, bytes]], gone: Sequence[str]) -> None:
+        """Ask a client to which these are reported as gone for its shares, with the tags of all."""
+        with suppress(QuorumError):
+            owners = self.parties.unmask(name, addressed_to(name, tags))
             self.released.append(name)
             for owner in owners:
-                (self.keys if owner in dropped[name] else self.seeds).setdefault(owner, set()).add(name)
+                (self.keys if owner in gone else self.seeds).setdefault(owner, set()).add(name)
 
     def readable(self, threshold: int) -> list[set[str]]:
         """Smallest groups of clients whose sum can be read: no mask of theirs is left that does not cancel."""
@@ -279,13 +285,7 @@ class Colluding(Lies):
                     name: identity.link(party(name)).tag(view, agreed.confirmation(helper, name)) for name in misled
                 }
             for name in misled:
-                try:
-                    owners = self.parties.unmask(name, addressed_to(name, tags))
-                except QuorumError:
-                    continue
-                self.released.append(name)
-                for owner in owners:
-                    (self.keys if owner in gone else self.seeds).setdefault(owner, set()).add(name)
+                self.collect(name, tags, gone)
 
 
 def collude(backend: PairwiseMasking, names: Sequence[str], number: int) -> Colluding:
