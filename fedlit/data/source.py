@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -69,10 +67,3 @@ class DomainSource(ABC):
             stage: "train", "val", "test", or "predict" for what `predict_dataloader` gives.
         """
         return None
-
-    def client_state(self, client: str) -> dict[str, Any]:
-        """Return what a checkpoint keeps of a client's data, such as statistics that samples are normalised with."""
-        return {}
-
-    def load_client_state(self, client: str, state: Mapping[str, Any]) -> None:  # noqa: B027 (many keep none)
-        """Restore what `client_state` returned."""

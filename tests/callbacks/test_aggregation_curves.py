@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import warnings
 from pathlib import Path
@@ -15,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from matplotlib.figure import Figure
 
+from commands import rows as rows_of
 from fedlit import Client
 from fedlit.callbacks import AggregationCurves
 from fedlit.methods import FedAvg, FedGP
@@ -36,8 +36,6 @@ class Logs(FedAvg):
 
 
 class AtOnce(Logs):
-    """Logs numbers in its first round."""
-
     first = 1
 
 
@@ -58,11 +56,6 @@ def expected(rounds: range) -> dict[int, dict[str, float]]:
     return {round_idx: pytest.approx(numbers(round_idx)) for round_idx in rounds if round_idx}
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def curves(figure: Figure) -> dict[str, dict[str, dict[int, float]]]:
     """By panel and label, the finite points of each line."""
     return {
@@ -79,7 +72,7 @@ def test_the_table_holds_what_was_logged_and_is_empty_where_nothing_was(tmp_path
     logger, callback = CSVLogger(tmp_path), AggregationCurves()
     trainer(4, [callback], tmp_path, federated, logger=logger).fit(build(Logs, weighting="uniform"), Blobs())
     assert callback.rounds == expected(range(4))
-    rows = read_csv(Path(logger.log_dir) / "aggregation_curves.csv")
+    rows = rows_of(Path(logger.log_dir) / "aggregation_curves.csv")
     kinds = [f"{kind}/{source}" for kind in ("beta", "distance", "tau") for source in SOURCES]
     assert list(rows[0]) == ["round", "beta", "target_variance", *kinds]
     assert [int(row["round"]) for row in rows] == [1, 2, 3]
@@ -93,7 +86,6 @@ def test_the_table_holds_what_was_logged_and_is_empty_where_nothing_was(tmp_path
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Figure:
-    """Curves of five rounds."""
     callback, folder = AggregationCurves(), tmp_path_factory.mktemp("drawn")
     trainer(5, [callback], folder).fit(build(Logs), Blobs())
     assert {path.suffix for path in folder.glob("aggregation_curves.*")} == {".csv", ".png"}, "in the root, unlogged"
@@ -165,7 +157,6 @@ def test_what_was_never_logged_has_no_panel():
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.parametrize("steps", [8, 10])
 def test_a_resumed_run_has_the_rounds_before(tmp_path: Path, steps: int):
-    """Rounds of 4 steps; the checkpoint is written at a round's end, or in the middle of a round."""
     saving = ModelCheckpoint(tmp_path, filename="mid", every_n_train_steps=steps, save_top_k=-1)
     first: list[pl.Callback] = [AggregationCurves(), saving]
     trainer(3, first, tmp_path / "stopped", enable_checkpointing=True).fit(build(Logs), Blobs())
@@ -173,7 +164,7 @@ def test_a_resumed_run_has_the_rounds_before(tmp_path: Path, steps: int):
     run = trainer(5, [callback], tmp_path / "resumed")
     run.fit(build(Logs), Blobs(), ckpt_path=str(tmp_path / "mid.ckpt"))
     assert callback.rounds == expected(range(5))
-    rows = read_csv(tmp_path / "resumed" / "aggregation_curves.csv")
+    rows = rows_of(tmp_path / "resumed" / "aggregation_curves.csv")
     assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from scipy.special import log_softmax
 from torch.utils.data import TensorDataset
 
 import processes
+from commands import rows as rows_of
 from fedlit.callbacks import Calibration, OracleAccuracy, TargetPredictions, summarise
 from fedlit.callbacks.shared import RandomBasis
 from fedlit.data import FederatedLoader, HeartDisease
@@ -33,7 +33,6 @@ SOURCES = CLIENTS[:-1]
 
 
 def sharp(method: Any = FedAvg, **kwargs: Any) -> Any:
-    """A method that is soon far too sure of itself."""
     return build(method, optimizer=lambda params: torch.optim.Adam(params, lr=0.5), **kwargs)
 
 
@@ -65,7 +64,6 @@ def by_scipy(module: Any, weighted: bool = False, sources: Sequence[str] = SOURC
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Trainer and module by ``using``."""
     return {using: calibrated(tmp_path_factory.mktemp(using), using) for using in ("sources", "weighted")}
 
 
@@ -116,7 +114,6 @@ def test_weighted_sources_send_as_many_numbers_as_documented(runs: Any):
 
 
 def test_sharp_probabilities_are_mended_and_classes_stay(tmp_path: Path):
-    """Also that the oracle scores what is predicted, in the validation in which the temperature was found."""
     data, module = Blobs(), sharp()
     run = trainer(4, [Calibration(), OracleAccuracy(), TargetPredictions()], tmp_path)
     run.fit(module, data)
@@ -130,8 +127,7 @@ def test_sharp_probabilities_are_mended_and_classes_stay(tmp_path: Path):
     assert squares[0] < squares[1]
     assert summarise(run, module, 1.0).temperature == pytest.approx(module.run.outputs.temperature)
     run.predict(module, data)
-    with (tmp_path / "predictions.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / "predictions.csv")
     written = torch.tensor([[float(row[str(label)]) for label in range(NUM_CLASSES)] for row in rows])
     torch.testing.assert_close(written.double(), expected, atol=1e-6, rtol=1e-5)
     assert [int(row["predicted"]) for row in rows] == logits.argmax(dim=1).tolist()
@@ -190,9 +186,6 @@ def test_a_checkpoint_with_something_else_as_temperature_is_refused(odd: Any, tm
         trainer(1, [], tmp_path).predict(sharp(), Blobs(), ckpt_path=str(tmp_path / "x.ckpt"))
 
 
-# ---------------------------------------------------------------- the target's own labels
-
-
 def hospitals(method: Any, labels: int, folder: Path, using: Any = "target", rate: float = 0.05) -> Any:
     data = HeartDisease(target_labels=labels, seed=0)
     torch.manual_seed(0)
@@ -205,15 +198,12 @@ def hospitals(method: Any, labels: int, folder: Path, using: Any = "target", rat
 
 
 class Bystander(FedAvg):
-    """A method that trains on the sources alone."""
-
     def learners(self, round_idx: int) -> Any:
         return self.sources
 
 
 @pytest.mark.parametrize(("method", "above"), [(Bystander, True), (FedGP, False)])
 def test_few_labels_of_the_target_are_enough(method: Any, above: bool, tmp_path: Path):
-    """Of a method that has trained on them a temperature below 1 would only say so."""
     data, module = hospitals(method, 40, tmp_path, rate=0.05 if above else 0.2)
     train = data.dataset(data.target, "train")
     x, y = train.batch(data.split(data.target).train.argsort().argsort())  # type: ignore[attr-defined]
@@ -236,12 +226,7 @@ def test_less_than_ten_labels_are_too_few(tmp_path: Path):
         hospitals(Bystander, 9, tmp_path)
 
 
-# ---------------------------------------------------------------- what there may not be
-
-
 class Without(Blobs):
-    """Only these clients have validation samples."""
-
     def __init__(self, names: list[str]) -> None:
         super().__init__()
         self.names = names
@@ -284,9 +269,6 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path: Path):
         trainer(1, [Calibration()], tmp_path).fit(module, data)
 
 
-# ---------------------------------------------------------------- across processes
-
-
 def seen(folder: Path, devices: int, using: Any, placement: Any = None) -> dict[str, Any]:
     """What this process has of a run on so many, through masks."""
     module = sharp()
@@ -304,7 +286,6 @@ def seen(folder: Path, devices: int, using: Any, placement: Any = None) -> dict[
     ("using", "placement"), [("sources", None), ("weighted", None), ("sources", [[], CLIENTS])], ids=str
 )
 def test_two_processes_find_what_one_finds(using: Any, placement: Any, tmp_path: Path):
-    """Also where one is the server's alone."""
     seen_by: dict[int, Any] = {}
     for count in (1, 2):
         folder = tmp_path / str(count)

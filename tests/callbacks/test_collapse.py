@@ -46,8 +46,6 @@ def test_predictions_of_one_class_are_warned_of_once_in_each_stage(tmp_path: Pat
 
 
 class Spoiled(pl.Callback, Component):
-    """From a round on, spoils the replicas of all clients."""
-
     def __init__(self, round_idx: int, spoil: Callable[[Any], object]) -> None:
         self.round_idx, self.spoil = round_idx, spoil
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from matplotlib.figure import Figure
 from torch.optim import Adam
 
+from commands import rows as rows_of
 from fedlit.callbacks import DictionaryPictures
 from fedlit.federation import Schedule
 from fedlit.methods import FedAvg, FedDaDiL
@@ -43,7 +43,6 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[DictionaryPictures, FedDaDiL]:
-    """The callback and the module of three rounds."""
     callback, module = DictionaryPictures(), build()
     trainer(3, [callback], tmp_path_factory.mktemp("trained")).fit(module, Blobs())
     return callback, module
@@ -69,8 +68,7 @@ def test_each_client_has_a_table_and_a_picture_and_the_atoms_have_one(tmp_path: 
         "dictionary_atoms.png",
         *(f"dictionary_{client}.{kind}" for client in CLIENTS for kind in ("csv", "png")),
     }
-    with (tmp_path / f"dictionary_{TARGET}.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / f"dictionary_{TARGET}.csv")
     assert [int(row["round"]) for row in rows] == [1, 2, 3], "round 0 gathers the class moments"
     for row in rows:
         coordinates, cost = watch.rounds[int(row["round"])]

@@ -107,15 +107,6 @@ def test_around_a_server_the_report_states_what_that_can_read(tmp_path: Path):
     assert "process 0" not in lines
 
 
-def test_fast_dev_run_prints_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    trainer(1, [PrivacyReport()], tmp_path, fast_dev_run=True).fit(build(weighting="uniform"), Blobs())
-    assert not list(tmp_path.rglob("*.json"))
-    assert "privacy report" in capsys.readouterr().out
-
-
-# ---------------------------------------------------------------- differential privacy
-
-
 def test_privacy_losses_are_those_of_the_accountant_after_every_round(tmp_path: Path):
     accounting = pytest.importorskip("dp_accounting")
     from dp_accounting.rdp import RdpAccountant
@@ -159,9 +150,6 @@ def test_a_missing_accountant_is_found_before_training(tmp_path: Path, monkeypat
         run.fit(module, Blobs())
     assert module.federation.ledger.total_bytes == 0
     assert run.global_step == 0
-
-
-# ---------------------------------------------------------------- print
 
 
 @pytest.mark.parametrize(("width", "side_by_side"), [(60, 1), (80, 1), (120, 2), (200, 4)])

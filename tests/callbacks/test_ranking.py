@@ -26,7 +26,6 @@ def write(
     data_args: dict[str, Any] | None = None,
     **of_summary: Any,
 ) -> None:
-    """A finished run of one round."""
     config = {
         "seed_everything": seed,
         "model": {"class_path": f"fedlit.methods.{method}"},
@@ -38,7 +37,6 @@ def write(
 
 
 def table(folder: Path) -> list[list[str]]:
-    """The first table of the page."""
     return next(block for block in report_on(read_runs([folder]))[1] if isinstance(block, Table)).texts()
 
 
@@ -109,11 +107,7 @@ def test_one_method_and_regression_have_no_ranking(tmp_path: Path) -> None:
     )
 
 
-# ---------------------------------------------------------------- runs that are of different federations
-
-
 def closing(folder: Path) -> list[list[list[str]]]:
-    """First cells of the closing tables."""
     _, blocks = report_on(read_runs([folder]))
     tables = [block for block in blocks if isinstance(block, Table)]
     closing = [table for table in tables if [column.title for column in table.columns[:2]] == ["method", "target"]]

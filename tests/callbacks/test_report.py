@@ -35,13 +35,11 @@ def write(folder: Path, metrics: str = "", target: str = "webcam", finished: Run
 
 
 def write_finished(folder: Path, accuracy: float, target: str = "webcam", **fields: Any) -> Path:
-    """A run that came to its end."""
     fields = {"target_score": None, "bytes_by_channel": {"weights": 10}} | fields
     return write(folder, target=target, finished=summary("FedAvg", target, accuracy, **({"seed": 3} | fields)))
 
 
 def corrupt(folder: Path, **fields: object) -> None:
-    """Overwrite fields of a finished run's summary."""
     path = write_finished(folder, 0.5) / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
@@ -125,7 +123,6 @@ def test_configurations_differ_in_leaves():
 
 
 def test_words_from_files_stay_words(tmp_path: Path):
-    """A target's name reaches titles, tables, captions and pictures; a folder's name reaches the headings."""
     metrics = "epoch,oracle/target/acc,round,source/x<i>_/acc,step\n,,0,,1\n0,0.5,,0.25,0\n"
     write(tmp_path / "<b>&" / "v<img src=x onerror=y>", metrics, HOSTILE)
     write(tmp_path / "other" / "version_0", metrics, "../../x/y")
@@ -234,7 +231,6 @@ def test_coordinates_have_a_picture_for_each_client_under_its_name(tmp_path: Pat
 
 
 def test_a_run_done_twice_is_two_rows_and_no_repetition(tmp_path: Path):
-    """Method, target, seed and settings are equal: the folders alone tell them apart."""
     for number, accuracy in enumerate((0.5, 0.75)):
         write_finished(tmp_path / "a" / f"version_{number}", accuracy)
     assert [row[:3] for row in page_of(tmp_path).table("method")] == [

@@ -31,8 +31,6 @@ def lines(text: str) -> list[str]:
 
 
 class Terminal(io.StringIO):
-    """A stream that claims to be a terminal."""
-
     def isatty(self) -> bool:
         return True
 

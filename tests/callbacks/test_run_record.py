@@ -96,7 +96,6 @@ def test_without_a_test_the_summary_is_of_the_last_validation_or_waits(tmp_path:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Any, Blobs]:
-    """A run of one round: its record, module and data."""
     folder = tmp_path_factory.mktemp("recorded")
     record = RunRecord(folder / "mine", method="Mine", export="target.onnx")
     _, module, data = train(folder, record, 1)
@@ -150,7 +149,6 @@ def test_reliability_is_scikit_learns_calibration_curve(recorded: Any):
 
 
 def apart(folder: str) -> str:
-    """On one of the processes: the folder of a run."""
     record = RunRecord(folder)
     train(Path(folder), record, 1, devices=2)
     return str(record.path)
@@ -230,7 +228,6 @@ class Killed(pl.Callback):
     "kwargs", [{}, {"limit_val_batches": 0}, {"strategy": {"rounds_per_epoch": 4, "local_steps": 2}}]
 )
 def test_what_was_logged_before_a_checkpoint_is_in_the_file_when_it_is_written(tmp_path: Path, kwargs: dict[str, Any]):
-    """Or else a run that goes on from it has no numbers of these rounds, which it does not train again."""
     killed, saving = Killed(tmp_path), ModelCheckpoint(tmp_path / "c", every_n_train_steps=2, save_top_k=-1)
     run = trainer(3, [RunRecord(tmp_path / "mine"), saving, killed], tmp_path, enable_checkpointing=True, **kwargs)
     run.fit(build(), Blobs())

@@ -35,7 +35,6 @@ def run(method: str, target: str, accuracy: float | None, seed: int = 0, **field
 
 
 def render(summaries: list[RunSummary], width: int = 140) -> str:
-    """As the command line prints it into a file."""
     console = Console(width=width)
     with console.capture() as capture:
         console.print(closing_table(summaries))
@@ -46,9 +45,6 @@ def cells(text: str) -> dict[tuple[str, str], list[str]]:
     lines = text[text.index("───") :].splitlines()[1:]
     rows = [re.split(r"\s{2,}", line.strip()) for line in lines if "  " in line.strip() and "─" not in line]
     return {(row[0], row[1]): row[2:] for row in rows}
-
-
-# ---------------------------------------------------------------- the closing table
 
 
 def test_one_run_is_one_row():
@@ -149,9 +145,6 @@ def test_several_methods_are_not_ranked_by_their_scores() -> None:
     assert note not in render([run("FedAvg", "dslr", 0.9), run("FedGP", "dslr", 0.5, target_score=None)])
 
 
-# ---------------------------------------------------------------- summaries of runs
-
-
 def trained(folder: Path, *callbacks: Any, rounds: int = 1, test: bool = False, **kwargs: Any) -> RunSummary:
     module, data = build(SourceOnly), Blobs()
     done = trainer(rounds, list(callbacks), folder, **kwargs)
@@ -226,7 +219,6 @@ def test_a_model_without_probabilities_is_summed_up_without_their_scores(tmp_pat
 
 @pytest.mark.filterwarnings("ignore::fedlit.privacy.PrivacyWarning")
 def test_numbers_with_noise_are_read_back_whatever_they_are(tmp_path: Path) -> None:
-    """An accuracy below 0 ended the table of an experiment, as if another version had written it."""
     noise = GaussianMechanism(1.0, 1000.0)
     found = trained(tmp_path, OracleAccuracy(), rounds=2, test=True, strategy={"reports": noise})
     numbers = [getattr(found, f"oracle_{name}") for name in ("accuracy", "f1", "ece", "auc", "balanced_accuracy")]

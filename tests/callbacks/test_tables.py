@@ -104,9 +104,6 @@ def test_html_is_escaped() -> None:
     assert f"<p>† {name}</p>" in page
 
 
-# ---------------------------------------------------------------- methods by targets
-
-
 def tables(runs: list[RunSummary], folder: Path) -> tuple[list[dict[str, str]], str, str]:
     csv_file, markdown, latex = write_tables(runs, folder)
     with csv_file.open(newline="", encoding="utf-8") as file:

@@ -22,8 +22,21 @@ def read(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+def predict(folder: Path, module: Any, data: Any, loader: Any = None, rounds: int = 1, **given: Any) -> list[list[str]]:
+    """What the callback writes of a module after a fit."""
+    run = trainer(rounds, [TargetPredictions(**given)], folder)
+    run.fit(module, data)
+    run.predict(module, loader or data)
+    return read(folder / "predictions.csv")
+
+
+def heart_rates() -> tuple[HeartDisease, FedAvg]:
+    data = HeartDisease(predict="heart_rate", seed=0)
+    torch.manual_seed(0)
+    return data, FedAvg(data.clients, data.target, 1, MLP(data.in_features, [8]), task="regression")
+
+
 def network(module: Any) -> torch.nn.Module:
-    """The target's extractor and classifier, one after the other."""
     replica = module.replicas[module.target.name]
     return torch.nn.Sequential(replica.extractor, replica.classifier).eval()
 
@@ -67,24 +80,15 @@ class Named(Blobs):
 
 
 def test_classes_have_the_names_that_the_data_module_gives_them(tmp_path: Path):
-    module = build()
-    run = trainer(2, [TargetPredictions()], tmp_path)
-    run.fit(module, Named())
-    run.predict(module, Named())
-    with (tmp_path / "predictions.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    header, *lines = predict(tmp_path, build(), Named(), rounds=2)
+    rows = [dict(zip(header, line, strict=True)) for line in lines]
     assert {row["predicted"] for row in rows} <= set(Named.classes)
     assert all(float(row[row["predicted"]]) == max(float(row[name]) for name in Named.classes) for row in rows)
 
 
 def test_in_regression_there_are_numbers_alone(tmp_path: Path):
-    data = HeartDisease(predict="heart_rate", seed=0)
-    torch.manual_seed(0)
-    module = FedAvg(data.clients, data.target, 1, MLP(data.in_features, [8]), task="regression")
-    run = trainer(2, [TargetPredictions()], tmp_path)
-    run.fit(module, data)
-    run.predict(module, data)
-    header, *rows = read(tmp_path / "predictions.csv")
+    data, module = heart_rates()
+    header, *rows = predict(tmp_path, module, data, rounds=2)
     assert header == ["id", *data.classes]
     assert [int(row[0]) for row in rows] == data.split(data.target).test.tolist()
     dataset = data.dataset(data.target, "test")
@@ -105,21 +109,17 @@ def test_in_regression_there_are_numbers_alone(tmp_path: Path):
     ],
 )
 def test_mismatches_are_refused_before_anything_is_predicted(argument: str, classes: Any, costs: Any, tmp_path: Path):
-    data, module = Blobs(), build()
+    data = Blobs()
     data.classes = classes  # type: ignore[attr-defined]
-    run = trainer(1, [TargetPredictions(costs=costs)], tmp_path)
-    run.fit(module, data)
     with refused(argument):
-        run.predict(module, data)
+        predict(tmp_path, build(), data, costs=costs)
 
 
 def test_predictions_without_the_target_are_refused(tmp_path: Path):
-    data, module = Blobs(), build()
-    run = trainer(1, [TargetPredictions()], tmp_path)
-    run.fit(module, data)
+    data = Blobs()
     sources = {name: data.parts["test"][name] for name in CLIENTS if name != TARGET}
     with pytest.raises(ValueError, match=f"no sample of target '{TARGET}'"):
-        run.predict(module, FederatedLoader(sources, training=False))
+        predict(tmp_path, build(), data, FederatedLoader(sources, training=False))
 
 
 def test_a_target_without_test_samples_is_an_error(tmp_path: Path):
@@ -132,26 +132,15 @@ def test_a_target_without_test_samples_is_an_error(tmp_path: Path):
         run.predict(module, data)
 
 
-def test_fast_dev_run_writes_no_file(tmp_path: Path):
-    module = build()
-    trainer(1, [TargetPredictions()], tmp_path, fast_dev_run=True).fit(module, Blobs())
-    trainer(1, [TargetPredictions()], tmp_path, fast_dev_run=True).predict(module, Blobs())
-    assert not list(tmp_path.rglob("predictions.csv"))
-
-
 def hospitals(tmp_path: Path, data: HeartDisease, **given: Any) -> list[dict[str, str]]:
     """What a model after two rounds predicts for the patients of a hospital, by what a row's columns are called."""
     torch.manual_seed(0)
     module = FedAvg(data.clients, data.target, 2, MLP(data.in_features, [8]))
-    run = trainer(2, [TargetPredictions(**given)], tmp_path)
-    run.fit(module, data)
-    run.predict(module, data)
-    with (tmp_path / "predictions.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    header, *rows = predict(tmp_path, module, data, rounds=2, **given)
+    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def test_ids_are_positions_in_the_targets_data(tmp_path: Path):
-    """So that a row is found again in the file that the data came from."""
     data = HeartDisease(seed=0)
     rows = hospitals(tmp_path, data)
     everyone = data.load(data.target)
@@ -181,10 +170,8 @@ def test_a_loader_of_the_users_own_is_numbered_whatever_was_trained_on(tmp_path:
     data = Wards(seed=0)
     torch.manual_seed(0)
     module = FedAvg(data.clients, data.target, 2, MLP(data.in_features, [8]))
-    run = trainer(1, [TargetPredictions()], tmp_path)
-    run.fit(module, data)
-    run.predict(module, FederatedLoader({data.target: data.dataset(data.target, "val")}, training=False))
-    _, *rows = read(tmp_path / "predictions.csv")
+    loader = FederatedLoader({data.target: data.dataset(data.target, "val")}, training=False)
+    _, *rows = predict(tmp_path, module, data, loader)
     assert [row[0] for row in rows] == [str(place) for place in range(20)]
 
 
@@ -198,9 +185,6 @@ def test_decisions_are_the_cheapest_by_the_rows_own_probabilities(tmp_path: Path
 
 
 def test_costs_are_refused_where_numbers_are_predicted(tmp_path: Path):
-    data = HeartDisease(predict="heart_rate", seed=0)
-    module = FedAvg(data.clients, data.target, 1, MLP(data.in_features, [8]), task="regression")
-    run = trainer(1, [TargetPredictions(costs=[[0.0]])], tmp_path)
-    run.fit(module, data)
+    data, module = heart_rates()
     with refused("costs"):
-        run.predict(module, data)
+        predict(tmp_path, module, data, costs=[[0.0]])

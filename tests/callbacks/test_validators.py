@@ -93,12 +93,10 @@ def by_hand(
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A trained module and its scores."""
     return run(tmp_path_factory.mktemp("plain"))
 
 
 def test_scores_are_of_all_validation_samples(plain: Any) -> None:
-    """Batches of 8, and sources of 30 samples each, whose moments are those of their pool."""
     module, scores = plain
     assert scores == pytest.approx(by_hand(module), abs=1e-6)
     assert len(set(scores.values())) == len(NAMES)
@@ -135,8 +133,6 @@ def test_one_object_scores_modules_of_other_seeds_and_widths(
 
 
 class Extractions(Callback):
-    """Counts the batches of a source that go through its extractor in the sanity check."""
-
     def __init__(self) -> None:
         self.number = 0
 
@@ -256,7 +252,6 @@ def weighted_in_numpy(module: Any, mean: Mean) -> dict[str, float]:
 
 
 def test_sources_have_equal_shares_however_many_samples_they_have(tmp_path: Path) -> None:
-    """The mean over sources of each source's own mean, and not that of their pool."""
     module, scores = run(tmp_path, data=Uneven())
     shared = weighted_in_numpy(module, lambda values: np.mean([own.mean(axis=0) for own in values.values()], axis=0))
     pooled = weighted_in_numpy(module, lambda values: np.concatenate(list(values.values())).mean(axis=0))

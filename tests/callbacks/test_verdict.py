@@ -55,7 +55,6 @@ def test_a_model_that_predicts_one_class_alone_is_named():
 
 
 def test_no_method_is_named_first_by_hidden_labels_or_by_a_score_of_single_methods():
-    """The README's first page named the method with .82 of ``target/score`` best, of which another had .23 and 79%."""
     scores = {"SourceOnly": (0.55, 0.80), "FedAvg, 50 target labels": (0.62, 0.82), "FedAvg, refined": (0.79, 0.23)}
     runs = [
         run(name, "fonts", accuracy, seed, target_score=score)
@@ -97,7 +96,6 @@ def test_the_notes_of_the_closing_table_have_the_same_differences():
 
 
 def test_pictures_have_what_they_are_given():
-    """Texts of the drawings, and places of dots on a scale whose ends are known."""
     drawn = dots("t", ["dslr", "<b>"], {"A": [[10.0, 20.0], [30.0]], "B": [[], [15.0]]}, "unit")
     texts = [html.unescape(each) for each in re.findall("<text[^>]*>(.*?)</text>", drawn)]
     assert {"dslr", "<b>", "15.0", "30.0", "unit", "A", "B"} <= set(texts)

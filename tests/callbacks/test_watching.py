@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from sklearn.metrics import (
 
 import processes
 import small_federation
+from commands import rows as rows_of
 from fedlit import FederatedModule
 from fedlit.callbacks import (
     AggregationCurves,
@@ -46,11 +46,6 @@ from fedlit.run.run import Run
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def column(rows: list[dict[str, str]], name: str) -> list[float]:
     return [float(row[name]) for row in rows if row.get(name)]
 
@@ -60,9 +55,6 @@ def warnings_of(call: Callable[[], object]) -> list[str]:
         warnings.simplefilter("always")
         call()
     return [str(each.message) for each in caught]
-
-
-# ---------------------------------------------------------------- oracle accuracy
 
 
 @pytest.mark.parametrize("federated", [True, False])
@@ -207,15 +199,12 @@ def test_other_modules_are_refused_by_name(tmp_path: Path, callback: pl.Callback
         run.fit(BoringModel())
 
 
-# ---------------------------------------------------------------- communication
-
-
 @pytest.mark.parametrize("federated", [True, False])
 def test_the_file_adds_up_to_the_ledger(tmp_path: Path, federated: bool, capsys: pytest.CaptureFixture[str]):
     module = build(weighting="uniform")
     trainer(3, [OracleAccuracy(), CommunicationLedger()], tmp_path, federated).fit(module, Blobs())
     ledger = module.federation.ledger
-    rows = read_csv(tmp_path / "ledger.csv")
+    rows = rows_of(tmp_path / "ledger.csv")
     assert list(rows[0]) == ["round", "channel", "sender", "receiver", "messages", "bytes"]
     sent, messages = Counter[str](), Counter[str]()
     for row in rows:
@@ -259,7 +248,7 @@ def test_curves_add_up_to_the_ledger_and_silent_rounds_are_zero(tmp_path: Path):
     strategy = {"participation": Schedule([CLIENTS, [], [TARGET], CLIENTS])}
     callback = CommunicationLedger(str(book), print_table=False)
     trainer(4, [callback], tmp_path, logger=logger, strategy=strategy).fit(module, Blobs())
-    rows = read_csv(Path(logger.log_dir) / "metrics.csv")
+    rows = rows_of(Path(logger.log_dir) / "metrics.csv")
     sent = module.federation.ledger.bytes_by_channel()
     curve, total = column(rows, "comm/weights/MB"), column(rows, "comm/MB")
     assert [value > 0 for value in curve] == [True, False, False, True]
@@ -269,17 +258,16 @@ def test_curves_add_up_to_the_ledger_and_silent_rounds_are_zero(tmp_path: Path):
     assert book.exists()
 
 
-def test_fast_dev_run_writes_no_file(tmp_path: Path):
-    trainer(1, [CommunicationLedger(print_table=False)], tmp_path, fast_dev_run=True).fit(build(), Blobs())
-    assert not list(tmp_path.rglob("*.csv"))
-
-
-# ---------------------------------------------------------------- time
+@pytest.mark.parametrize("callback", [CommunicationLedger(), PrivacyReport(), TargetPredictions()])
+def test_fast_dev_run_writes_no_file(tmp_path: Path, callback: pl.Callback, capsys: pytest.CaptureFixture[str]):
+    module, run = build(weighting="uniform"), trainer(1, [callback], tmp_path, fast_dev_run=True)
+    run.fit(module, Blobs())
+    run.predict(module, Blobs())
+    assert not [*tmp_path.rglob("*.csv"), *tmp_path.rglob("*.json")]
+    assert ("privacy report" in capsys.readouterr().out) == isinstance(callback, PrivacyReport)
 
 
 class Seconds(pl.Callback, Component):
-    """What the federation's clocks showed when the last round had ended."""
-
     def on_round_end(self, run: Run) -> None:
         module: Any = run.module
         self.last = dict(module.federation.seconds)
@@ -292,7 +280,7 @@ def test_times_of_rounds_add_up_to_the_federations(tmp_path: Path, rounds_per_ep
     trainer(4 // rounds_per_epoch, [RoundTimer(), seconds], tmp_path, logger=logger, strategy=strategy).fit(
         build(), Blobs()
     )
-    rows = read_csv(Path(logger.log_dir) / "metrics.csv")
+    rows = rows_of(Path(logger.log_dir) / "metrics.csv")
     assert len(column(rows, "time/round_s")) == 4
     for phase in ("local", "exchange", "protection"):
         assert sum(column(rows, f"time/{phase}_s")) == pytest.approx(seconds.last[phase], rel=1e-9)
@@ -302,7 +290,6 @@ def test_times_of_rounds_add_up_to_the_federations(tmp_path: Path, rounds_per_ep
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.parametrize("steps", [8, 6])
 def test_resumed_curves_go_on(tmp_path: Path, steps: int):
-    """Rounds of 4 steps; the checkpoint is written at a round's end, or in the middle of a round."""
 
     def callbacks() -> list[pl.Callback]:
         return [CommunicationLedger(print_table=False), RoundTimer(), Seconds()]
@@ -313,7 +300,7 @@ def test_resumed_curves_go_on(tmp_path: Path, steps: int):
     run.fit(build(), Blobs())
     logger, resumed, module = CSVLogger(tmp_path, "resumed"), callbacks(), build()
     trainer(4, resumed, tmp_path, logger=logger).fit(module, Blobs(), ckpt_path=str(tmp_path / "mid.ckpt"))
-    before, after = (read_csv(Path(log.log_dir) / "metrics.csv") for log in (stopped, logger))
+    before, after = (rows_of(Path(log.log_dir) / "metrics.csv") for log in (stopped, logger))
     before = [row for row in before if int(row["step"]) <= steps]
     done = steps // 4
     assert len(column(after, "comm/MB")) == 4 - done
@@ -323,9 +310,6 @@ def test_resumed_curves_go_on(tmp_path: Path, steps: int):
     for phase in ("local", "exchange"):
         spent = sum(column(before, f"time/{phase}_s")[:done]) + sum(column(after, f"time/{phase}_s"))
         assert spent == pytest.approx(resumed[2].last[phase], rel=1e-9)  # type: ignore[attr-defined]
-
-
-# ---------------------------------------------------------------- loggers and processes
 
 
 def test_figures_reach_tensorboard(tmp_path: Path):

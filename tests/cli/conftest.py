@@ -10,6 +10,11 @@ import pytest
 from filelock import FileLock
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """``once(name, make)``: a folder that ``make(folder)`` has filled, once for all processes of pytest-xdist.

@@ -116,7 +116,6 @@ def test_each_command_leads_to_a_function(word: str) -> None:
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A question on a configuration, of which an answer is kept."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("LOCAL_RANK", raising=False)

@@ -40,8 +40,7 @@ SEVERAL = [*TINY, "--seeds=[0,1]", "--compare=[fedlit.methods.SourceOnly]"]
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _plug_ins() -> None:
     load_plugins()
 
 
@@ -56,7 +55,6 @@ def found() -> dict[tuple[str, int], dict[str, Any]]:
 
 
 def claim_some(folder: Path) -> list[str]:
-    """In one of several processes at the same time."""
     return [str(claim(folder)) for _ in range(50)]
 
 
@@ -72,6 +70,7 @@ def test_an_experiment_goes_on_and_takes_finished_runs_as_they_are(capsys: pytes
     main(["fit", *SEVERAL])
     first, folders = found(), sorted(map(str, Path("runs").rglob("version_*")))
     assert len(first) == 4
+    assert first["FedAvg", 0]["target_sha256"] != first["FedAvg", 1]["target_sha256"]
     assert "run 4 of 4" in capsys.readouterr().out
     times = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("summary.json")}
     gone = Path("runs/SourceOnly/version_0")
@@ -114,7 +113,6 @@ def test_a_method_and_its_round_are_selected(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.slow
 def test_nothing_is_selected_of_models_that_have_learnt_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """After two rounds in small hospitals trust was .0002, and FedAvg "selected"."""
     main(["fit", *TINY, "--compare=[fedlit.methods.SourceOnly]", "--select=best", "--trainer.max_epochs=2"])
     printed = " ".join(capsys.readouterr().out.split())
     (file,) = Path("runs").glob("experiment_*/selected.json")
@@ -274,7 +272,6 @@ def test_a_run_of_two_processes_is_taken_as_it_is() -> None:
 
 
 def trained_with(*words: str) -> dict[str, Any]:
-    """Arguments of the second method of an experiment."""
     _, other = parsed(*words)
     arguments: dict[str, Any] = yaml.safe_load(other.text)["model"]["init_args"]
     return arguments
@@ -342,7 +339,7 @@ def test_tables_have_means_deviations_and_the_best_in_bold(tmp_path: Path) -> No
     text = paths[1].read_text()
     assert "hidden labels (oracle), mean ± sample standard deviation over seeds" in text
     assert f"**{100 * fmean((0.8, 0.9)):.1f} ± {100 * stdev((0.8, 0.9)):.1f}**" in text
-    assert r"| Fed\_A | 60.0 ± 14.1 | **85.0 ± 7.1** | **72.5 ± 3.5** |" in text
+    assert "| Fed_A | 60.0 ± 14.1 | **85.0 ± 7.1** | **72.5 ± 3.5** |" in text
     assert "| B | **85.0 ± 7.1** | - | - |" in text  # no average over targets that the others have more of
     latex = paths[2].read_text()
     assert r"Fed\_A & 60.0 $\pm$ 14.1 & \textbf{85.0 $\pm$ 7.1} & \textbf{72.5 $\pm$ 3.5} \\" in latex
@@ -351,11 +348,10 @@ def test_tables_have_means_deviations_and_the_best_in_bold(tmp_path: Path) -> No
 
 
 def test_an_experiment_is_known_by_its_configurations(tmp_path: Path) -> None:
-    assert Experiment(normalise(["fit", *TINY])).folder.path == Experiment(normalise(["fit", *TINY])).folder.path
-    assert (
-        Experiment(normalise(["fit", *TINY])).folder.path
-        != Experiment(normalise(["fit", *TINY, "--data.batch_size=7"])).folder.path
+    one, same, other = (
+        Experiment(normalise(["fit", *TINY, *more])).folder.path for more in ([], [], ["--data.batch_size=7"])
     )
+    assert one == same != other
     first = ExperimentFolder(tmp_path, "experiment", 2, str)
     with first.held(0):
         folder = first.place(0, tmp_path / "FedAvg")
@@ -372,7 +368,6 @@ def test_an_experiment_is_known_by_its_configurations(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_readmes_first_experiment_shows_what_adaptation_gains() -> None:
-    """SourceOnly, FedAvg with 50 labels of the target and a refined one with none, in this order with room to spare."""
     main(["fit", "--config", "experiments/first"])
     accuracies: dict[str, list[float]] = {}
     for path in Path("runs").rglob("summary.json"):
@@ -393,23 +388,20 @@ def test_an_option_takes_the_place_of_what_a_compared_configuration_sets(tmp_pat
     )
     (tmp_path / "text.yaml").write_text("model: fedlit.methods.FedDAN")
 
-    def told(*words: str, entry: str = "mine.yaml") -> dict[str, Any]:
+    def mine(*words: str, entry: str = "mine.yaml") -> dict[str, Any]:
         return trained_with(*TINY, *words, f"--compare=[{entry}]")
 
-    assert told()["mu"] == 3.0
+    assert mine()["mu"] == 3.0
     for words in (["--model.optimizer=null"], ["--model.init_args.optimizer=null"]):
-        assert "lr: 0.1" not in yaml.safe_dump(told(*words)["optimizer"])
+        assert "lr: 0.1" not in yaml.safe_dump(mine(*words)["optimizer"])
     for words in (["--model.local_norm=true"], ['--model.init_args={"local_norm": true}']):
-        assert told(*words)["local_norm"] is True
-        assert told(*words)["mu"] == 3.0
+        assert mine(*words)["local_norm"] is True
+        assert mine(*words)["mu"] == 3.0
     both = parsed(*TINY, '--data.init_args={"batch_size": 7}', "--compare=[mine.yaml]")
     given = [yaml.safe_load(each.text)["data"]["init_args"] for each in both]
     assert [each["batch_size"] for each in given] == [7, 7]
     assert given[1]["target_labels"] == 20
-    assert "mmd_weight" in told(entry="text.yaml")
-
-
-# ---------------------------------------------------------------- what compared methods are given
+    assert "mmd_weight" in mine(entry="text.yaml")
 
 
 LISTS = """
@@ -518,7 +510,8 @@ def test_values_of_compared_methods_keep_their_types(values: dict[str, Any], kin
     assert type_true(other.arguments.data.init_args.target_labels) == "1.0"
 
 
-@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_an_experiment_that_is_tried_out_has_its_table_and_writes_none(
     jobs: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

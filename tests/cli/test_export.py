@@ -22,11 +22,6 @@ from fedlit.data import Digits
 SMALL = ["--config", "experiments/digits_fedavg", "--model.extractor.init_args.hidden=[8]"]
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def trained(once: Callable[..., Path]) -> Path:
     """The folder of a run of three rounds, which keeps the checkpoint of each."""
@@ -42,7 +37,6 @@ def trained(once: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def run(trained: Path) -> Path:
-    """A copy of it."""
     return Path(shutil.copytree(trained, "run"))
 
 
@@ -52,7 +46,6 @@ def epoch(run: Path, number: int) -> Path:
 
 
 def samples() -> Tensor:
-    """The target's test samples, as the run's configuration has them."""
     data = Digits(target="fonts", flatten=True, seed=0)
     dataset = data.dataset("fonts", "test")
     return dataset.batch(torch.arange(len(dataset)))[0]  # type: ignore[attr-defined, arg-type, no-any-return]
@@ -142,9 +135,9 @@ def test_mistakes_are_told(run: Path, words: list[str], message: str) -> None:
     Path("words.ckpt").write_text("words")
     federation = checkpoint["federation"]
     torch.save(checkpoint | {"federation": federation | {"roster": federation["roster"][1:]}}, "roster.ckpt")
-    with pytest.raises(SystemExit, match=message) as caught:
-        main(["export", *words])
-    assert str(caught.value.code).startswith("fedlit: ")
+    line = refusal("export", *words)
+    assert line.startswith("fedlit: ")
+    assert re.search(message, line)
     assert not list(run.glob("target*"))
 
 
@@ -166,18 +159,14 @@ def test_mistakes_are_told(run: Path, words: list[str], message: str) -> None:
 )
 def test_a_strangers_checkpoint_is_refused_whatever_it_holds(run: Path, change: Any) -> None:
     torch.save(change(torch.load(epoch(run, 2), weights_only=True)), "strange.ckpt")
-    with pytest.raises(SystemExit) as caught:
-        main(["export", "run", "--ckpt_path=strange.ckpt"])
-    assert str(caught.value.code).startswith("fedlit: ")
+    assert refusal("export", "run", "--ckpt_path=strange.ckpt").startswith("fedlit: ")
     assert not list(run.glob("target*"))
 
 
 @pytest.mark.parametrize("rounds", ["x", None, float("inf")])
 def test_of_several_checkpoints_all_must_say_how_far_they_are(run: Path, rounds: Any) -> None:
     torch.save({"federation": {"round_idx": rounds}}, run / "checkpoints" / "strange.ckpt")
-    assert re.search(
-        r"^fedlit: '.*strange.ckpt' does not state how many rounds it has trained for", refusal("export", "run")
-    )
+    assert "strange.ckpt' does not state how many rounds" in refusal("export", "run")
 
 
 @pytest.mark.parametrize("place", [0, 200, 2000, -30])
@@ -185,9 +174,7 @@ def test_a_damaged_checkpoint_is_refused(run: Path, place: int) -> None:
     content = bytearray(epoch(run, 2).read_bytes())
     content[place : place + 20 or None] = b"\xff" * 20
     Path("damaged.ckpt").write_bytes(content)
-    with pytest.raises(SystemExit) as caught:
-        main(["export", "run", "--ckpt_path=damaged.ckpt"])
-    assert str(caught.value.code).startswith("fedlit: ")
+    assert refusal("export", "run", "--ckpt_path=damaged.ckpt").startswith("fedlit: ")
 
 
 def test_a_run_without_a_checkpoint_is_told(run: Path) -> None:
@@ -197,10 +184,7 @@ def test_a_run_without_a_checkpoint_is_told(run: Path) -> None:
 
 def test_a_missing_extra_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    assert re.search(
-        r"^fedlit: writing ONNX files needs: pip install 'fedlit\[onnx\]'$",
-        refusal("export", str(run), "--output", "target.onnx"),
-    )
+    assert refusal("export", str(run), "--output", "target.onnx").endswith("pip install 'fedlit[onnx]'")
 
 
 def test_a_network_that_cannot_be_traced_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

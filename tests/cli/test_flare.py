@@ -107,9 +107,6 @@ def test_a_site_outside_flare_says_who_starts_it(experiment: str) -> None:
     assert "flare site is started by NVIDIA FLARE" in refusal("flare", "site", "--config", experiment)
 
 
-# -------------------------------------------------------------------- what FLARE runs
-
-
 def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("nvflare")
     from nvflare.apis.fl_constant import ReturnCode
@@ -123,7 +120,7 @@ def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch: py
         def get_engine(self) -> None:
             return None
 
-    monkeypatch.setattr(flare, "_words", lambda fl_ctx, arguments: [])
+    monkeypatch.setattr(flare, "_arguments", lambda fl_ctx, arguments: [])
     for codes, expected in (
         ([0], ReturnCode.OK),
         ([-9, -11, 0], ReturnCode.OK),
@@ -140,7 +137,6 @@ def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch: py
 
 
 def test_a_process_that_hands_messages_on_has_no_lightning() -> None:
-    """Each site has one of FLARE's for the job, besides the one that trains; it starts in a third of the time then."""
     pytest.importorskip("nvflare")
     code = "import sys, fedlit.flare; sys.exit('lightning' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -175,7 +171,6 @@ def test_a_process_is_watched_to_its_end_or_to_that_of_the_job(capfd: pytest.Cap
     [pytest.param("FedAvg", marks=pytest.mark.packaging), pytest.param("FedMMD", marks=pytest.mark.slow)],
 )
 def test_a_job_in_the_simulator_ends_in_the_model_of_one_process(tmp_path: Path, experiment: str, method: str) -> None:
-    """With masked sums, and a server without data."""
     pytest.importorskip("nvflare")
     words = ["--trainer.strategy.init_args.privacy=PairwiseMasking", "--trainer.strategy.init_args.local_steps=3"]
     words += [] if method == "FedAvg" else ["--model=FedMMD", "--model.warmup_rounds=1"]

@@ -147,7 +147,6 @@ def test_papers_are_those_of_the_docstrings(kind: str, name: str, origin: str) -
 
 
 def test_each_method_names_its_source_where_help_and_api_pages_show_it() -> None:
-    """In the first line of the class, of which ``--model.help`` and the pages of the API are made."""
     text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     for row in rows("methods"):
         first = (getattr(methods, row.name).__doc__ or "").partition("\n")[0]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from commands import refusal
 from fedlit.checks import check_at_least
 from fedlit.cli import main
 from fedlit.cli.arguments import content_of, normalise
@@ -25,17 +26,8 @@ trainer: {max_epochs: 1}
 STRATEGY = "trainer.strategy"
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def told(*args: str) -> str:
-    """The first line that a refused command prints; nothing else goes before it."""
-    with pytest.raises(SystemExit) as done:
-        main([*args])
-    assert isinstance(done.value.code, str)
-    return done.value.code.splitlines()[0]
+def told(*words: str) -> str:
+    return refusal(*words).splitlines()[0]
 
 
 def write(key: str, value: Any) -> None:
@@ -205,7 +197,6 @@ def test_nothing_given_at_all_is_told_with_a_way_to_begin() -> None:
 
 
 def test_keys_with_dots_and_below_their_subcommand_are_no_mistakes() -> None:
-    """As jsonargparse takes them: what is wrong is found in them, and nothing else."""
     Path("a.yaml").write_text("fit:\n  data.class_path: Digits\n  model.class_path: FedAvg\n  model.init_args.muu: 3\n")
     assert told("fit", "--config", "a.yaml").startswith("fedlit: a.yaml: model.init_args.muu: FedAvg has no argument")
 
@@ -235,7 +226,6 @@ def test_what_is_none_is_left_to_the_parser(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_help_of_a_method_says_what_the_data_give(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each of these is needed by the constructor, and the command refuses it."""
     with pytest.raises(SystemExit) as done:
         main(["fit", "--model.help", "FedProx"])
     assert done.value.code == 0
@@ -302,7 +292,6 @@ def test_an_option_before_what_it_is_of_is_refused_and_one_that_is_replaced_is_n
 
 
 def test_a_refused_argument_of_a_run_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of fedlit.checks, whose error is known to users as a ValueError."""
     monkeypatch.setattr("fedlit.cli.fit.run_trainer", lambda args: check_at_least("rounds", 0, 1, "round"))
     words = ["fit", "--config=data/heart_disease", "--config=methods/fedavg"]
     assert told(*words) == "fedlit: ValueError: rounds must be at least 1 round, got 0"

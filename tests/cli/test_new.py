@@ -25,21 +25,13 @@ from fedlit.data import CSVDomains, FeatureDomains
 KINDS = ("csv", "images", "features")
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-
-
 def read_me(folder: Path) -> list[list[str]]:
-    """The commands of a README, in order, as words; signs of the shell for names are looked up when one is run."""
     text = (folder / "README.md").read_text(encoding="utf-8")
     lines = "\n".join(re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)).splitlines()
     return [shlex.split(line) for line in lines if line]
 
 
 def follow(folder: Path, monkeypatch: pytest.MonkeyPatch, *short: str) -> None:
-    """Give the commands of a README, the first with words that make it shorter."""
     monkeypatch.chdir(folder)
     commands = read_me(Path())
     assert [words[:2] for words in commands] == [["fedlit", each] for each in ("fit", "report", "predict", "export")]
@@ -54,7 +46,6 @@ def configured(folder: str) -> dict[str, Any]:
 
 
 def check_followed(kind: str, labelled: bool = True) -> None:
-    """In the folder where it was: methods in the table, predictions that score as the run did, and a model."""
     (table,) = Path("runs").glob("experiment_*/table.csv")
     with table.open(newline="") as file:
         methods = [row["method"] for row in csv.DictReader(file)]
@@ -160,9 +151,6 @@ def test_data_that_are_there_are_not_taken_for_an_example() -> None:
     assert not Path("study").exists()
 
 
-# ---------------------------------------------------------------- one's own
-
-
 def machines(folder: Path, labelled: bool = True) -> None:
     """Three plants with tables of machines, of which the second half are broken, as their heat tells."""
     folder.mkdir(parents=True)
@@ -177,7 +165,7 @@ def machines(folder: Path, labelled: bool = True) -> None:
         (folder / f"{plant}.csv").write_text("\n".join(lines) + "\n")
 
 
-def test_own_tables_run_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_tables_are_read(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("pandas")
     machines(Path("plants"))
     words = ["new", "csv", "plants", "--data=plants"]
@@ -196,17 +184,18 @@ def test_own_tables_run_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert data["files"] == {"essen": "essen.csv", "lyon": "lyon.csv", "turin": "turin.csv"}
     assert configured("noted")["files"]["lyon"] == str(Path("plants/lyon.csv").resolve())
     assert (data["label"], data["target"], data["id"]) == ("state", "turin", "machine")
-    follow(Path("plants"), monkeypatch, "--trainer.max_epochs=3")
-    check_followed("csv")
 
 
 @pytest.mark.slow
-def test_a_target_without_labels_has_no_method_that_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("labelled", [True, False])
+def test_own_tables_run_at_once_and_without_labels_no_method_that_needs_them(
+    labelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("pandas")
-    machines(Path("plants"), labelled=False)
+    machines(Path("plants"), labelled)
     main(["new", "csv", "study", "--data=plants", "--label=state", "--target=turin", "--id=machine"])
     follow(Path("study"), monkeypatch, "--trainer.max_epochs=2")
-    check_followed("csv", labelled=False)
+    check_followed("csv", labelled)
 
 
 @pytest.mark.slow
@@ -251,10 +240,8 @@ def test_one_table_of_all_needs_the_column_of_whose_rows_are() -> None:
     assert {key: data[key] for key in ("site", "separator", "leave_out", "target")} == {
         "site": "plant", "separator": ";", "leave_out": ["machine", "noise"], "target": "lyon",
     }  # fmt: skip
-    assert (
-        yaml.safe_load(Path("study/experiment.yaml").read_text())["model"]["init_args"]["optimizer"]["init_args"]["lr"]
-        == 0.63
-    )
+    model = yaml.safe_load(Path("study/experiment.yaml").read_text())["model"]["init_args"]
+    assert model["optimizer"]["init_args"]["lr"] == 0.63
 
 
 def plants(columns: int, task: str, labelled: int, rows: int = 60) -> list[str]:

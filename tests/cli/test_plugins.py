@@ -105,7 +105,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 
 def offered(module: str, prefix: str) -> dict[str, dict[str, str]]:
-    """One entry point of each kind."""
     names = {"methods": "Average", "data": "Points", "privacy": "Sum", "models": "Net", "validators": "Watch"}
     return {f"fedlit.{kind}": {f"{prefix}{name}": f"{module}:{prefix}{name}"} for kind, name in names.items()}
 
@@ -113,11 +112,10 @@ def offered(module: str, prefix: str) -> dict[str, dict[str, str]]:
 ONE_ROUND = ["--model.extractor.in_features=2", "--model.extractor.hidden=[4]", "--trainer.max_epochs=1"]
 
 
-@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("nested", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_kind_of_plug_in_is_used_by_its_short_name(
     nested: bool, install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Backends in a mapping as configurations have it, and as one word on the command line."""
     prefix = "Nested" if nested else "Word"
     module = install(f"{prefix.lower()}-things", offered(f"{prefix.lower()}_things", prefix))
     key = "--trainer.strategy.init_args.privacy"

@@ -21,18 +21,13 @@ DECAY = 5e-4
 """Weight decay of the recipes."""
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def summary() -> dict[str, Any]:
     (only,) = summaries()
     return only
 
 
+@pytest.mark.slow
 def test_features_of_another_scale_at_the_target_are_told_apart() -> None:
-    """Two classes; the target's features are scaled and moved, each in another way, which ranks do not see."""
     generator = torch.Generator().manual_seed(0)
     arrays = {}
     for domain in ("a", "b", "c"):
@@ -74,6 +69,7 @@ def test_the_classifier_of_all_sources_is_that_of_their_pooled_samples() -> None
     assert objective(torch.zeros(39, dtype=torch.float64)) > least + 0.2
 
 
+@pytest.mark.slow
 def test_sources_of_features_count_by_the_square_root_of_their_samples() -> None:
     """scikit-learn as oracle, with samples weighted by hand: sources of 100 and 25 count 10 to 5."""
     generator = torch.Generator().manual_seed(0)
@@ -121,17 +117,16 @@ def test_a_recipe_before_its_data_is_told_apart(words: list[str], part: str) -> 
     assert "put --data, or the configuration that has it, before it" in line
 
 
-@pytest.mark.parametrize("precision", [pytest.param("64-true", marks=pytest.mark.slow), "bf16-true"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
 def test_the_width_is_found_in_any_precision(precision: str) -> None:
     words = [f"--trainer.precision={precision}", "--trainer.max_epochs=2"]
     main(["fit", "--data=fedlit.data.HeartDisease", "--config=recipes/tables", *words])
     assert summary()["rounds"] == 2
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["fedrf_tca", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fedrf_tca_closed_form", "fed_jda"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedrf_tca", "fedrf_tca_closed_form", "fed_jda"])
 def test_methods_that_build_on_given_features_find_their_width(method: str) -> None:
     words = ["--model.extractor=fedlit.models.Features", "--trainer.max_epochs=1"]
     main(["fit", "--config=data/digits", f"--config=methods/{method}", *words])

@@ -27,7 +27,6 @@ def fit(folder: Path, *arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def runs(once: Callable[..., Path]) -> Path:
-    """Short runs of several kinds: digits masked (FedAvg and SourceOnly), hearts (FedGP), heart rates (FedMMD)."""
 
     def make(folder: Path) -> None:
         report = "--trainer.callbacks+=fedlit.callbacks.PrivacyReport"
@@ -44,7 +43,6 @@ def runs(once: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def page(runs: Path) -> Page:
-    """Of all of them, in the order FedAvg, SourceOnly, FedGP, FedMMD."""
     return Page((runs.parent / "page.html").read_text(encoding="utf-8"))
 
 
@@ -70,18 +68,12 @@ def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedlit.callbacks.report.charts.Panel.draw", lambda panel: "<svg></svg>")
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def page_of(*places: Path) -> Page:
     main(["report", *map(str, places), "--output=page.html"])
     return Page(Path("page.html").read_text(encoding="utf-8"))
 
 
 def validations(folder: Path) -> list[dict[str, str]]:
-    """Of each round, which is an epoch: the evaluation that Lightning logged with its number."""
     found = {int(row["epoch"]): row for row in rows(folder / "metrics.csv") if row["epoch"]}
     return [found[epoch] for epoch in sorted(found)[:-1]]  # the last one is the test
 
@@ -150,7 +142,6 @@ def test_bytes_are_those_of_the_ledger(runs: Path, page: Page, place: int, name:
 
 
 def test_the_closing_table_is_that_of_the_summaries(runs: Path, page: Page):
-    """Digits, hearts and heart rates are three federations, with a table each."""
     tables = [each[1:] for each in page.tables if each[0][:2] == ["method", "target"] and "rounds" in each[0]]
     assert [len(table) for table in tables] == [2, 1, 1]
     for name, table in zip(RUNS, (tables[0], *tables), strict=True):
@@ -214,6 +205,7 @@ def test_a_spent_epsilon_is_told(tmp_path: Path):
     assert dict(page.table(""))["differential privacy"] == "clip 0.5, noise 0.1"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_undrawn")
 def test_settings_of_one_method_are_rows_of_their_own_and_seeds_are_repetitions(settings: Path, tmp_path: Path):
     places = {mu: settings / f"mu_{mu}" for mu in (0.1, 1.0)}
@@ -352,6 +344,7 @@ def test_without_test_samples_the_last_validation_stays_in_the_curve(tmp_path: P
     assert {row[4] for row in page.table("client")} == {""}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_undrawn")
 def test_an_evaluation_is_of_the_last_round_before_it(tmp_path: Path):
     """Three epochs of three rounds, validated after the second epoch alone; the test is in no curve."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import random
 import re
 import shlex
 import subprocess
@@ -77,12 +76,6 @@ GRID: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-
-
 def written(**content: Any) -> str:
     path = Path("sweep.yaml")
     whole = {"program": "fedlit", "command": COMMAND, "method": "grid"} | content
@@ -119,26 +112,6 @@ def test_a_grid_is_that_of_wandb() -> None:
     ]
     assert nested(file, file.trials("grid", None, 0)) == expected
     assert nested(file, file.trials("grid", 5, 0)) == expected[:5]
-
-
-def test_the_engine_of_wandb_gives_the_same_where_it_is_installed() -> None:
-    pytest.importorskip("sweeps", reason="W&B's engine needs numpy before 2.0, so it is installed by hand")
-    from sweeps.grid_search import grid_search_next_runs
-    from sweeps.random_search import random_search_next_runs
-
-    grid = SweepFile.read(written(parameters=GRID))
-    found = grid_search_next_runs([], {"method": "grid", "parameters": GRID}, n=1000)
-    theirs = [{name: each["value"] for name, each in run.config.items()} for run in found if run is not None]
-    assert nested(grid, grid.trials("grid", None, 0)) == theirs
-    file = SweepFile.read(written(method="random", parameters=RANDOM))
-    random.seed(5)
-    for ours, run in zip(
-        nested(file, file.trials("random", 300, seed=5)),
-        random_search_next_runs({"method": "random", "parameters": RANDOM}, n=300),
-        strict=True,
-    ):
-        for name, value in ours.items():
-            assert run.config[name]["value"] == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value)
 
 
 def test_probabilities_are_kept() -> None:
@@ -245,8 +218,6 @@ def test_trials_of_the_shipped_files_are_configured(path: Path, capsys: pytest.C
     assert capsys.readouterr().out.count("fedlit fit --config=data/") == 2
 
 
-# ---------------------------------------------------------------- values keep their types
-
 ARRIVE: list[tuple[str, Any]] = [
     ("data.init_args.target_labels", 1.0),
     ("data.init_args.target_labels", 1),
@@ -351,9 +322,6 @@ def test_an_agents_trial_that_may_have_lost_its_type_is_refused(monkeypatch: pyt
         assert f"the sweep gives {name}=1" in refusal(*fit, f"--{name}=1")
 
 
-# ---------------------------------------------------------------- what may be ranked
-
-
 class Trained:
     """A sweep whose trials have ended: settings, methods and what they have logged are given."""
 
@@ -420,7 +388,6 @@ def test_where_trust_is_near_0_no_settings_are_named() -> None:
 
 @pytest.mark.parametrize("other", [("FedAvg", "FedAvg"), ("refined", "FedMMD")])
 def test_another_class_and_a_refined_model_are_other_methods(other: tuple[str, str]) -> None:
-    """FedAvg and a refined FedAvg have the same class, and target scores of .82 and .23 where the latter is better."""
     (line,) = best("target/score", ("plain", "FedMMD", "fonts", 0, 0.8), (*other, "fonts", 0, 0.2))
     assert line.startswith("methods are not ranked: target/score compares settings of one method.")
 
@@ -435,8 +402,6 @@ def test_one_setting_is_the_best_of_nothing() -> None:
         "nothing is ranked: all trials have the same settings"
     ]
 
-
-# ---------------------------------------------------------------- trained
 
 TINY = [
     *("${env}", "${program}", "fit", "--config=data/heart_disease", "--config=methods/fedprox"),
@@ -500,6 +465,7 @@ def test_a_sweep_ranks_goes_on_and_takes_what_it_has_tried(
     assert all((Path(each) / "summary.json").stat().st_mtime_ns == times[each] for each in kept)
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_does_not_end_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     path = written(command=TINY, metric=SCORE, parameters={"data.init_args.batch_size": {"values": [100000, 32]}})
     assert "1 of 2 trials failed" in refusal("sweep", path, "--", "--data.init_args.drop_last=true")
@@ -511,7 +477,6 @@ def test_a_trial_that_fails_does_not_end_the_others(capsys: pytest.CaptureFixtur
 
 @pytest.mark.slow
 def test_settings_are_compared_within_a_target(capsys: pytest.CaptureFixture[str]) -> None:
-    """Two targets: each has a best one, and so has their average, as all settings were tried on both."""
     metric = {"name": "source/acc", "goal": "minimize"}
     parameters = {"model.init_args.mu": {"values": [0.001, 1.0]}, "data.target": {"values": ["hungary", "cleveland"]}}
     main(["sweep", written(command=TINY, metric=metric, parameters=parameters)])
@@ -526,8 +491,8 @@ def test_settings_are_compared_within_a_target(capsys: pytest.CaptureFixture[str
     assert "methods are not ranked" not in printed
 
 
+@pytest.mark.slow
 def test_methods_are_not_ranked_by_a_score_of_one_method(capsys: pytest.CaptureFixture[str]) -> None:
-    """Said before the first trial trains, and again at the end; settings are ranked within each method."""
     command = [word for word in TINY if word != "--config=methods/fedprox" and "optimizer" not in word]
     parameters = {
         "config": {"values": ["methods/fedprox", "methods/source_only"]},
@@ -546,6 +511,7 @@ def test_methods_are_not_ranked_by_a_score_of_one_method(capsys: pytest.CaptureF
     assert "FedProx - SourceOnly" not in printed  # no method has a single setting that is called by it alone
 
 
+@pytest.mark.slow
 def test_trials_that_log_no_such_metric_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     path = written(command=TINY, metric={"name": "val_loss"}, parameters={"model.init_args.mu": {"values": [0.1]}})
     assert "1 of 1 trials failed" in refusal("sweep", path)
@@ -584,9 +550,6 @@ def test_the_shipped_files_run(path: Path, capsys: pytest.CaptureFixture[str]) -
     assert f"by {metric} (the highest, no label of the target needed)" in printed or "nothing is ranked" in printed
 
 
-# ---------------------------------------------------------------- the page
-
-
 def blocks(language: str) -> list[str]:
     text = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -611,6 +574,7 @@ def test_the_pages_table_of_distributions_is_whole() -> None:
     assert set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE)) == set(DISTRIBUTIONS)
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_tried_out_has_its_table_and_settings_of_one_method_may_be_compared(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

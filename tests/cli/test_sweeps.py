@@ -20,9 +20,8 @@ SWEEPS = {path.stem: path for path in sorted((Path(__file__).parents[2] / "confi
 
 
 @pytest.fixture(autouse=True)
-def _offline_and_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.chdir(tmp_path)
     yield
     wandb.teardown()
 
@@ -55,7 +54,6 @@ def command_line(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:
 
 
 def run_as_agent(sweep: dict[str, Any], values: dict[str, Any], run_id: str, patch: pytest.MonkeyPatch) -> None:
-    """Train one trial in this process, with the environment that an agent gives it."""
     parameters = Path("wandb", "sweep-fedlit", f"config-{run_id}.yaml")
     parameters.parent.mkdir(parents=True, exist_ok=True)
     written = {"wandb_version": 1} | {name: {"value": value} for name, value in values.items()}
@@ -125,6 +123,7 @@ def test_the_first_trial_and_the_first_of_each_method_train(
     assert len(methods) == len(sweep["parameters"].get("config", {"values": [1]})["values"])
 
 
+@pytest.mark.slow
 def test_a_trial_that_starts_again_leaves_what_its_first_start_wrote(
     monkeypatch: pytest.MonkeyPatch, logged: dict[str, tuple[dict[str, Any], set[str]]]
 ) -> None:

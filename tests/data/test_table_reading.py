@@ -43,9 +43,6 @@ def german(values: list[float], form: str = ",.2f") -> list[str]:
     return [format(value, form).translate(str.maketrans(",.", ".,")) for value in values]
 
 
-# ---------------------------------------------------------------- numbers
-
-
 @pytest.mark.parametrize("where", ["files", "site", "parquet", "predict_file"])
 def test_points_for_thousands_beside_a_decimal_comma_are_read_everywhere(where: str) -> None:
     here, there = table("a", v=german(VALUES)), table("b", v=german([value + 1 for value in VALUES]))
@@ -163,9 +160,6 @@ def test_labels_that_are_no_classes_are_told_with_file_and_line(
         make(files, **arguments).labels("a")
 
 
-# ---------------------------------------------------------------- missing values, columns, rows
-
-
 def test_missing_values_are_the_same_in_csv_and_parquet() -> None:
     one = table("a", v=[-9.0, *range(1, ROWS)], kind=["?", "NA", *"xy" * 5])
     files = write(a=one, b=table("b", v=range(ROWS)))
@@ -274,9 +268,6 @@ def test_the_mark_of_unicode_is_no_part_of_a_name(encoding: str) -> None:
         make(files, encoding=encoding).class_names()
 
 
-# ---------------------------------------------------------------- names
-
-
 @pytest.mark.parametrize(
     ("names", "what"),
     [
@@ -340,9 +331,6 @@ def test_signs_that_cannot_be_are_refused_at_once(argument: str, value: str) -> 
 def test_classes_that_are_one_number_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match=r"\['1'\] more than once"):
         make(write(a=table("a"), b=table("b")), classes=["1", "1.0"])
-
-
-# ---------------------------------------------------------------- what looks like numbers or texts and is neither
 
 
 @pytest.mark.parametrize(
