@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
-from fedlit.checks import check_at_least
+from fedlit.checks import check_at_least, refuse
 from fedlit.federation import Channel, Client, Open, RosterError, Summed
 from fedlit.methods.source_only import SourceOnly
 from fedlit.models import (
@@ -104,18 +104,14 @@ class AdaBN(SourceOnly):
         **kwargs: Any,
     ) -> None:
         if mixing is not None and mixing != "learned" and (isinstance(mixing, str) or not 0.5 <= mixing <= 1):
-            raise ValueError(
-                f"mixing (alpha) must be a share of a client's own samples in [0.5, 1], 'learned', or null for AdaBN "
-                f"without it, got {mixing!r}"
-            )
+            rule = "a share of a client's own samples in [0.5, 1], 'learned', or null for AdaBN without it"
+            refuse("mixing (alpha)", rule, mixing)
         check_at_least("entropy_weight", entropy_weight, 0)
         if mixing is not None and kwargs.get("task", "classification") != "classification":
-            raise ValueError(f"mixing={mixing!r} lowers the entropy of classes, which task={kwargs['task']!r} lacks")
+            refuse("mixing", f"null with task={kwargs['task']!r}, as it lowers the entropy of classes", mixing)
         if kwargs.get("local_norm"):
-            raise ValueError(
-                "local_norm=True keeps scales and shifts at home too, which the target of AdaBN cannot learn: leave it "
-                "out, statistics stay in any case"
-            )
+            rule = "False, as the target of AdaBN cannot learn the scales and shifts that it keeps at a client"
+            refuse("local_norm", rule, True, "leave it out, statistics stay in any case")
         head = make_classifier(extractor, num_classes) if classifier is None else classifier
         if not batchnorm_layers(nn.ModuleList([extractor, head])):
             raise ValueError(

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 
-from fedlit.checks import check_positive
+from fedlit.checks import check_positive, refuse
 from fedlit.federation import Client
 from fedlit.functional import domain_loss, entropy_weights, loss_from_gradient, multilinear_map
 from fedlit.functional import reversal_weight as scheduled
@@ -92,11 +92,9 @@ class FedDANN(DomainAdversarial):
         super().__init__(*args, hidden=hidden, **kwargs)
         check_weight("reversal_weight (lambda)", reversal_weight)
         if schedule_rounds not in (None, "planned") and not (isinstance(schedule_rounds, int) and schedule_rounds > 0):
-            raise ValueError(
-                f"schedule_rounds must be at least 1 round, 'planned' or null (constant), got {schedule_rounds!r}"
-            )
+            refuse("schedule_rounds", "at least 1 round, 'planned' or null (constant)", schedule_rounds)
         if conditional and not isinstance(self.task, Classification):
-            raise ValueError("conditional=True shows D class probabilities: leave it out, or task='classification'")
+            refuse("conditional", "False without task='classification', as it shows D class probabilities", conditional)
         check_positive("discriminator_lr_ratio", discriminator_lr_ratio)
         self.reversal_weight = reversal_weight
         self.schedule_rounds = schedule_rounds

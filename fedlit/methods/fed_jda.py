@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedlit.checks import check_at_least, check_one_of
+from fedlit.checks import check_at_least, check_one_of, refuse
 from fedlit.federation import Client
 from fedlit.functional import RandomFeatureSums, Scaling, jda_from_sums
 from fedlit.methods.fedrf_tca_closed_form import FedRFTCAClosedForm
@@ -71,7 +71,7 @@ class FedJDA(FedRFTCAClosedForm):
         check_at_least("num_iterations", num_iterations, 1, way_out="one alone is RF-TCA")
         check_one_of("scaling", scaling, ("unit", "constraint"))
         if gamma is None:
-            raise ValueError("gamma must be positive and finite, got None: the paper's is 1")
+            refuse("gamma", "positive and finite", gamma, "the paper's is 1")
         super().__init__(clients, target, num_classes, extractor, gamma=gamma, **kwargs)
         self.num_iterations = num_iterations
         self.scaling = scaling

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from fedlit.checks import check_at_least, check_one_of
+from fedlit.checks import check_at_least, check_one_of, refuse
 from fedlit.federation import Channel, Client, Open, Summed, UniformSubset
 from fedlit.functional import Kernel, alignment_loss, sample_frequencies
 from fedlit.methods.mean_messages import exchange_means, send_classifiers
@@ -126,9 +126,7 @@ class FedRFTCA(FederatedModule):
         check_one_of("constraint", constraint, ("none", "relative", "orthogonal"))
         check_one_of("train_extractor", train_extractor, ("all", "norm", "none"))
         if train_extractor == "norm" and not any(isinstance(module, NORMS) for module in extractor.modules()):
-            raise ValueError(
-                "train_extractor='norm' trains normalisation layers, and the extractor has none: give 'none', or 'all'"
-            )
+            refuse("train_extractor", "'none' or 'all' for an extractor without normalisation layers", train_extractor)
         if classifier_period is not None:
             check_at_least(
                 "classifier_period (T_C)", classifier_period, 1, "round", "null: the sources vote at the end"

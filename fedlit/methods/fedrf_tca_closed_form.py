@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from fedlit.checks import check
+from fedlit.checks import check, refuse
 from fedlit.federation import Channel, Client, DivergedError, Open, RosterError, Summed
 from fedlit.functional import Kernel, RandomFeatureSums, linear_discriminant, rf_tca_from_sums, sample_frequencies
 from fedlit.models import AlignedReplica, feature_width
@@ -100,13 +100,9 @@ class FedRFTCAClosedForm(FederatedModule):
         check_widths(num_frequencies, num_components, bandwidth, kernel)
         check(0 < shrinkage <= 1, "shrinkage", "in (0, 1]", shrinkage, "it is the weight of the identity")
         if gamma is not None and not 0 < gamma < math.inf:
-            raise ValueError(
-                f"gamma must be positive and finite, or null to take the useful scale from the data, got {gamma}"
-            )
+            refuse("gamma", "positive and finite, or null to take the useful scale from the data", gamma)
         if kwargs.get("local_norm"):
-            raise ValueError(
-                "local_norm=True leaves clients with different extractors, whose moments do not add up: leave it out"
-            )
+            refuse("local_norm", "False, as moments of different extractors do not add up", True, "leave it out")
         classifier = nn.Linear(num_components, num_classes)
         super().__init__(clients, target, num_classes, extractor, classifier, weighting=weighting, **kwargs)
         self.num_frequencies = num_frequencies

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlit.checks import check, check_at_least, check_one_of
+from fedlit.checks import check, check_at_least, check_one_of, refuse
 from fedlit.federation import Channel, Client, Open, Summed
 from fedlit.federation.nested import mapped
 from fedlit.functional import confident_votes, consensus_focus, left_out_focus
@@ -102,10 +102,8 @@ class KD3A(TaughtTarget):
         check_one_of("bn", bn, ("moments", "mean"))
         check_one_of("weighting", weighting, ("samples", "uniform"))
         if focus == "shapley" and exchange == "votes":
-            raise ValueError(
-                "focus='shapley' needs the votes of single sources, which exchange='votes' only adds up: take "
-                "focus='leave_one_out', which needs the sum alone, or exchange='models'"
-            )
+            way_out = "take focus='leave_one_out', which needs the sum alone, or exchange='models'"
+            refuse("focus", "'leave_one_out' with exchange='votes', which only adds votes up", focus, way_out)
         check_at_least("mixup (beta)", mixup, 0, way_out="0 mixes nothing")
         check(0 <= momentum < 1, "momentum", "in [0, 1)", momentum, "at 1 shares would never change")
         self.vote = vote

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fedlit.checks import check_one_of
+from fedlit.checks import check_one_of, refuse
 from fedlit.federation import Channel, Client, Open
 from fedlit.federation.nested import Inputs, concatenate, leaves, mapped, pieces, rebuilt
 from fedlit.models import Replica
@@ -70,10 +70,8 @@ class TaughtTarget(FederatedModule):
         super().__init__(*args, **kwargs)
         check_one_of("exchange", exchange, get_args(ExchangeName))
         if exchange == "models" and self.run.weights.averaging.local_norm:
-            raise ValueError(
-                "exchange='models' needs whole models at the target, and local_norm=True keeps their normalisation "
-                "layers at home: leave it out, or take exchange='votes'"
-            )
+            rule = "'votes' with local_norm=True, which keeps layers of the models at their clients"
+            refuse("exchange", rule, exchange, "leave local_norm out, or take exchange='votes'")
         self.exchange = exchange
         self._shown: set[str] = set()  # sources that have the target's samples
         self._samples: dict[str, dict[str, Tensor]] = {}  # their tensors by path, by local source
