@@ -129,7 +129,7 @@ FAILURES = [
         ("nan", "DivergedError", ["client 't'", "channel 'dot'"]),
         ("wide", "RangeError", ["bound"]),
         ("blank", "InputError", ["matrix"]),
-        ("ragged", "InputError", ["matrix must have shape"]),
+        ("ragged", "InputError", ["matrix must be of shape"]),
         ("greedy", "DecodeError", ["the reply holds 3 numbers"]),
     ]),
     ("nan under noise", "DivergedError", []),

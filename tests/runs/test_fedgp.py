@@ -481,7 +481,7 @@ MECHANISM = GaussianMechanism(clip_norm=10.0, noise_multiplier=1e-9)
         ({}, {"differential_privacy": {"model": MECHANISM}}, "cannot blur channel 'model'"),
         ({}, {"differential_privacy": {"target_update": MECHANISM}}, "blur channel 'target_update'"),
         ({}, {"differential_privacy": {"inner_product": MECHANISM}}, "blur channel 'inner_product'"),
-        ({"beta": "auto"}, {"differential_privacy": {"update": MECHANISM}}, "needs a fixed beta"),
+        ({"beta": "auto"}, {"differential_privacy": {"update": MECHANISM}}, "take a fixed beta"),
         ({"align_magnitudes": True}, {"differential_privacy": {"update": MECHANISM}}, "align_magnitudes=False"),
         ({}, {"two_party": PlainAffine()}, "channel 'update' is open"),
         ({}, {"two_party": {"inner_product": PlainAffine()}}, "or leave two_party out"),

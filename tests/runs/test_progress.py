@@ -14,6 +14,7 @@ from fedlit import Component, FederatedModule, Run
 from fedlit.functional import annealing
 from fedlit.methods import KD3A, CoMDA, FedAvg, FedDANN
 from helpers import build, digits, trainer
+from refused import refused
 
 
 class Seen(pl.Callback, Component):
@@ -66,7 +67,7 @@ def test_progress_goes_from_0_in_the_first_round_after_the_warm_up_to_1(
 def test_a_run_without_a_planned_end_has_no_progress() -> None:
     data = digits()
     run = trainer(-1, [Seen()], max_steps=7)
-    with pytest.raises(ValueError, match=r"a run with max_epochs=-1 on a"):
+    with refused("max_epochs"):
         run.fit(build(FedAvg, data), data)
     with pytest.raises(RuntimeError, match="not attached to a `Trainer`"):
         _ = build(FedAvg, data).run.clock.progress
