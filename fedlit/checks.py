@@ -60,7 +60,7 @@ def check_at_least(
     way_out: str = "",
     error: type[Exception] = ArgumentError,
 ) -> None:
-    """Refuse a number below ``minimum``, infinity and NaN; ``unit`` is said after the minimum: ``"1 round"``."""
+    """Refuse a number below ``minimum``, infinity and NaN; ``unit`` follows the minimum: ``"1 round"``."""
     check(minimum <= value < math.inf, argument, f"at least {minimum:g} {unit}".rstrip(), value, way_out, error)
 
 

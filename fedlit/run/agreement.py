@@ -39,7 +39,7 @@ def facts_of(run: Run, rounds: tuple[int | None, int]) -> dict[str, Any]:
         "method": class_path(run),
         "rounds": rounds,
         "seed (call seed_everything before building the module)": global_seed(),
-        "the initial network (call seed_everything before building it)": initial_networks(run),
+        "the initial network (call seed_everything before building it)": networks_fingerprint(run),
     }
 
 
@@ -48,7 +48,7 @@ def trained_with(trainer: Trainer) -> dict[str, Any]:
     return {name: getattr(trainer, name, None) for name in _TRAINED_WITH if getattr(trainer, name, None) != 0}
 
 
-def initial_networks(run: Run) -> str:
+def networks_fingerprint(run: Run) -> str:
     """Return a fingerprint of the networks that clients start from."""
     digest = hashlib.sha256()
     for network in run.originals:
@@ -65,9 +65,8 @@ def initial_networks(run: Run) -> str:
                     "module anew for another run"
                 )
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        digest.update(
-            repr([param.requires_grad for param in network.parameters()]).encode()
-        )  # frozen ones are not sent
+        # frozen weights are not sent
+        digest.update(repr([param.requires_grad for param in network.parameters()]).encode())
     return digest.hexdigest()[:16]
 
 

@@ -93,14 +93,14 @@ class LocalSamples:
             yield trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
 
     def _loader(self) -> FederatedLoader:
-        if self.loader is None:
-            kind = type(self._run.trainer.train_dataloader).__name__
+        loader = self._run.trainer.train_dataloader
+        if not isinstance(loader, FederatedLoader):
             refuse(
                 "train_dataloaders",
                 f"a FederatedLoader, from which {self._run.name} reads training samples",
-                self._run.trainer.train_dataloader,
+                loader,
                 "give FederatedLoader({client: dataset}), or a fedlit.data.DomainDataModule",
                 TypeError,
-                shown=f"a {kind}",
+                shown=f"a {type(loader).__name__}",
             )
-        return self.loader
+        return loader

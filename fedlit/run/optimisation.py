@@ -249,6 +249,7 @@ class ClientOptimisation(pl.LightningModule, ABC):
 
     run: Run
     clients: tuple[Client, ...]
+    target: Client
     task: Classification | Regression
     originals: tuple[nn.Module, nn.Module]
 

@@ -108,7 +108,8 @@ class RoundRecord(Component):
 
     def client_state(self, client: str) -> dict[str, Any]:
         """Return a client's losses in a round that a checkpoint is written within."""
-        return {"losses": self.losses().get(client, []) if self._run.clock.step else []}
+        steps = self.steps if self._run.clock.step else []
+        return {"losses": [float(values[names.index(client)]) for names, values in steps if client in names]}
 
     def public_state(self) -> dict[str, Any]:
         """Return the plan."""

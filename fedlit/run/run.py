@@ -37,6 +37,8 @@ class Run:
         warmup: Rounds of warm-up, or their share.
 
     Attributes:
+        clients: All clients, in roster order.
+        target: The client adapted to.
         weights: Weights that clients share.
         samples: Training samples of local clients.
         clock: Rounds and local steps.
@@ -52,7 +54,8 @@ class Run:
         self, module: ClientOptimisation, local: LocalTraining, averaging: Averaging, warmup: int | float
     ) -> None:
         self.module = module
-        self.clients, self.task, self.local = module.clients, module.task, local
+        self.clients, self.target = module.clients, module.target
+        self.task, self.local = module.task, local
         self.requires, self.spec = type(module).requires, type(module).replica_spec
         self.originals: tuple[nn.Module, nn.Module] = module.originals
         self.replicas: Replicas[nn.Module] = module.replicas
@@ -79,11 +82,6 @@ class Run:
     def sources(self) -> tuple[Client, ...]:
         """Labelled clients other than the target, in roster order."""
         return tuple(client for client in self.clients if not client.is_target)
-
-    @property
-    def target(self) -> Client:
-        """The client adapted to."""
-        return next(client for client in self.clients if client.is_target)
 
     @property
     def device(self) -> torch.device:
