@@ -50,11 +50,9 @@ class Spoiled(pl.Callback, Component):
         self.round_idx, self.spoil = round_idx, spoil
 
     def on_round_end(self, run: Run) -> None:
-        module: Any = run.module
-        round_idx = run.clock.round_idx
-        if round_idx == self.round_idx:
-            for client in module.federation.local_clients:
-                self.spoil(module.replicas[client])
+        if run.clock.round_idx == self.round_idx:
+            for client in run.federation.local_clients:
+                self.spoil(run.replicas[client])
 
 
 def one_class(replica: Any) -> None:

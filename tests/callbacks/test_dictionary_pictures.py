@@ -55,10 +55,9 @@ class Watch(pl.Callback, Component):
         self.rounds: list[tuple[list[float], float]] = []
 
     def on_round_end(self, run: Run) -> None:
-        trainer = run.trainer
-        module: Any = run.module
-        coordinates = module.replicas[module.target].coordinates.tolist()
-        self.rounds.append((coordinates, float(trainer.callback_metrics.get("target/loss", math.nan))))
+        target: Any = run.replicas[run.target]
+        cost = run.trainer.callback_metrics.get("target/loss", math.nan)
+        self.rounds.append((target.coordinates.tolist(), float(cost)))
 
 
 def test_each_client_has_a_table_and_a_picture_and_the_atoms_have_one(tmp_path: Path) -> None:

@@ -269,8 +269,7 @@ def test_fast_dev_run_writes_no_file(tmp_path: Path, callback: pl.Callback, caps
 
 class Seconds(pl.Callback, Component):
     def on_round_end(self, run: Run) -> None:
-        module: Any = run.module
-        self.last = dict(module.federation.seconds)
+        self.last = dict(run.federation.seconds)
 
 
 @pytest.mark.parametrize("rounds_per_epoch", [1, 2])

@@ -15,12 +15,11 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
+import helpers
 from fedlit import Client, FederatedModule
 from fedlit.federation import Federation
 from fedlit.methods import FedDA, FedGP
 from fedlit.privacy import AffineGrid, FixedPoint
-from fedlit.run.component import Component
-from fedlit.run.run import Run
 from helpers import loader, trainer, weights
 
 Update = dict[str, Tensor]
@@ -62,22 +61,11 @@ def unequal(seed: int = 0) -> dict[str, TensorDataset]:
     return data
 
 
-class Snapshots(pl.Callback, Component):
-    """Copies of all clients' weights, and of what is logged: at the start, and after each round."""
-
-    def __init__(self) -> None:
-        self.start: dict[str, Update] = {}
-        self.rounds: list[dict[str, Update]] = []
-        self.metrics: list[dict[str, float]] = []
+class Snapshots(helpers.Snapshots):
+    """As of the helpers, with the clients' weights at the start."""
 
     def on_train_start(self, trainer: pl.Trainer, module: FederatedModule) -> None:  # type: ignore[override]
         self.start = {name: weights(module, name) for name, _ in module.replicas.named_children()}
-
-    def on_round_end(self, run: Run) -> None:
-        trainer = run.trainer
-        module: Any = run.module
-        self.rounds.append({name: weights(module, name) for name, _ in module.replicas.named_children()})
-        self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
 
 
 def fit(

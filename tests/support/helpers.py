@@ -118,10 +118,9 @@ class Snapshots(pl.Callback, Component):
         self.start = {name: copy.deepcopy(replica) for name, replica in pl_module.replicas.named_children()}
 
     def on_round_end(self, run: Run) -> None:
-        trainer = run.trainer
-        module: Any = run.module
-        self.rounds.append({name: weights(module, name) for name, _ in module.replicas.named_children()})
-        self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+        assert isinstance(run.module, FederatedModule)
+        self.rounds.append({name: weights(run.module, name) for name, _ in run.replicas.named_children()})
+        self.metrics.append({name: float(value) for name, value in run.trainer.callback_metrics.items()})
 
 
 def assert_resumes(

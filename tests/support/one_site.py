@@ -91,15 +91,12 @@ class Trouble(pl.Callback, Component):
         self.kind = kind
 
     def on_round_start(self, run: Run) -> None:
-        trainer = run.trainer
-        module: Any = run.module
-        round_idx = run.clock.round_idx
-        if round_idx != 1 or trainer.global_rank != 1:
+        if run.clock.round_idx != 1 or run.trainer.global_rank != 1:
             return
         if self.kind == "nan":
             with torch.no_grad():
-                client = module.federation.local_clients[0]
-                next(module.replicas[client.name].parameters()).fill_(float("nan"))
+                client = run.federation.local_clients[0]
+                next(run.replicas[client].parameters()).fill_(float("nan"))
         elif self.kind == "stall":
             time.sleep(8)
         elif self.kind == "kill":
@@ -310,10 +307,8 @@ class Presence(pl.Callback, Component):
         self.moments: list[float] = []
 
     def on_round_start(self, run: Run) -> None:
-        module: Any = run.module
-        round_idx = run.clock.round_idx
         self.moments.append(time.time())
-        self.rounds[round_idx] = [client.name for client in module.federation.present()]
+        self.rounds[run.clock.round_idx] = [client.name for client in run.federation.present()]
         time.sleep(self.pause)
 
 

@@ -115,8 +115,7 @@ class Numbers(pl.Callback, Component):
         self.rounds: list[dict[str, float]] = []
 
     def on_round_end(self, run: Run) -> None:
-        trainer = run.trainer
-        self.rounds.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+        self.rounds.append({name: float(value) for name, value in run.trainer.callback_metrics.items()})
 
 
 def run(kind: str, rounds: int = 4, devices: int = 1, save: str = "", resume: str = "") -> dict[str, Any]:

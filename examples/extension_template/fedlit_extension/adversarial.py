@@ -96,18 +96,19 @@ class SplitDANN(FedAvg):
     def _judged(self, hidden: Mapping[str, Tensor], losses: dict[str, Tensor]) -> dict[str, Tensor]:
         """Gradient of the domain loss by the hidden values of each local client; the target's loss gets that loss."""
         target = self.target.name
-        said = {name: {"h": values} for name, values in hidden.items() if name != target}
-        heard = self.federation.exchange("hidden", said)
+        sent = {name: {"h": values} for name, values in hidden.items() if name != target}
+        received = self.federation.exchange("hidden", sent)
         slopes = {}
-        if target in heard:
-            leaves = {target: hidden[target].detach()} | {name: message["h"] for name, message in heard[target].items()}
+        if target in received:
+            leaves = {name: message["h"] for name, message in received[target].items()}
+            leaves = {target: hidden[target].detach()} | leaves
             domain_loss = self.domain_loss({name: leaf.requires_grad_() for name, leaf in leaves.items()})
             losses[target] = losses[target] + domain_loss  # whose graph ends at the leaves: only the judge learns
             by_leaf = torch.autograd.grad(domain_loss, list(leaves.values()), retain_graph=True)
             slopes = dict(zip(leaves, by_leaf, strict=True))
         own = {name: slope for name, slope in slopes.items() if name == target}
-        told = {target: {name: {"g": slope} for name, slope in slopes.items() if name != target}} if slopes else {}
-        return own | {name: by[target]["g"] for name, by in self.federation.exchange("verdicts", told).items()}
+        verdicts = {target: {name: {"g": slope} for name, slope in slopes.items() if name != target}} if slopes else {}
+        return own | {name: by[target]["g"] for name, by in self.federation.exchange("verdicts", verdicts).items()}
 
     def domain_loss(self, hidden: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy of the judge between the target (0) and sources (1), which share a weight of 1."""

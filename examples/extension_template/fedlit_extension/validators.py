@@ -46,5 +46,5 @@ class Confidence(Callback):
         assert isinstance(pl_module, FederatedModule)
         target = pl_module.target.name
         known = {target: {"confidence": float(torch.cat(self._likely).mean())}} if self._likely else {}
-        told = pl_module.federation.report(known, ["confidence"])
-        pl_module.run.log({f"validator/{name}": value for name, value in told.get(target, {}).items()})
+        reported = pl_module.federation.report(known, ["confidence"])
+        pl_module.run.log({f"validator/{name}": value for name, value in reported.get(target, {}).items()})
