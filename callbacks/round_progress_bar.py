@@ -14,7 +14,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from fedlit.callbacks.shared import federated, megabytes
 from fedlit.module import FederatedModule
 from fedlit.run.component import Component
-from fedlit.run.loop import Rounds
 from fedlit.run.run import Run
 
 _SECONDS_BETWEEN_REFRESHES = 0.1
@@ -147,12 +146,11 @@ class RoundProgressBar(ProgressBar, Component):
 
 def _total_rounds(trainer: Trainer, module: FederatedModule, round_idx: int) -> int | None:
     """Rounds until the Trainer stops by itself; ``None`` if it does not."""
-    rounds = next(callback for callback in trainer.callbacks if isinstance(callback, Rounds))  # type: ignore[attr-defined]
-    limits = []
+    clock, limits = module.run.clock, []
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-        limits.append(trainer.max_epochs * -(-int(trainer.num_training_batches) // rounds.batches_per_round))
+        limits.append(trainer.max_epochs * clock.rounds_per_epoch)
     if trainer.max_steps > 0 and module.automatic_optimization:
-        limits.append(trainer.max_steps // -(-rounds.batches_per_round // trainer.accumulate_grad_batches))
+        limits.append(clock.rounds_of(trainer.max_steps)[0])
     # a run that goes on from another Trainer's federation has rounds behind it that this one does not count
     return max(min(limits), round_idx + 1) if limits else None
 

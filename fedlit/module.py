@@ -160,7 +160,8 @@ class FederatedModule(ClientOptimisation, Phase):
         local.check([client.name for client in self.clients], spec.own_rates, name)
         self.replicas = Replicas()
         self.save_hyperparameters(
-            ignore=["clients", "extractor", "classifier", "optimizer", "lr_scheduler", "module"], logger=False
+            ignore=["clients", "extractor", "classifier", "optimizer", "lr_scheduler", "module", "encoder"],
+            logger=False,
         )
         self.save_hyperparameters({"clients": [client.name for client in self.clients]}, logger=False)
         self.run = Run(self, local, Averaging(weighting, local_norm, batchnorm_average), warmup_rounds)
@@ -236,7 +237,7 @@ class FederatedModule(ClientOptimisation, Phase):
         nothing = {"params": [nn.Parameter(torch.zeros(()))], "client": SERVER}
         groups = self.client_param_groups()
         check_parts(self.run, groups)
-        return make(self.run, groups) if groups else self.run.local.optimizer([nothing])
+        return make(self.run, groups) if groups else self.run.optimizer([nothing])
 
     # ---------------------------------------------------------------- what a method uses
 

@@ -41,6 +41,28 @@ class SampleCheck(Protocol):
 
 
 @dataclass(frozen=True)
+class Pace:
+    """Batch size and local steps of the rounds from one on.
+
+    Args:
+        first_round: Index of the first of these rounds.
+        batch_size: Samples per client and batch; ``None`` is the loader's.
+        local_steps: Optimiser steps per client and round; ``None`` is one local epoch.
+    """
+
+    first_round: int = 0
+    batch_size: int | None = None
+    local_steps: int | None = None
+
+    def number(self, round_idx: int, batch_idx: int, steps: int, per_pass: int) -> int:
+        """Number of a client's batch among those of all rounds, of ``steps`` batches; passes have ``per_pass``."""
+        if self.local_steps is None:  # a local epoch is the pass of its round
+            return round_idx * per_pass + batch_idx
+        # local steps go on where the last round stopped; the first pass of a pace is that of its first round
+        return self.first_round * per_pass + (round_idx - self.first_round) * steps + batch_idx
+
+
+@dataclass(frozen=True)
 class RoundPlan:
     """Division of each client's samples into rounds.
 
@@ -48,7 +70,7 @@ class RoundPlan:
         sizes: Training samples of every client of the federation, also of those hosted elsewhere.
         learners: Names of clients that train in a round, by round index; batches of the others are not fetched.
         position: The round and the batch within it at which the next epoch starts.
-        local_steps: Batches per client and round; ``None`` is one local epoch.
+        paces: Batch sizes and local steps, by first round in ascending order; those of one epoch are equal.
         rounds_per_epoch: Rounds in one epoch of the Trainer.
         accumulate: Batches per optimiser step; the batches of a round are padded to a multiple of it.
         labelled_only: Clients that train on their labelled samples alone.
@@ -57,10 +79,14 @@ class RoundPlan:
     sizes: Mapping[str, int]
     learners: Callable[[int], Collection[str]]
     position: Callable[[], tuple[int, int]]
-    local_steps: int | None = None
+    paces: Sequence[Pace] = (Pace(),)
     rounds_per_epoch: int = 1
     accumulate: int = 1
     labelled_only: Collection[str] = ()
+
+    def pace(self, round_idx: int) -> Pace:
+        """Return the pace of a round."""
+        return next(each for each in reversed(self.paces) if each.first_round <= round_idx)
 
 
 class FederatedLoader:
@@ -112,16 +138,18 @@ class FederatedLoader:
         self.seed = global_seed() if seed is None else seed
         self.batch_size = batch_size
         self.check: SampleCheck | None = None
+        self._plan: RoundPlan | None = None
+        self._readers: dict[str, Reader] = {}
         for name, dataset in self.datasets.items():
             check_map_style(name, dataset)
             check_at_least("batch_size", self.batch_size_of(name), 1, way_out=f"give client {name!r} more")
             if len(dataset) == 0:  # type: ignore[arg-type]
                 raise RosterError(f"client {name!r} has no samples: leave it out of the federation or give it data")
-        self._plan: RoundPlan | None = None
-        self._readers: dict[str, Reader] = {}
 
-    def batch_size_of(self, client: str) -> int:
-        """Samples per batch of ``client``."""
+    def batch_size_of(self, client: str, round_idx: int | None = None) -> int:
+        """Samples per batch of ``client`` in a round; ``None`` is the next."""
+        if (batch_size := self._pace(round_idx).batch_size) is not None:
+            return batch_size
         if not isinstance(self.batch_size, Mapping):
             return self.batch_size
         if client not in self.batch_size:
@@ -181,58 +209,69 @@ class FederatedLoader:
 
     def plan(self, plan: RoundPlan) -> None:
         """Cut the data into rounds; called by the strategy before the first epoch."""
-        if plan.local_steps is not None:
-            check_at_least("local_steps", plan.local_steps, 1, "optimiser step")
-        for name, size in plan.sizes.items():
-            if self.num_batches(size, name) == 0:
-                raise RosterError(
-                    f"client {name!r} has {size} samples, fewer than one batch of {self.batch_size_of(name)}, and "
-                    "drop_last leaves it none: lower batch_size or set drop_last=False"
-                )
         self._plan = plan
         self._readers.clear()
+        for pace in plan.paces:
+            if pace.local_steps is not None:
+                check_at_least("local_steps", pace.local_steps, 1, "optimiser step")
+            for name, size in plan.sizes.items():
+                if self.num_batches(size, name, pace.first_round) == 0:
+                    raise RosterError(
+                        f"client {name!r} has {size} samples, fewer than one batch of "
+                        f"{self.batch_size_of(name, pace.first_round)}, and drop_last leaves it none: lower batch_size "
+                        "or set drop_last=False"
+                    )
 
     @property
     def planned(self) -> bool:
         """Whether a strategy has cut the data into rounds."""
         return self._plan is not None
 
-    def num_batches(self, size: int, client: str) -> int:
-        """Batches of one pass over so many samples of ``client``."""
-        batches = size / self.batch_size_of(client)
+    def num_batches(self, size: int, client: str, round_idx: int | None = None) -> int:
+        """Batches of one pass over so many samples of ``client``, as long as those of a round; ``None`` is the next."""
+        return self.whole(size / self.batch_size_of(client, round_idx))
+
+    def whole(self, batches: float) -> int:
+        """Return the number of batches, with or without the last one, which is smaller."""
         return math.floor(batches) if self.drop_last else math.ceil(batches)
 
-    def batches_per_pass(self, client: str) -> int:
+    def batches_per_pass(self, client: str, round_idx: int | None = None) -> int:
         """Batches of one pass over what a client trains on; before a strategy has cut rounds, of a local client."""
         sizes = self.sizes() if self._plan is None else self._plan.sizes
-        return self.num_batches(sizes[client], client)
+        return self.num_batches(sizes[client], client, round_idx)
 
-    def batches_of(self, client: str) -> int:
+    def batches_of(self, client: str, round_idx: int | None = None) -> int:
         """Batches of a client in a round that it takes part in, wherever it is hosted: the first of its steps."""
-        endless = self._plan is not None and self._plan.local_steps is not None
-        return self.batches_per_round if endless else self.batches_per_pass(client)
+        if self._pace(round_idx).local_steps is None:
+            return self.batches_per_pass(client, round_idx)
+        return self.batches_in(round_idx)
 
     def samples_in(self, client: str, round_idx: int, batch_idx: int) -> int:
         """Samples in one of the `batches_of` a client in a round that it takes part in, wherever it is hosted."""
         sizes = self.sizes() if self._plan is None else self._plan.sizes
-        number = round_idx * self.batches_of(client) + batch_idx
-        position = number % self.batches_per_pass(client)
-        size = self.batch_size_of(client)
+        per_pass = self.batches_per_pass(client, round_idx)
+        position = self._pace(round_idx).number(round_idx, batch_idx, self.batches_in(round_idx), per_pass) % per_pass
+        size = self.batch_size_of(client, round_idx)
         return min(size, sizes[client] - position * size)
 
+    def batches_in(self, round_idx: int | None = None) -> int:
+        """Batches that each process goes through in a round, equal on all of them; ``None`` is the next."""
+        plan, local_steps = self._plan, self._pace(round_idx).local_steps
+        if plan is None:
+            return max((self.batches_per_pass(name) for name in self.datasets), default=self.least_batches)
+        if local_steps is not None:
+            return local_steps * plan.accumulate
+        longest = max((self.num_batches(size, name, round_idx) for name, size in plan.sizes.items()), default=0)
+        return math.ceil(longest / plan.accumulate) * plan.accumulate
+
     @property
-    def batches_per_round(self) -> int:
-        """Batches that each process goes through in one round; equal on all of them."""
-        plan = self._plan
-        if plan is not None and plan.local_steps is not None:
-            return plan.local_steps * plan.accumulate
-        sizes = self.sizes() if plan is None else plan.sizes
-        longest = max((self.num_batches(size, name) for name, size in sizes.items()), default=self.least_batches)
-        accumulate = 1 if plan is None else plan.accumulate
-        return math.ceil(longest / accumulate) * accumulate
+    def rounds_per_epoch(self) -> int:
+        """Rounds in one epoch of the Trainer."""
+        return 1 if self._plan is None else self._plan.rounds_per_epoch
 
     def __len__(self) -> int:
-        return self.batches_per_round * (1 if self._plan is None else self._plan.rounds_per_epoch)
+        """Batches of the next epoch."""
+        return self.batches_in() * self.rounds_per_epoch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         plan = self._plan
@@ -265,8 +304,8 @@ class FederatedLoader:
 
     def positions(self, client: str, round_idx: int, batch_idx: int) -> Tensor:
         """Positions of the samples of a local client's batch in its dataset, int64, shape (batch,)."""
-        reader = self._reader(client)
-        return reader.positions(reader.number(round_idx, batch_idx, self.batches_per_round))
+        reader = self._reader(client, round_idx)
+        return reader.positions(reader.number(round_idx, batch_idx, self.batches_in(round_idx)))
 
     def state_dict(self) -> dict[str, Any]:
         """Empty, as the federation's state has the position; it shows Lightning that a resume within an epoch works."""
@@ -276,8 +315,8 @@ class FederatedLoader:
         """See `state_dict`."""
 
     def _batches(self, round_idx: int, start: int, clients: Collection[str]) -> Iterator[dict[str, Any]]:
-        steps = self.batches_per_round
-        readers = {name: self._reader(name).read(round_idx, start, steps) for name in clients}
+        steps = self.batches_in(round_idx)
+        readers = {name: self._reader(name, round_idx).read(round_idx, start, steps) for name in clients}
         for batch_idx in range(start, steps):
             step = {}
             for name, reader in readers.items():
@@ -310,10 +349,15 @@ class FederatedLoader:
                 return labelled  # type: ignore[no-any-return]
         return torch.arange(len(dataset))  # type: ignore[arg-type]
 
-    def _reader(self, client: str) -> Reader:
-        if client not in self._readers:
-            plan = self._plan
-            pool = self._pool(client, () if plan is None else plan.labelled_only)
-            endless = plan is not None and plan.local_steps is not None
-            self._readers[client] = Reader(self, client, pool, endless)
+    def _pace(self, round_idx: int | None) -> Pace:
+        plan = self._plan
+        if plan is None:
+            return Pace()
+        return plan.pace(plan.position()[0] if round_idx is None else round_idx)
+
+    def _reader(self, client: str, round_idx: int) -> Reader:
+        pace = self._pace(round_idx)
+        if client not in self._readers or self._readers[client].pace != pace:
+            pool = self._pool(client, () if self._plan is None else self._plan.labelled_only)
+            self._readers[client] = Reader(self, client, pool, pace)
         return self._readers[client]

@@ -17,7 +17,7 @@ from fedlit.federation.samples import reads_tensors
 from fedlit.federation.streams import enter_stream, stable_seed, torch_streams
 
 if TYPE_CHECKING:
-    from fedlit.federation.loader import FederatedLoader
+    from fedlit.federation.loader import FederatedLoader, Pace
 
 
 @runtime_checkable
@@ -46,14 +46,14 @@ def fetch_of(dataset: Any) -> Callable[[Tensor], Any] | None:
 class Reader:
     """Reads one client's batches of a round."""
 
-    def __init__(self, loader: FederatedLoader, client: str, pool: Tensor, endless: bool) -> None:
+    def __init__(self, loader: FederatedLoader, client: str, pool: Tensor, pace: Pace) -> None:
         self.client = client
         self.pool = pool
-        self.endless = endless
+        self.pace = pace
         self.seed = loader.seed
         self.training = loader.training
-        self.size = loader.batch_size_of(client)
-        self.per_pass = loader.num_batches(len(pool), client)
+        self.size = loader.batch_size_of(client, pace.first_round)
+        self.per_pass = loader.num_batches(len(pool), client, pace.first_round)
         dataset = loader.datasets[client]
         self.augments = getattr(dataset, "augments", True) and not reads_tensors(dataset)
         self.fetch = fetch_of(dataset)
@@ -71,7 +71,8 @@ class Reader:
 
     def read(self, round_idx: int, start: int, steps: int) -> Iterator[Any]:
         """Batches of a round of so many steps, from batch ``start`` on."""
-        numbers = range(self.number(round_idx, start, steps), self.number(round_idx + 1, 0, steps))
+        end = steps if self.pace.local_steps is not None else self.per_pass
+        numbers = range(self.number(round_idx, start, steps), self.number(round_idx, end, steps))
         if self.fetch is None:
             self.sampler.batches = [(self._stream(number), self.positions(number).tolist()) for number in numbers]
             yield from self.workers
@@ -85,8 +86,7 @@ class Reader:
 
     def number(self, round_idx: int, batch_idx: int, steps: int) -> int:
         """Number of a batch among those of all rounds."""
-        # local steps go on where the last round stopped; a local epoch is the pass of its round
-        return round_idx * (steps if self.endless else self.per_pass) + batch_idx
+        return self.pace.number(round_idx, batch_idx, steps, self.per_pass)
 
     def _stream(self, number: int) -> tuple[object, ...]:
         return (self.seed, "augment", self.client, number)

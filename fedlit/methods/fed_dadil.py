@@ -34,7 +34,7 @@ from fedlit.functional.wasserstein import LabelCost, check_entropy, check_label_
 from fedlit.models import Dictionary, DictionaryReplica, feature_width
 from fedlit.models.dictionary import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
-from fedlit.run.component import Phase
+from fedlit.run.component import RUN_SETTINGS, Phase, PhaseSettings
 from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
 from fedlit.run.run import Run
@@ -102,8 +102,10 @@ class FedDaDiL(FederatedModule):
         predict_with: ``"reconstruction"`` (R) or ``"ensemble"`` (E).
         penalty: Of the classifiers, see `softmax_regression`.
         unit_norm: Scale features to length 1 in phase 2.
+        encoder: Optimizer, batch_size and local_steps of phase 1, where they are not those of phase 2, as for an
+            encoder of images: see `fedlit.run.component.PhaseSettings`.
         weighting: Weights of clients in a mean.
-        kwargs: See `FederatedModule`; the optimizer is that of both phases.
+        kwargs: See `FederatedModule`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -137,6 +139,7 @@ class FedDaDiL(FederatedModule):
         predict_with: Literal["reconstruction", "ensemble"] = "reconstruction",
         penalty: float = 1e-3,
         unit_norm: bool = True,
+        encoder: PhaseSettings = RUN_SETTINGS,
         weighting: Weighting = "uniform",
         **kwargs: Any,
     ) -> None:
@@ -168,6 +171,7 @@ class FedDaDiL(FederatedModule):
         self.predict_with = predict_with
         self.penalty = penalty
         self.unit_norm = unit_norm
+        self.encoder_settings = encoder
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -252,7 +256,7 @@ class FedDaDiL(FederatedModule):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the phases of encoder and classifier, of class moments (one round), and of the atoms."""
-        encoder = WarmUp(self.run, self.label_loss, parts=("extractor", "classifier"))
+        encoder = WarmUp(self.run, self.label_loss, ("extractor", "classifier"), self.encoder_settings)
         return encoder, ClassMoments(self.run, self.start_atoms_), self
 
     def on_round_start(self, run: Run) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import rank_zero_warn
 
 from fedlit.checks import check, refuse
@@ -43,6 +46,11 @@ def warmup_of(warmup: int | float, planned: int | None, steps: int) -> int:
         )
     rounds = math.floor(warmup * planned + 1e-9)  # 0.29 of 100 are 29
     return max(rounds, min(math.ceil(WARMUP_STEPS / steps), math.floor(LONGEST * planned)))
+
+
+def limited(trainer: Trainer, batches: int) -> int:
+    """Return an epoch's batches after the Trainer's ``limit_train_batches``."""
+    return int(_parse_num_batches(RunningStage.TRAINING, batches, trainer.limit_train_batches))
 
 
 class Clock:
@@ -94,7 +102,28 @@ class Clock:
         epochs = trainer.max_epochs
         if loader is None or epochs is None or epochs < 0:
             return None
-        return epochs * math.ceil(trainer.num_training_batches / loader.batches_per_round)
+        return epochs * self.rounds_per_epoch
+
+    def batches_in(self, round_idx: int | None = None) -> int:
+        """Return the batches of a round, as far as the Trainer does not limit them; ``None`` is the current round."""
+        trainer, loader = self._run.trainer, self._run.samples.loader
+        if loader is None:
+            return int(trainer.num_training_batches)
+        batches = loader.batches_in(round_idx)
+        return min(batches, limited(trainer, batches * loader.rounds_per_epoch))
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """Rounds in an epoch of the Trainer, as far as it does not limit them."""
+        trainer, loader = self._run.trainer, self._run.samples.loader
+        return 1 if loader is None else math.ceil(limited(trainer, len(loader)) / self.batches_in())
+
+    def rounds_of(self, max_steps: int) -> tuple[int, int]:
+        """Return the whole rounds in so many optimiser steps of a run, and the steps left over."""
+        accumulate, round_idx = self._run.trainer.accumulate_grad_batches, 0
+        while (steps := -(-self.batches_in(round_idx) // accumulate)) <= max_steps:
+            max_steps, round_idx = max_steps - steps, round_idx + 1
+        return round_idx, max_steps
 
     def planned_rounds(self) -> int | None:
         """Return the rounds after the warm-up; ``None`` without a planned end."""
@@ -140,13 +169,11 @@ class Clock:
         if rounds is None or rounds <= self.warmup_rounds or loader is None:
             return None
         trainer, target = run.trainer, run.target
-        learns = sum(target in run.learners(round_idx) for round_idx in range(self.warmup_rounds, rounds))
-        if not learns:
-            return 0
-        batches = min(loader.batches_of(target.name), int(trainer.num_training_batches))
-        steps = batches // trainer.accumulate_grad_batches
-        limit = learns if trainer.max_steps < 0 else trainer.max_steps // max(1, steps) - self.warmup_rounds
-        return max(0, min(learns, limit)) * steps
+        if trainer.max_steps >= 0:
+            rounds = min(rounds, self.rounds_of(trainer.max_steps)[0])
+        learns = (round_idx for round_idx in range(self.warmup_rounds, rounds) if target in run.learners(round_idx))
+        batches = (min(loader.batches_of(target.name, each), self.batches_in(each)) for each in learns)
+        return sum(each // trainer.accumulate_grad_batches for each in batches)
 
     def warn_of_few_steps(self, seen: str, enough: int = 100) -> None:
         """Warn if the target has fewer than ``enough`` local steps after the warm-up; ``seen`` states their effect."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
+from fedlit.checks import check_at_least
 from fedlit.federation import Channel, Client
 
 if TYPE_CHECKING:
@@ -67,14 +70,41 @@ class Component:
         """
 
 
+@dataclass(frozen=True)
+class PhaseSettings:
+    """Local training in a phase, as far as it differs from that of the run.
+
+    Args:
+        optimizer: Makes the optimiser of its rounds from parameter groups; ``None`` is the run's, which goes on with
+            its state. Learning-rate schedules start anew with an optimiser.
+        batch_size: Samples per client and batch, at least 1; ``None`` is the data module's.
+        local_steps: Optimiser steps per client and round, at least 1; ``None`` is the strategy's.
+    """
+
+    optimizer: OptimizerCallable | None = None
+    batch_size: int | None = None
+    local_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, number in (("batch_size", self.batch_size), ("local_steps", self.local_steps)):
+            if number is not None:
+                check_at_least(name, number, 1)
+
+
+RUN_SETTINGS = PhaseSettings()
+"""Settings of a phase that are all the run's."""
+
+
 class Phase(Component):
     """A span of rounds with its learners, loss and exchanges; its round hooks are called in these rounds alone.
 
     Attributes:
         rounds: Number of rounds; ``None`` is all that are left.
+        settings: Optimiser, batch size and local steps, where they differ from the run's.
     """
 
     rounds: int | None = None
+    settings: PhaseSettings = RUN_SETTINGS
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
         """Return the clients that take local steps in a round, as far as they are present."""

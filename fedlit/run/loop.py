@@ -18,12 +18,14 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 from lightning.pytorch.utilities import rank_zero_warn
 
+from fedlit.checks import refuse
 from fedlit.federation import DivergedError, FederatedLoader
 from fedlit.federation.leaks import with_samples
 from fedlit.privacy import PrivacyWarning
 from fedlit.run.checkpoint import arrange
 from fedlit.run.monitors import check_modes, explain_monitor
 from fedlit.run.optimisation import ClientSchedules, check_resumed
+from fedlit.run.phase_change import change_optimizer, set_epoch_length
 from fedlit.run.planning import plan_rounds
 from fedlit.run.returns import come_together, welcome
 from fedlit.run.run import Run, run_of
@@ -47,7 +49,6 @@ class _PlannedSource(_DataLoaderSource):
 class Rounds(Callback):
     """Run the rounds of a federated module, which attaches it through ``configure_callbacks``."""
 
-    batches_per_round: int
     _started: float
     _exchanging: float
     _run_closed: bool
@@ -78,29 +79,30 @@ class Rounds(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine the length of a round, refuse limits that would stop inside one, and start all components."""
         run, loader = run_of(pl_module), trainer.train_dataloader
-        whole = trainer.num_training_batches
-        if whole == float("inf"):
+        if trainer.num_training_batches == float("inf"):
             raise TypeError("training data without a length have no rounds: give a FederatedLoader({client: dataset})")
         _check_optimizers(run)
         self._trains, self._run_closed, self._called = True, False, False
-        self.batches_per_round = int(whole)
-        if isinstance(loader, FederatedLoader):
-            self.batches_per_round = min(loader.batches_per_round, self.batches_per_round)
-        elif isinstance(run.task, Regression) and run.outputs.scales_labels:
+        labels_scaled = isinstance(run.task, Regression) and run.outputs.scales_labels
+        if labels_scaled and not isinstance(loader, FederatedLoader):
             rank_zero_warn(
                 f"labels are learnt in the unit that the data have them in: scale_labels reads them from a "
                 f"FederatedLoader, and training data come from a {type(loader).__name__}. Give "
                 "FederatedLoader({client: dataset}), or scale_labels=False and labels of mean 0 and deviation 1"
             )
-        _check_ends(run, self.batches_per_round)
+        _check_ends(run)
         if run.federation.transport.losable:
-            self._called = come_together(run, self.batches_per_round)
+            self._called = come_together(run)
             if not run.federation.local_clients:  # the server has compared networks, and needs shapes alone
                 for network in run.originals:
                     network.to("meta")
         self._standstill = Standstill(run, trainer.optimizers)
         for each in run.components:  # after the return of sites, which sets the round that they start in
             each.on_run_start(run)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the epoch the length of its rounds, which differs between phases."""
+        set_epoch_length(run_of(pl_module))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Open a round at its first batch."""
@@ -121,7 +123,7 @@ class Rounds(Callback):
         federation.batch_idx += 1
         self._standstill.note_gradients_()
         last_of_epoch = batch_idx + 1 >= trainer.num_training_batches
-        if federation.batch_idx >= self.batches_per_round or last_of_epoch:
+        if federation.batch_idx >= run.clock.batches_in() or last_of_epoch:
             losses = run.record.mean_losses()
             # a module that steps by itself may give its loss without a graph
             with_graph = run.record.graphs if pl_module.automatic_optimization else losses
@@ -161,7 +163,7 @@ class Rounds(Callback):
     def _open(self, run: Run) -> None:
         federation = run.federation
         if federation.transport.losable and not self._called:
-            welcome(run, federation.roll_call(run.requires.adapts), self.batches_per_round)
+            welcome(run, federation.roll_call(run.requires.adapts))
         self._called = False
         run.record.start_round_()
         if run.local.reset_optimizer:
@@ -206,6 +208,8 @@ class Rounds(Callback):
         for config in run.trainer.lr_scheduler_configs:  # from here on: one may go by the progress of the next round
             if isinstance(config.scheduler, ClientSchedules) and config.scheduler.interval == "round":
                 config.scheduler.step(list(losses), losses)
+        if change_optimizer(run, round_idx):  # before the round's checkpoint, which the next phase goes on from
+            self._standstill.watch_(run.trainer.optimizers)
 
     def _finish(self, run: Run, last_round: int) -> None:
         """Close a run once, after its last round."""
@@ -240,15 +244,18 @@ def _check_optimizers(run: Run) -> None:
             )
 
 
-def _check_ends(run: Run, batches_per_round: int) -> None:
+def _check_ends(run: Run) -> None:
     """Refuse limits of the Trainer that would end the run inside a round."""
     trainer = run.trainer
     if trainer.max_steps != -1 and run.module.automatic_optimization:
-        steps = -(-batches_per_round // trainer.accumulate_grad_batches)
-        if trainer.max_steps % steps:
-            raise ValueError(
-                f"max_steps={trainer.max_steps} stops inside a round of {steps} optimiser steps: give a multiple "
-                f"of {steps}, or limit max_epochs"
+        rounds, left = run.clock.rounds_of(trainer.max_steps)
+        if left:
+            steps = -(-run.clock.batches_in(rounds) // trainer.accumulate_grad_batches)
+            refuse(
+                "max_steps",
+                f"at the end of a round, and stops inside round {rounds} of {steps} optimiser steps",
+                trainer.max_steps,
+                f"give {trainer.max_steps - left} or {trainer.max_steps - left + steps}, or limit max_epochs",
             )
     if any(isinstance(cb, Timer) and cb._interval == "step" for cb in trainer.callbacks):  # type: ignore[attr-defined]
         raise ValueError(

@@ -70,7 +70,7 @@ def make(run: Run, groups: Sequence[dict[str, Any]]) -> Optimizer:
     Raises:
         ValueError: If the optimiser lacks a setting, or a setting is out of range.
     """
-    optimizer = run.local.optimizer(divide(run, groups))
+    optimizer = run.optimizer(divide(run, groups))
     for place, entry in enumerate(run.local.param_groups or ()):
         for name, value in _settings(entry).items():
             _check_setting(f"param_groups[{place}]", name, value, optimizer)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple, replace
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from fedlit.federation import FederatedLoader, RosterError, RoundPlan
+from fedlit.checks import refuse
+from fedlit.federation import FederatedLoader, Pace, RosterError, RoundPlan
 from fedlit.federation.nested import mapped
 from fedlit.federation.streams import torch_streams
 from fedlit.run.clock import is_share, warmup_of
@@ -47,8 +50,7 @@ def plan_rounds(run: Run, loader: FederatedLoader, local_steps: int | None = Non
     samples = {client.name: client.num_samples or 0 for client in federation.clients}
     kept = run.record.of_checkpoint("warmup_rounds") if is_share(run.clock.warmup) else None
     if kept is None:
-        batches = [loader.num_batches(samples[source.name], source.name) for source in run.sources]
-        steps = local_steps or math.ceil(max(batches) / trainer.accumulate_grad_batches)
+        steps = _warmup_steps(run, loader, samples, local_steps)
         run.clock.warmup_rounds = warmup_of(run.clock.warmup, None if endless else num_rounds, max(1, steps))
     else:
         run.clock.warmup_rounds = kept
@@ -62,7 +64,18 @@ def plan_rounds(run: Run, loader: FederatedLoader, local_steps: int | None = Non
     if run.weights.averaging.local_norm:
         check_local_norm(run.originals, [client.name for client in run.clients if client.name not in ever])
     resumes = run.record.resumes
-    plan = {"seed": loader.seed, "local_steps": local_steps, "rounds_per_epoch": rounds_per_epoch, "samples": samples}
+    plan: dict[str, Any] = {
+        "seed": loader.seed,
+        "local_steps": local_steps,
+        "rounds_per_epoch": rounds_per_epoch,
+        "samples": samples,
+    }
+    paces = paces_of(run, local_steps)
+    if len(paces) > 1:
+        if rounds_per_epoch > 1:
+            way_out = f"leave it out, or give the phases of {run.name} one batch_size and one local_steps"
+            refuse("rounds_per_epoch", "1 where the rounds of phases differ in length", rounds_per_epoch, way_out)
+        plan |= {"paces": [astuple(each) for each in paces]}
     run.record.plan_(plan | ({"warmup_rounds": run.clock.warmup_rounds} if is_share(run.clock.warmup) else {}))
 
     warn_of_unequal_classes(run, loader)
@@ -74,8 +87,7 @@ def plan_rounds(run: Run, loader: FederatedLoader, local_steps: int | None = Non
     run.outputs.scale_labels_(loader, resumes)
 
     sizes = {name: size for name, size in samples.items() if name in ever}
-    num_batches = None if local_steps is None else num_rounds * local_steps * trainer.accumulate_grad_batches
-    federation.check("batches", check_batches(run, loader, sizes, num_batches) if facts else None)
+    federation.check("batches", check_batches(run, loader, sizes, paces, num_rounds) if facts else None)
 
     def learners(round_idx: int) -> Collection[str]:
         return {client.name for client in run.present_learners(round_idx)}
@@ -85,7 +97,7 @@ def plan_rounds(run: Run, loader: FederatedLoader, local_steps: int | None = Non
             sizes=sizes,  # the largest sets a round's length
             learners=learners,
             position=lambda: (federation.round_idx, federation.batch_idx),
-            local_steps=local_steps,
+            paces=paces,
             rounds_per_epoch=rounds_per_epoch,
             accumulate=trainer.accumulate_grad_batches,
             labelled_only=labelled_only,
@@ -99,26 +111,56 @@ def count_labels(loader: FederatedLoader, client: str, num_classes: int) -> torc
     return torch.bincount(labels, minlength=num_classes)
 
 
-def check_batches(
-    run: Run, loader: FederatedLoader, sizes: Mapping[str, int], num_batches: int | None
-) -> RosterError | None:
-    """Return an error if BatchNorm would train on a batch of one sample, from which it has no variance.
+def paces_of(run: Run, local_steps: int | None) -> tuple[Pace, ...]:
+    """Return batch size and local steps of the phases' rounds; phases that follow each other with equal ones are one.
 
-    ``num_batches`` is that of each client in all rounds; ``None`` is whole passes.
+    ``local_steps`` are those of phases without a setting.
     """
-    names = [client.name for client in run.sources if run.clock.warmup_rounds]
-    for name in names if run.spec.frozen_statistics else sizes:
-        size, batch_size = sizes[name], loader.batch_size_of(name)
-        alone = 1 in (batch_size, size % batch_size) and (batch_size == 1 or not loader.drop_last)
-        reached = num_batches is None or batch_size == 1 or math.ceil(size / batch_size) <= num_batches
-        if alone and reached and _fails_on_one(run.originals, loader):
-            cure = "raise batch_size"
-            if batch_size > 1:
-                cure = "set drop_last=True, which leaves the last batch out, or another batch_size"
-            return RosterError(
-                f"client {name!r} trains on {size} samples with batch_size={batch_size}, which makes a batch of 1 "
-                f"sample, and BatchNorm cannot be trained on that: {cure}, or use GroupNorm"
-            )
+    paces, first_round = list[Pace](), 0
+    for phase in run.phases:
+        pace = Pace(first_round, phase.settings.batch_size, phase.settings.local_steps or local_steps)
+        if phase.rounds != 0 and (not paces or replace(pace, first_round=paces[-1].first_round) != paces[-1]):
+            paces.append(pace)
+        if phase.rounds is None:
+            break
+        first_round += phase.rounds
+    return tuple(paces)
+
+
+def _warmup_steps(run: Run, loader: FederatedLoader, samples: Mapping[str, int], local_steps: int | None) -> int:
+    """Return the local steps of the largest source in a round of the warm-up."""
+    settings = run.phases[0].settings
+    if settings.local_steps or local_steps:
+        return settings.local_steps or local_steps or 0
+    batch_sizes = {source.name: settings.batch_size or loader.batch_size_of(source.name) for source in run.sources}
+    batches = [loader.whole(samples[name] / batch_size) for name, batch_size in batch_sizes.items()]
+    return math.ceil(max(batches) / run.trainer.accumulate_grad_batches)
+
+
+def check_batches(
+    run: Run, loader: FederatedLoader, sizes: Mapping[str, int], paces: Sequence[Pace], num_rounds: int
+) -> RosterError | None:
+    """Return an error if BatchNorm would train on a batch of one sample, from which it has no variance."""
+    warmup = run.clock.warmup_rounds
+    for pace, end in zip(paces, [*(each.first_round for each in paces[1:]), num_rounds], strict=True):
+        names = list(sizes)
+        if run.spec.frozen_statistics:
+            names = [client.name for client in run.sources if pace.first_round < warmup]
+        num_batches = math.inf  # of each client in all rounds of the pace
+        if pace.local_steps is not None:
+            num_batches = (end - pace.first_round) * pace.local_steps * run.trainer.accumulate_grad_batches
+        for name in names:
+            size, batch_size = sizes[name], pace.batch_size or loader.batch_size_of(name)
+            alone = 1 in (batch_size, size % batch_size) and (batch_size == 1 or not loader.drop_last)
+            reached = batch_size == 1 or math.ceil(size / batch_size) <= num_batches
+            if alone and reached and _fails_on_one(run.originals, loader):
+                cure = "raise batch_size"
+                if batch_size > 1:
+                    cure = "set drop_last=True, which leaves the last batch out, or another batch_size"
+                return RosterError(
+                    f"client {name!r} trains on {size} samples with batch_size={batch_size}, which makes a batch of 1 "
+                    f"sample, and BatchNorm cannot be trained on that: {cure}, or use GroupNorm"
+                )
     return None
 
 

@@ -6,7 +6,6 @@ ledger, and the available totals, of which its clients then fetch what they miss
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 from lightning.pytorch import Trainer
@@ -15,10 +14,11 @@ from lightning.pytorch.callbacks import EarlyStopping
 from fedlit.federation import FederationError, RosterError
 from fedlit.federation.client import reports_by_client
 from fedlit.federation.errors import AheadOfServerError
+from fedlit.run.phase_change import change_optimizer, set_epoch_length
 from fedlit.run.run import Run
 
 
-def come_together(run: Run, batches_per_round: int) -> bool:
+def come_together(run: Run) -> bool:
     """Bring this process to the server's round before the first batch; return whether that round's roll call is done.
 
     Raises:
@@ -34,7 +34,7 @@ def come_together(run: Run, batches_per_round: int) -> bool:
             "from one that was written at the end of a round"
         )
     if transport.returning:
-        welcome(run, federation.roll_call(run.requires.adapts), batches_per_round)
+        welcome(run, federation.roll_call(run.requires.adapts))
         return True
     rounds = [each if type(each) is int else 0 for each in transport.all_gather(federation.round_idx, "rounds")]
     ahead = frozenset(rank for rank, each in enumerate(rounds) if each > rounds[0])
@@ -48,14 +48,14 @@ def come_together(run: Run, batches_per_round: int) -> bool:
     if transport.rank in ahead:
         raise AheadOfServerError(federation.round_idx, rounds[0])
     if rounds[0]:
-        welcome(run, frozenset(range(1, transport.world_size)) - ahead, batches_per_round)
+        welcome(run, frozenset(range(1, transport.world_size)) - ahead)
         if transport.rank == 0:
-            _go_to_round(run.trainer, run.trainer.fit_loop.state_dict(), rounds[0], batches_per_round)
+            _go_to_round(run, run.trainer.fit_loop.state_dict())
     federation.settled = True
     return False
 
 
-def welcome(run: Run, back: frozenset[int], batches_per_round: int) -> None:
+def welcome(run: Run, back: frozenset[int]) -> None:
     """Let processes that return go on where the server is; all others call it, too."""
     if not back:
         return
@@ -65,7 +65,7 @@ def welcome(run: Run, back: frozenset[int], batches_per_round: int) -> None:
     state = transport.broadcast(_state(run) if transport.rank == 0 else None, back, "a return")
     public = _public_state(run) if state is None else state["components"]
     if state is not None:
-        _go_on(run, state, batches_per_round)
+        _go_on(run, state)
     federation.settled = True
     totals = transport.all_gather(have if transport.rank in back else None, "totals of those who come back")
     rank_of = federation.roster.rank_of
@@ -98,7 +98,7 @@ def _stopping(trainer: Trainer) -> list[EarlyStopping]:
     return [each for each in trainer.callbacks if isinstance(each, EarlyStopping)]  # type: ignore[attr-defined]
 
 
-def _go_on(run: Run, state: dict[str, Any], batches_per_round: int) -> None:
+def _go_on(run: Run, state: dict[str, Any]) -> None:
     """Take over the server's state; raises an `AheadOfServerError` as `come_together`."""
     trainer = run.trainer
     run.record.check_plan(state["components"]["plan"])  # before anything of this process is replaced
@@ -106,26 +106,28 @@ def _go_on(run: Run, state: dict[str, Any], batches_per_round: int) -> None:
     if own > servers:  # the server has gone back, while this one was away
         raise AheadOfServerError(own, servers)
     run.federation.come_back(state["federation"])
+    change_optimizer(run, own)
     for callback in _stopping(trainer):
         if callback.state_key in state["stopping"]:
             callback.load_state_dict(state["stopping"][callback.state_key])
-    _go_to_round(trainer, state["loops"], run.federation.round_idx, batches_per_round)
+    _go_to_round(run, state["loops"])
 
 
-def _go_to_round(trainer: Trainer, state: dict[str, Any], round_idx: int, batches_per_round: int) -> None:
-    """Set Lightning's counters to those before the first batch of a round.
+def _go_to_round(run: Run, state: dict[str, Any]) -> None:
+    """Set Lightning's counters to those before the first batch of the current round.
 
     They are set anew rather than restored: a checkpoint may precede or follow the validation between two epochs, after
     which Lightning would act differently on different processes.
     """
-    loop = trainer.fit_loop
+    loop = run.trainer.fit_loop
     loop.load_state_dict(state)
-    epoch, number = divmod(round_idx, math.ceil(trainer.num_training_batches / batches_per_round))
+    set_epoch_length(run)
+    epoch, number = divmod(run.clock.round_idx, run.clock.rounds_per_epoch)
     epochs, batches = cast(Any, loop.epoch_progress), loop.epoch_loop.batch_progress
     for tracker in (epochs.total, epochs.current):
         _count(tracker, epoch)
     _count(batches.total, batches.total.completed)
-    _count(batches.current, number * batches_per_round)
+    _count(batches.current, number * run.clock.batches_in())
     batches.is_last_batch = False
     if number:  # as after an interruption within an epoch
         for tracker in (epochs.total, epochs.current):

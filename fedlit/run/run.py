@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
@@ -138,6 +139,11 @@ class Run:
                 return phase
             left -= phase.rounds
         return last
+
+    @property
+    def optimizer(self) -> OptimizerCallable:
+        """Maker of the optimiser in the current round."""
+        return self.phase().settings.optimizer or self.local.optimizer
 
     @property
     def components(self) -> list[Component]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from fedlit.federation import Client, NotTrainedError
 from fedlit.run.run import Run
@@ -27,12 +28,19 @@ class Standstill:
 
     def __init__(self, run: Run, optimizers: Sequence[Optimizer]) -> None:
         self._trainable = {c.name: _trainable(run.replicas[c]) for c in run.federation.local_clients}
-        self._optimised = {id(param) for each in optimizers for group in each.param_groups for param in group["params"]}
         self._waiting = [name for name, params in self._trainable.items() if params]
         self._trained: set[str] = set()
         self._stepped: set[str] = set()
         self._reached: set[str] = set()
         self._before: dict[str, tuple[list[int], list[int]]] = {}
+        self._hooks: list[RemovableHandle] = []
+        self.watch_(optimizers)
+
+    def watch_(self, optimizers: Sequence[Optimizer]) -> None:
+        """Watch the steps of these optimisers alone."""
+        for hook in self._hooks:
+            hook.remove()
+        self._optimised = {id(param) for each in optimizers for group in each.param_groups for param in group["params"]}
         self._hooks = [each.register_step_post_hook(self._note_step) for each in optimizers if self._waiting]
 
     def start_round_(self, learners: Iterable[Client]) -> None:

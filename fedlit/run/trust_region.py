@@ -65,10 +65,8 @@ class TrustRegion(Component):
 
     def _limit(self, run: Run) -> float:
         """Return the limit of a step in the current round, in units of the features' spread."""
-        loader = run.samples.loader
-        steps = run.trainer.num_training_batches if loader is None else loader.batches_per_round
         rounds = max(1, run.clock.planned_rounds() or ENDLESS)
-        return step_limit(self.size, run.clock.share_over(rounds), rounds, int(steps))
+        return step_limit(self.size, run.clock.share_over(rounds), rounds, run.clock.batches_in())
 
     def on_run_start(self, run: Run) -> None:
         """Forget another run."""

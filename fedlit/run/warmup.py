@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedlit.federation import Channel, Client, Summed
-from fedlit.run.component import Phase
+from fedlit.run.component import RUN_SETTINGS, Phase, PhaseSettings
 
 if TYPE_CHECKING:
     from fedlit.run.run import Run
@@ -22,11 +22,16 @@ class WarmUp(Phase):
     """
 
     def __init__(
-        self, run: Run, loss: Callable[[Client, Sequence[Any]], Tensor], parts: tuple[str, ...] | None = None
+        self,
+        run: Run,
+        loss: Callable[[Client, Sequence[Any]], Tensor],
+        parts: tuple[str, ...] | None = None,
+        settings: PhaseSettings = RUN_SETTINGS,
     ) -> None:
         self._run = run
         self._loss = loss
         self._parts = parts
+        self.settings = settings
 
     @property
     def rounds(self) -> int:  # type: ignore[override]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from fedlit.federation import Facts, FederatedLoader, LabelGuardError, RosterError, RoundPlan, reveal_for_oracle
+from fedlit.federation import Facts, FederatedLoader, LabelGuardError, Pace, RosterError, RoundPlan, reveal_for_oracle
 from refused import refused
 
 SIZES = {"a": 7, "b": 12, "t": 5}
@@ -66,12 +66,15 @@ def planned(
     position: tuple[int, int] = (0, 0),
     learners: Callable[[int], Collection[str]] = lambda round_idx: SIZES,
     loader: dict[str, Any] | None = None,
+    local_steps: int | None = None,
     **plan: Any,
 ) -> FederatedLoader:
     made = FederatedLoader(
         {name: make(SIZES[name]) for name in names}, **{"batch_size": 3, "seed": 0, **(loader or {})}
     )
-    made.plan(RoundPlan(sizes=plan.pop("sizes", SIZES), learners=learners, position=lambda: position, **plan))
+    paces = plan.pop("paces", (Pace(local_steps=local_steps),))
+    sizes = plan.pop("sizes", SIZES)
+    made.plan(RoundPlan(sizes=sizes, learners=learners, position=lambda: position, paces=paces, **plan))
     return made
 
 
@@ -171,7 +174,7 @@ def test_a_resume_yields_the_remaining_batches(
 def test_many_rounds_in_an_epoch_are_those_rounds_one_after_the_other() -> None:
     epoch = planned(rounds_per_epoch=3, position=(1, 0))
     assert seen(epoch) == [step for round_idx in (1, 2, 3) for step in seen(planned(position=(round_idx, 0)))]
-    assert len(epoch) == 3 * epoch.batches_per_round == 12
+    assert len(epoch) == 3 * epoch.batches_in() == 12
 
 
 def test_only_learners_are_read() -> None:
@@ -182,7 +185,7 @@ def test_only_learners_are_read() -> None:
 def test_rounds_are_padded_to_whole_optimiser_steps() -> None:
     # 4 batches of the longest client, accumulated by 3: 6 batches in 2 optimiser steps, the last two of them empty
     loader = planned(accumulate=3)
-    assert loader.batches_per_round == len(loader) == 6
+    assert loader.batches_in() == len(loader) == 6
     assert [sorted(step) for step in seen(loader)][3:] == [["b"], [], []]
     assert len(seen(planned(accumulate=3, local_steps=2))) == 6
 

@@ -44,7 +44,7 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
 LAYOUTS = {"two": ["--devices", "2"], "three": ["--devices", "3"], "server apart": [*APART]}
 BY_DEFAULT = [
     *(("FedRFTCA", "three"), ("FedGP auto", "server apart"), ("FedMMD, pairwise", "two"), ("FedDANN", "three")),
-    *(("FedDaDiL", "server apart"),),
+    *(("FedDaDiL, phases", "server apart"),),
 ]
 """Kinds of exchange, and every layout."""
 EVERY = [*one_site.ARGUMENTS, "APFL", "Ditto", "FedMME", "FedProx", "FedRep", "KNNPer"]

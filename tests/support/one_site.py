@@ -9,6 +9,7 @@ import signal
 import time
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.optim import SGD
 
 import fedlit.methods
 import fedlit.privacy
@@ -28,7 +30,7 @@ from fedlit.methods import FedAvg, FedRFTCA
 from fedlit.models import MLP
 from fedlit.privacy import PrivacyWarning
 from fedlit.remote import Server, Site
-from fedlit.run.component import Component
+from fedlit.run.component import Component, PhaseSettings
 from fedlit.run.run import Run
 from helpers import QUIET, STATEFUL, build, digits, fingerprint, normalised_head, trainer, weights
 from own_modules import Net
@@ -70,6 +72,13 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     },
     "FedWDGRL": {"critic_steps": 2},
     "FedDaDiL": {"num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
+    "FedDaDiL, phases": {
+        "num_atoms": 2,
+        "atom_size": 20,
+        "penalty": 0.1,
+        "warmup_rounds": 2,
+        "encoder": PhaseSettings(partial(SGD, lr=0.1), batch_size=16, local_steps=3),
+    },
     "FedMMD": {"degree": 1, "warmup_rounds": 0},
     "FedMMD, pairwise": {"degree": 1, "exchange": "pairwise", "warmup_rounds": 0},
     "CoMDA": {"warmup_rounds": 0},
