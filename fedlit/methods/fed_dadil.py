@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -46,15 +47,14 @@ class ClassMoments(Phase):
     """A round in which the sources send the class moments of their features, from which the atoms start.
 
     Args:
-        run: That it belongs to.
-        start_atoms: Sends them, and sets the atoms.
+        method: Of which it is a phase.
     """
 
     rounds = 1
 
-    def __init__(self, run: Run, start_atoms: Callable[[], None]) -> None:
-        self._run = run
-        self._start_atoms = start_atoms
+    def __init__(self, method: FedDaDiL) -> None:
+        self._method = method
+        self._run = method.run
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
         """The sources."""
@@ -70,7 +70,12 @@ class ClassMoments(Phase):
 
     def on_round_end(self, run: Run) -> None:
         """Start the atoms."""
-        self._start_atoms()
+        self._method.start_atoms_()
+
+    def on_return(self, public: Mapping[str, Any], clients: Collection[str]) -> None:
+        """Let clients that were disconnected when the atoms started fetch the moments."""
+        if self._run.clock.round_idx > self._run.clock.warmup_rounds:
+            self._method.place_atoms_(self._run.federation.catch_up("class_moments", absent_too=True))
 
 
 class FedDaDiL(FederatedModule):
@@ -257,7 +262,7 @@ class FedDaDiL(FederatedModule):
     def phases(self) -> tuple[Phase, ...]:
         """Return the phases of encoder and classifier, of class moments (one round), and of the atoms."""
         encoder = WarmUp(self.run, self.label_loss, ("extractor", "classifier"), self.encoder_settings)
-        return encoder, ClassMoments(self.run, self.start_atoms_), self
+        return encoder, ClassMoments(self), self
 
     def on_round_start(self, run: Run) -> None:
         """Let clients that were absent fetch the newest atoms."""
@@ -295,13 +300,22 @@ class FedDaDiL(FederatedModule):
         local = [client for client in self.sources if federation.is_local(client)]
         sums = {client.name: self.count(client) for client in local}
         means = {name: {"moments": each / each[:, -1].sum()} for name, each in sums.items()}
-        received = federation.mean("class_moments", means, absent_too=True)
+        self.place_atoms_(federation.mean("class_moments", means, absent_too=True), means)
+
+    @torch.no_grad()
+    def place_atoms_(
+        self,
+        received: Mapping[str, Mapping[str, Tensor]],
+        sent: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
+    ) -> None:
+        """Start the atoms of local clients at the mean of the moments that they received, and warn of lone classes."""
+        federation = self.federation
         generator = torch.Generator().manual_seed(stable_seed(federation.seed, "initial atoms"))
         noise = torch.randn(self.num_atoms, self.atom_size, self.width, generator=generator)
         for name, mean in received.items():
             moments = mean["moments"].double()
-            if name in means:
-                channel, own = federation.channels["class_moments"], means[name]["moments"]
+            if name in sent:
+                channel, own = federation.channels["class_moments"], sent[name]["moments"]
                 warn_of_lone_classes(channel, name, own[:, -1], moments[:, -1])
             moments = torch.where(moments[:, -1:] > 0, moments, moments.sum(dim=0))
             shares = moments[:, -1:]

@@ -72,7 +72,7 @@ def test_a_site_that_comes_back_with_its_checkpoint_goes_on_as_one_that_was_abse
 ) -> None:
     arguments = ("--method", method, *RUN, "--rounds", "8", "--privacy", privacy)
     kept = ("--checkpoints", str(tmp_path / "kept"), "--pause", "0.3")
-    step = 6 if "phases" in method else 4  # the end of round 1, and there of the encoder's phase
+    step = 3 if "phases" in method else 4  # before round 1 of the encoder's, to come back in the next phase; or round 2
     ended = struck(tmp_path, f"blended:local steps:{step}:kill", *arguments, *kept, back=True)
     results = finished(ended, ("server", "clean", "fonts", "back"))
     server = results.pop("server")
@@ -80,6 +80,17 @@ def test_a_site_that_comes_back_with_its_checkpoint_goes_on_as_one_that_was_abse
     (scheduled,) = start(*arguments, "--schedule", schedule(server))  # it was killed between two rounds
     check_weights(results.values(), scheduled)
     assert all(result["weights"] and result["round_idx"] == 8 for result in results.values())
+
+
+@pytest.mark.slow
+def test_a_source_that_missed_the_class_moments_starts_its_atoms_from_them(tmp_path: Path) -> None:
+    arguments = ("--method", "FedDaDiL, phases", *RUN, "--rounds", "8", "--values")
+    kept = ("--checkpoints", str(tmp_path / "kept"), "--pause", "0.3")
+    ended = struck(tmp_path, "blended:local steps:6:kill", *arguments, *kept, back=True)
+    results = finished(ended, ("server", "clean", "fonts", "back"))
+    assert "blended" not in results["server"]["present"]["2"], "it was there in the round of moments"
+    started = [numbers[2] for result in results.values() for numbers in result["values"].values()]
+    assert started == [1.0] * 3  # of a dictionary: two coordinates, then whether it has started
 
 
 @pytest.mark.parametrize("method", ["FedAvg", slow("FedGP")])
