@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedlit.federation import Client, Federation
     from fedlit.module import FederatedModule
-    from fedlit.run.component import Component, Phase
+    from fedlit.run.component import Component, Phase, PhaseSettings
     from fedlit.run.options import ReplicaSpec, Requires
     from fedlit.run.run import Run
     from fedlit.strategy import FederatedStrategy
@@ -26,6 +26,7 @@ __all__ = [
     "FederatedStrategy",
     "Federation",
     "Phase",
+    "PhaseSettings",
     "ReplicaSpec",
     "Requires",
     "Run",
@@ -37,7 +38,7 @@ _HOMES = {
     "Client": "fedlit.federation",
     "Federation": "fedlit.federation",
     "FederatedModule": "fedlit.module",
-    **dict.fromkeys(("Component", "Phase"), "fedlit.run.component"),
+    **dict.fromkeys(("Component", "Phase", "PhaseSettings"), "fedlit.run.component"),
     **dict.fromkeys(("ReplicaSpec", "Requires"), "fedlit.run.options"),
     "Run": "fedlit.run.run",
     "FederatedStrategy": "fedlit.strategy",

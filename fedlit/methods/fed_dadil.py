@@ -108,7 +108,7 @@ class FedDaDiL(FederatedModule):
         penalty: Of the classifiers, see `softmax_regression`.
         unit_norm: Scale features to length 1 in phase 2.
         encoder: Optimizer, batch_size and local_steps of phase 1, where they are not those of phase 2, as for an
-            encoder of images: see `fedlit.run.component.PhaseSettings`.
+            encoder of images: see `fedlit.PhaseSettings`.
         weighting: Weights of clients in a mean.
         kwargs: See `FederatedModule`.
 
