@@ -194,16 +194,15 @@ class FederatedStrategy(DDPStrategy):
         if self.seat is None or trainer.state.fn == TrainerFn.PREDICTING:
             return self._transports()[0], self.placement
         if trainer.state.fn != TrainerFn.FITTING:
-            raise ValueError(
-                "a seat is for training, and whoever evaluates alone has some clients' data only: predict at the "
-                "target's site, or set stays_joined on the strategy of every process before fit"
-            )
+            rule = "left out in an evaluation, as a process alone has some clients' data only"
+            way_out = "predict at the target's site, or set stays_joined on the strategy of every process before fit"
+            refuse("seat", rule, self.seat, way_out)
         for name in ("placement", "gather_checkpoints"):
             value, rule = getattr(self, name), "left out beside a seat: it is for processes of one job"
             check(value is None, name, rule, value, "the server's sites state who is where")
         check(self.world_size == 1, "devices", "1 beside a seat", self.world_size, "it trains all clients of a site")
         if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
-            raise ValueError("max_time ends each process by its own clock, and a seat has one of many: give max_epochs")
+            refuse("max_time", "left out beside a seat, as each process has its own clock", True, "give max_epochs")
         trainer.num_sanity_val_steps = 0  # which those who come back do not run
         choices = (self.privacy, self.two_party, self.differential_privacy, self.reports, self.encrypted)
         self._star = self.seat.open(

@@ -80,7 +80,8 @@ class Rounds(Callback):
         """Determine the length of a round, refuse limits that would stop inside one, and start all components."""
         run, loader = run_of(pl_module), trainer.train_dataloader
         if trainer.num_training_batches == float("inf"):
-            raise TypeError("training data without a length have no rounds: give a FederatedLoader({client: dataset})")
+            rule = "data with a length, without which there are no rounds"
+            refuse("train_dataloaders", rule, loader, "give FederatedLoader({client: dataset})", TypeError)
         _check_optimizers(run)
         self._trains, self._run_closed, self._called = True, False, False
         labels_scaled = isinstance(run.task, Regression) and run.outputs.scales_labels
@@ -232,16 +233,12 @@ def _check_optimizers(run: Run) -> None:
     """Refuse parameter groups without a client, or without the settings of ``param_groups``."""
     for optimizer in run.trainer.optimizers:
         if any(group.get("client") is None for group in optimizer.param_groups):
-            raise ValueError(
-                "each parameter group of an optimizer needs the key 'client' with a client's name: build the "
-                "groups with client_param_groups(), or as it does"
-            )
+            way_out = "build the groups with client_param_groups(), or as it does"
+            refuse("configure_optimizers", "of groups with a client's name under 'client'", optimizer, way_out)
         is_divided = any("model" in group for group in optimizer.param_groups)
         if run.federation.local_clients and run.local.param_groups and not is_divided:
-            raise ValueError(
-                f"param_groups would do nothing, as {run.name} configures an optimizer without make_optimizer(): give "
-                "the settings there"
-            )
+            rule = f"left out, as {run.name} configures an optimizer without make_optimizer()"
+            refuse("param_groups", rule, run.local.param_groups, "give the settings there")
 
 
 def _check_ends(run: Run) -> None:
@@ -258,9 +255,8 @@ def _check_ends(run: Run) -> None:
                 f"give {trainer.max_steps - left} or {trainer.max_steps - left + steps}, or limit max_epochs",
             )
     if any(isinstance(cb, Timer) and cb._interval == "step" for cb in trainer.callbacks):  # type: ignore[attr-defined]
-        raise ValueError(
-            "max_time stops inside a round: give Trainer(callbacks=[Timer(duration, interval='epoch')]) instead"
-        )
+        way_out = "give Trainer(callbacks=[Timer(duration, interval='epoch')])"
+        refuse("max_time", "left out, as it stops inside a round", True, way_out)
 
 
 def _exchanging(run: Run) -> float:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fedlit.checks import check, check_one_of, refuse
 from fedlit.run.local import initial_networks
 
 if TYPE_CHECKING:
@@ -31,24 +32,18 @@ def check_param_groups(
 
     ``own_rates`` are parts that the method steps without the optimiser, each with the argument that is its rate.
     """
-    for place, entry in enumerate(entries or ()):
-        if not isinstance(entry, dict) or not entry.keys() & {*_WHICH} or not entry.keys() - {*_WHICH}:
-            raise ValueError(
-                f"param_groups[{place}] must name a client, a part or both, and settings for it, such as "
-                f"{{'part': 'classifier', 'lr': 0.1}}, got {entry!r}: what is for all parameters is the optimizer's"
-            )
-        if "client" in entry and entry["client"] not in clients:
-            raise ValueError(
-                f"param_groups[{place}] names client {entry['client']!r}, which is not one of {list(clients)}"
-            )
-        if "part" in entry and not (isinstance(entry["part"], str) and entry["part"]):
-            raise ValueError(f"param_groups[{place}] must name its part in text, got {entry['part']!r}")
-        for part, rate in own_rates.items():
-            if _is_in(entry.get("part", ""), part):
-                raise ValueError(
-                    f"param_groups[{place}] would do nothing, as {method} steps part {part!r} without the optimizer: "
-                    f"give {rate}"
-                )
+    for index, entry in enumerate(entries or ()):
+        name = f"param_groups[{index}]"
+        is_entry = isinstance(entry, dict) and entry.keys() & {*_WHICH} and entry.keys() - {*_WHICH}
+        rule = "a client, a part or both, and settings for it, such as {'part': 'classifier', 'lr': 0.1}"
+        check(bool(is_entry), name, rule, entry, "settings of all parameters are the optimizer's")
+        if "client" in entry:
+            check_one_of(f"{name}['client']", entry["client"], clients)
+        part = entry.get("part", "all")
+        check(isinstance(part, str) and part != "", f"{name}['part']", "the name of a part", part)
+        for stepped, rate in own_rates.items():
+            rule = f"other than {stepped!r}, which {method} steps without the optimizer"
+            check(not _is_in(part, stepped), f"{name}['part']", rule, part, f"give {rate}")
 
 
 def check_ratio(entries: Entries | None, name: str, ratio: float, **where: str) -> None:
@@ -56,12 +51,10 @@ def check_ratio(entries: Entries | None, name: str, ratio: float, **where: str) 
 
     ``where`` is what it scales: a ``client`` or a ``part``; 1 scales nothing.
     """
-    for place, entry in enumerate(entries or ()):
+    for index, entry in enumerate(entries or ()):
         scaled = all(_is_in(entry.get(key, ""), value) for key, value in where.items())
-        if ratio != 1 and "lr" in entry and scaled:
-            raise ValueError(
-                f"{name}={ratio} would scale the lr that param_groups[{place}] gives: leave one of both out"
-            )
+        rule = f"1 beside the lr of param_groups[{index}], which it would scale"
+        check(ratio == 1 or "lr" not in entry or not scaled, name, rule, ratio, "leave one of both out")
 
 
 def make(run: Run, groups: Sequence[dict[str, Any]]) -> Optimizer:
@@ -71,9 +64,9 @@ def make(run: Run, groups: Sequence[dict[str, Any]]) -> Optimizer:
         ValueError: If the optimiser lacks a setting, or a setting is out of range.
     """
     optimizer = run.optimizer(divide(run, groups))
-    for place, entry in enumerate(run.local.param_groups or ()):
+    for index, entry in enumerate(run.local.param_groups or ()):
         for name, value in _settings(entry).items():
-            _check_setting(f"param_groups[{place}]", name, value, optimizer)
+            _check_setting(f"param_groups[{index}]", name, value, optimizer)
     return optimizer
 
 
@@ -96,13 +89,13 @@ def divide(run: Run, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 names[client].setdefault(id(param), []).append(name)  # a tied one has several
         pieces: dict[tuple[int, ...], list[Tensor]] = {}
         for param in group["params"]:
-            own = names[client].get(id(param), [""])
+            its_names = names[client].get(id(param), [""])
             which = tuple(
-                place for place, entry in enumerate(entries) if any(_meets(entry, client, name) for name in own)
+                index for index, entry in enumerate(entries) if any(_meets(entry, client, name) for name in its_names)
             )
             pieces.setdefault(which, []).append(param)
         for which, params in pieces.items() or [((), [])]:
-            settings = {name: value for place in which for name, value in _settings(entries[place]).items()}
+            settings = {name: value for index in which for name, value in _settings(entries[index]).items()}
             divided.append({**group, **settings, "params": params, "model": number[client]})
         number[client] += 1
     return divided
@@ -117,7 +110,7 @@ def check_parts(run: Run, groups: Iterable[Mapping[str, Any]]) -> None:
     if not trained:
         return
     local = {client.name: run.replicas[client] for client in run.federation.local_clients}
-    for place, entry in enumerate(run.local.param_groups or ()):
+    for index, entry in enumerate(run.local.param_groups or ()):
         part, of = entry.get("part"), entry.get("client")
         if part is None:
             continue
@@ -126,19 +119,15 @@ def check_parts(run: Run, groups: Iterable[Mapping[str, Any]]) -> None:
         named = [param for name, param in every if _is_in(name, part)]
         if any(id(param) in trained for param in named):
             continue
+        argument = f"param_groups[{index}]['part']"
         if named:
-            raise ValueError(
-                f"param_groups[{place}] is for part {part!r}, which the optimizer does not train: it is frozen, or "
-                f"{run.name} does not train it by gradients"
-            )
+            why = f"it is frozen, or {run.name} does not train it by gradients"
+            refuse(argument, "one that the optimizer trains", part, why)
         elsewhere = initial_networks(run, of)  # a client of another process may have it
         if not any(_is_in(name, part) for network in elsewhere for name, _ in network.named_parameters()):
             parts = dict.fromkeys(name.split(".")[0] for net in elsewhere for name, _ in net.named_parameters())
-            whose = "nobody has" if of is None else f"{of!r} does not have"
-            raise ValueError(
-                f"param_groups[{place}] is for part {part!r}, which {whose}: give one of {list(parts)}, or a module "
-                "within one, as extractor.NAME"
-            )
+            whose = "a part of the networks" if of is None else f"a part of the networks of {of!r}"
+            refuse(argument, whose, part, f"give one of {list(parts)}, or a module within one, as extractor.NAME")
 
 
 def _settings(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,17 +137,17 @@ def _settings(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_setting(place: str, name: str, value: Any, optimizer: Optimizer) -> None:
-    kind = type(optimizer).__name__
-    if name not in optimizer.defaults:
-        raise ValueError(f"{place} sets {name!r}, which {kind} does not have: it has {sorted(optimizer.defaults)}")
+def _check_setting(entry: str, name: str, value: Any, optimizer: Optimizer) -> None:
+    optimizer_class = type(optimizer).__name__
+    settings = sorted(optimizer.defaults)
+    check(name in settings, entry, f"settings of {optimizer_class}", name, f"it has {settings}")
     default = optimizer.defaults[name]
     if isinstance(default, int | float) and not isinstance(default, bool):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 <= value < math.inf:
-            raise ValueError(f"{place} sets {name} of {kind}, which must be a number, at least 0, got {value!r}")
-    elif isinstance(default, tuple) and not (isinstance(value, tuple) and len(value) == len(default)):
-        raise ValueError(f"{place} sets {name} of {kind}, which must be {len(default)} numbers, got {value!r}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+        check(is_number, f"{entry}[{name!r}]", "a number, at least 0", value)
+    elif isinstance(default, tuple):
+        is_tuple = isinstance(value, tuple) and len(value) == len(default)
+        check(is_tuple, f"{entry}[{name!r}]", f"{len(default)} numbers", value)
 
 
 def _meets(entry: Mapping[str, Any], client: str, name: str) -> bool:

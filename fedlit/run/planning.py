@@ -43,10 +43,8 @@ def plan_rounds(run: Run, loader: FederatedLoader, local_steps: int | None = Non
     endless = trainer.max_epochs is None or trainer.max_epochs < 0
     num_rounds = 1000 if endless else int(trainer.max_epochs or 0) * rounds_per_epoch
     if is_share(run.clock.warmup) and trainer.max_steps > 0 and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-        raise ValueError(
-            f"warmup_rounds={run.clock.warmup} is a share of max_epochs' rounds, and max_steps={trainer.max_steps} may "
-            "end the run before: leave max_steps out, or give warmup_rounds as a number of rounds"
-        )
+        rule = f"a number of rounds beside max_steps={trainer.max_steps}, which may end the run before"
+        refuse("warmup_rounds", rule, run.clock.warmup, "or leave max_steps out: it is a share of max_epochs' rounds")
     samples = {client.name: client.num_samples or 0 for client in federation.clients}
     kept = run.record.of_checkpoint("warmup_rounds") if is_share(run.clock.warmup) else None
     if kept is None:

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar, cast
 
 from torch import nn
 
+from fedlit.checks import refuse
 from fedlit.federation import Client
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
@@ -40,7 +41,5 @@ class Replicas(nn.Module, Generic[ReplicaT_co]):
 def check_local_norm(networks: Iterable[nn.Module], idle: Sequence[str]) -> None:
     """Raise a `ValueError` if clients that never train would keep normalisation layers that never saw data."""
     if idle and any(isinstance(part, NORMS) for network in networks for part in network.modules()):
-        raise ValueError(
-            f"local_norm=True leaves {list(idle)}, who do not train, with untouched normalisation layers: give the "
-            "target labels, use a method that trains there, or local_norm=False"
-        )
+        rule = f"False where {list(idle)} do not train, whose normalisation layers would be untouched"
+        refuse("local_norm", rule, True, "or give the target labels, or use a method that trains there")

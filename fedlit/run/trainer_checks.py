@@ -8,6 +8,8 @@ import lightning.pytorch as pl
 from lightning.pytorch import callbacks
 from lightning.pytorch.trainer.states import TrainerFn
 
+from fedlit.checks import refuse
+
 _AVERAGES = (
     "averages weights of local steps, and ends with clients whose models differ where the method has made them equal; "
     "its checkpoint keeps all clients' weights under no client's name"
@@ -54,15 +56,12 @@ def check_trainer(trainer: pl.Trainer) -> None:
     """
     strategy = trainer.strategy
     if trainer.world_size > 1 and not hasattr(strategy, "federation"):
-        raise ValueError(
-            f"{type(strategy).__name__} on {trainer.world_size} processes would train all clients on each of them: "
-            "give Trainer(strategy=FederatedStrategy()), which puts clients on processes, or devices=1 and num_nodes=1"
-        )
+        rule = f"a FederatedStrategy on {trainer.world_size} processes, each of which would train all clients"
+        way_out = "give Trainer(strategy=FederatedStrategy()), or devices=1 and num_nodes=1"
+        refuse("strategy", rule, strategy, way_out, shown=type(strategy).__name__)
     if getattr(trainer._accelerator_connector, "_layer_sync", None) is not None:
-        raise ValueError(
-            "sync_batchnorm=True would take statistics over samples of clients on several processes, and rounds do "
-            "not: leave it out; batchnorm_average sets how statistics of clients are averaged"
-        )
+        rule = "False, as it takes statistics over samples of clients on several processes"
+        refuse("sync_batchnorm", rule, True, "batchnorm_average sets how statistics of clients are averaged")
     for callback in list(trainer.callbacks):  # type: ignore[attr-defined]
         for name, (why, instead) in REFUSED.items():
             kind = getattr(callbacks, name, None)  # Lightning 2.5 lacks some
@@ -72,4 +71,5 @@ def check_trainer(trainer: pl.Trainer) -> None:
                 continue
             if getattr(callback, "_early_exit", False):  # a Tuner's, which would leave it in the Trainer
                 trainer.callbacks.remove(callback)  # type: ignore[attr-defined]
-            raise ValueError(f"{type(callback).__name__} {why}: {instead}")
+            name = type(callback).__name__
+            refuse("callbacks", f"without {name}, which {why}", callback, instead, shown=name)

@@ -7,19 +7,24 @@ ordinary parameters. Worth it where Python and dispatch dominate; not for convol
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from fedlit.checks import refuse
 from fedlit.federation.labels import UNLABELLED
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.run.tasks import Classification
 
 if TYPE_CHECKING:
     from fedlit.run.run import Run
+
+
+def _refuse(which: str, way_out: str = "") -> NoReturn:
+    refuse("vectorize", f"False with networks that {which}", True, way_out)
 
 
 class StackedReplicas:
@@ -37,18 +42,15 @@ class StackedReplicas:
         modules = list(replicas.values())
         self.network = modules[0]
         buffers = [name for name, _ in self.network.named_buffers()]
-        if buffers:
-            raise ValueError(f"vectorize=True needs networks without buffers, got {buffers[:3]}: use GroupNorm or none")
+        if buffers:  # a vmap cannot update them
+            _refuse(f"have the buffers {buffers[:3]}", "use GroupNorm or no normalisation")
         layout = _layout(self.network)
         for client, module in replicas.items():
             if type(module) is not type(self.network) or _layout(module) != layout:
-                raise ValueError(
-                    f"vectorize=True needs equal networks, that of client {client!r} differs from that of "
-                    f"{self.names[0]!r}: train them with vectorize=False"
-                )
+                _refuse(f"differ between {client!r} and {self.names[0]!r}")
         frozen = [name for module in modules for name, param in module.named_parameters() if not param.requires_grad]
         if frozen:
-            raise ValueError(f"vectorize=True needs trainable parameters throughout, {frozen[:3]} are frozen")
+            _refuse(f"have the frozen weights {frozen[:3]}")
         stacked, _ = stack_module_state(modules)
         self.stacked: dict[str, Tensor] = {name: t.detach().requires_grad_() for name, t in stacked.items()}
         # The parameter objects stay the same: an optimiser made before keeps them.
@@ -128,9 +130,9 @@ def stack(run: Run, own_loss: bool) -> StackedReplicas:
         ValueError: If its clients cannot be trained together.
     """
     if own_loss:
-        raise ValueError(f"vectorize=True needs the plain supervised loss, {run.name} has its own")
+        refuse("vectorize", f"False with the loss of {run.name}, in place of which it has cross-entropy", True)
     if not isinstance(run.task, Classification):
-        raise ValueError("vectorize=True has the loss of a classification built in: train without it")
+        refuse("vectorize", "False in regression, as it has the loss of a classification", True)
     if not run.module.automatic_optimization:
-        raise ValueError("vectorize=True needs automatic optimisation: it hands gradients to the clients itself")
+        refuse("vectorize", "False without automatic optimisation, as it hands gradients to the clients itself", True)
     return StackedReplicas({client.name: run.replicas[client] for client in run.federation.local_clients})
