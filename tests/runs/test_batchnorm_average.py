@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +12,10 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from fedlit import Client, FederatedModule
-from fedlit.federation import Schedule
 from fedlit.functional import mixture_variance
-from fedlit.methods import FedAvg, FedDA, FedGP, SourceOnly
-from fedlit.models import SmallCNN
+from fedlit.methods import FedAvg, FedDA, FedGP
 from fedlit.privacy import CKKS, FixedPoint, GaussianMechanism, PairwiseMasking, Plain, PrivacyError
-from helpers import STATEFUL, assert_resumes, build, digits, loader, same, shards, trainer, weights
+from helpers import loader, same, shards, trainer, weights
 
 SIZES = {"c0": 20, "c1": 14, "c2": 9}
 MEAN, VARIANCE = "extractor.running_mean", "extractor.running_var"
@@ -106,18 +103,6 @@ def test_second_moments_past_the_bound_stop_training_with_advice() -> None:
     fit(batchnorm_average="variances", **masked)
     with pytest.raises(PrivacyError, match=r"largest number is [4-9]\d"):
         fit(**masked)
-
-
-@pytest.mark.parametrize("privacy", [None, PairwiseMasking(colluders=0)], ids=["plain", "masking"])
-def test_a_run_resumes_to_the_last_bit(privacy: Any, tmp_path: Path) -> None:
-    def make() -> FederatedModule:
-        network = {"extractor": SmallCNN(1, width=4), **{k: v for k, v in STATEFUL.items() if k != "dropout"}}
-        return build(SourceOnly, digits(flatten=False), batchnorm_average="moments", **network)
-
-    schedule = Schedule([["clean", "blended", "fonts"], ["clean", "blended"], ["clean", "blended", "fonts"]])
-    strategy = {"participation": schedule, "local_steps": 2, "privacy": privacy}
-    # after two rounds, the target has yet to fetch the last total
-    assert_resumes(make, lambda: digits(flatten=False), tmp_path, [4], 3, ledger=False, strategy=strategy)
 
 
 @pytest.mark.parametrize("privacy", [None, PairwiseMasking(FixedPoint(20, 256.0), colluders=0)], ids=["open", "hidden"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from fedlit.callbacks import OracleAccuracy, closing_table, summarise
@@ -22,7 +21,7 @@ from fedlit.functional import joint_ot_loss, project_simplex, softmax_regression
 from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import DictionaryReplica, Features
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, PrivacyWarning
-from helpers import Snapshots, assert_resumes, loader, trainer, weights
+from helpers import Snapshots, loader, trainer, weights
 
 NAMES = ["c0", "c1", "c2"]
 WIDTH, CLASSES, ATOMS, SIZE = 5, 3, 2, 12
@@ -272,13 +271,6 @@ def test_the_target_predicts_by_reconstruction_or_by_ensemble() -> None:
     )  # fmt: skip
     weight, bias = softmax_regression(found.support, found.labels, penalty=0.1)  # type: ignore[arg-type]
     torch.testing.assert_close(reconstruction(x), (x.double() @ weight.T + bias).float(), atol=1e-3, rtol=1e-3)
-
-
-def test_a_checkpoint_in_the_round_of_moments_or_among_the_atoms_resumes_bit_for_bit(tmp_path: Path) -> None:
-    def make() -> FedDaDiL:
-        return build(atom_batch_size=5, optimizer=lambda params: Adam(params, lr=LR))
-
-    assert_resumes(make, lambda: loader(blobs(), 7), tmp_path, [2, 6, 8])
 
 
 def test_atoms_that_moved_do_not_predict_by_old_classifiers() -> None:

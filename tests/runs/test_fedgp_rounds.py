@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
-from torch.optim import Adam
-from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
 from fedgp_by_hand import (
     CASES,
-    GRID,
     NAMES,
     PER_SOURCE,
     B,
@@ -41,7 +35,7 @@ from fedlit import Client
 from fedlit.federation import Schedule
 from fedlit.methods import FedGP, TargetOnly
 from fedlit.privacy import PairwiseMasking, PlainAffine
-from helpers import loader, same, shards, trainer, weights
+from helpers import same, shards, weights
 
 
 def two(clients: Sequence[str], **kwargs: Any) -> Snapshots:
@@ -223,60 +217,6 @@ def test_who_was_away_at_the_end_of_the_warm_up_starts_from_its_result(absent: s
     assert talk(module, "model", away)[: len(later)] == later
     assert not [pair for round_idx in range(away) for name in ("weights", "model")
                 for pair in talk(module, name, round_idx) if pair[1] == absent]  # fmt: skip
-
-
-def hidden_products() -> PlainAffine:
-    return PlainAffine(**GRID)
-
-
-MASKING = partial(PairwiseMasking, colluders=0)
-
-RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "fixed": ({"beta": 0.5, "align_magnitudes": True}, {}),
-    "auto": ({"beta": "auto"}, {}),
-    "auto, exact": ({"beta": "auto", "residual": "exact"}, {}),
-    "masked": ({"beta": "auto"}, {"privacy": MASKING}),
-    "masked, inner products": ({"beta": "auto"}, {"privacy": MASKING, "two_party": hidden_products}),
-    "batchnorm": ({"beta": "auto"}, {}),
-    "vectorised": ({"beta": "auto", "vectorize": True}, {}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_checkpoint_within_a_round_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
-    arguments, given = RESUMED[name]
-    away = Schedule([NAMES, ["c0", "c2"], NAMES]) if name != "masked" else Schedule([NAMES])
-    torch.manual_seed(3)
-
-    def go(callbacks: list[pl.Callback], checkpoint: str | None = None) -> tuple[Any, Snapshots]:
-        torch.manual_seed(7)
-        more = normalised() if name == "batchnorm" else {}
-        module = build(
-            optimizer=lambda params: Adam(params, lr=0.02),
-            lr_scheduler=lambda optimizer: StepLR(optimizer, 2, 0.5),
-            schedule_interval="step",
-            warmup_rounds=1,
-            **(arguments | more),
-        )
-        snapshots = Snapshots()
-        strategy = {key: value() for key, value in given.items()} | {"rounds_per_epoch": 2, "participation": away}
-        run = trainer(2, [snapshots, *callbacks], enable_checkpointing=bool(callbacks), strategy=strategy)
-        run.fit(module, loader(unequal()), ckpt_path=checkpoint)
-        return module, snapshots
-
-    saver = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
-    straight, everything = go([saver])
-    assert straight.federation.round_idx == 4
-    for step, round_idx in ((2, 0), (8, 1), (12, 2), (17, 3)):  # rounds of 5 steps
-        path = tmp_path / f"step={step}.ckpt"
-        saved = torch.load(path, weights_only=True)
-        assert (saved["federation"]["round_idx"], saved["federation"]["batch_idx"]) == (round_idx, step - 5 * round_idx)
-        resumed, rest = go([], str(path))
-        for client in NAMES:
-            assert same(everything.rounds[-1][client], rest.rounds[-1][client]), (step, client)
-        assert rest.metrics[-1] == pytest.approx(everything.metrics[-1], rel=0, abs=0, nan_ok=True)
-        if "masked" not in name:  # which exchanges its keys again
-            assert straight.federation.ledger == resumed.federation.ledger
 
 
 def test_a_checkpoint_between_rounds_holds_no_copies_of_the_network(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,16 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
-from backends import BACKENDS, backend
 from fedlit import FederatedModule
 from fedlit.callbacks import OracleAccuracy
-from fedlit.federation import KEYS, SERVER, Everyone, Schedule, UniformSubset, reveal_for_oracle
+from fedlit.federation import Everyone, Schedule, UniformSubset, reveal_for_oracle
 from fedlit.federation.wire import schema_text, wire_size
 from fedlit.functional import hard_vote, sample_frequencies
 from fedlit.methods import FedRFTCA
 from fedlit.models import MLP, VotingReplica
-from fedlit.privacy import FixedPoint, GaussianMechanism, PairwiseMasking, Plain
+from fedlit.privacy import GaussianMechanism, PairwiseMasking
 from fedlit.privacy.packing import schema_of
-from helpers import Snapshots, assert_resumes, digits, loader, same, shards, trainer, unequal, weights
+from helpers import Snapshots, digits, loader, same, shards, trainer, unequal, weights
 
 N, M = 8, 4  # frequencies and components
 ALL = {"participation": Everyone()}
@@ -272,16 +270,6 @@ def test_sources_vote_once_at_the_end_and_the_target_predicts_their_majority() -
     assert now["oracle/target/acc"] == pytest.approx(float(right), abs=1e-6)
 
 
-def test_a_checkpoint_within_a_round_keeps_what_was_received(tmp_path: Path) -> None:
-    def make() -> FedRFTCA:
-        return on_digits(digits(), classifier_period=2, extractor=MLP(64, [16], dropout=0.2))
-
-    assert_resumes(make, digits, tmp_path, [5], strategy=ALL | {"local_steps": 3})
-    state = torch.load(tmp_path / "step=5.ckpt", weights_only=True)["clients"]["fonts"]["weights"]
-    assert state["heard"]
-    assert float(state["received"].norm()) > 0.1
-
-
 def test_messages_have_the_size_that_the_paper_says_whatever_the_data_and_the_batch() -> None:
     def run(copies: int) -> dict[str, int]:
         data = {
@@ -320,33 +308,6 @@ def down(payload: dict[str, Tensor]) -> int:
     text = torch.empty(len(schema_text(schema_of(payload))), dtype=torch.uint8)
     total = torch.empty(sum(tensor.numel() for tensor in payload.values()) + 1)
     return wire_size({"schema": text, "about": torch.empty(2, dtype=torch.int32), "sum": total})
-
-
-def trained(rounds: int = 4, clients: int = 4, period: int | None = 2, **strategy: Any) -> FedRFTCA:
-    module = build(clients, optimizer=lambda params: SGD(params, lr=0.05), classifier_period=period)
-    fit(module, shards(clients, 16), rounds, strategy={"participation": UniformSubset(at_least=2)} | strategy)
-    return module
-
-
-@cache
-def summed_plainly(on_grid: bool) -> FedRFTCA:
-    return trained(privacy=Plain(FixedPoint())) if on_grid else trained()
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-def test_every_backend_trains_as_plain_sums_do(name: str) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*sends no mean")
-        module = trained(privacy=backend(name))
-    reference = summed_plainly(on_grid=name != "ckks")
-    summed = {e.channel for e in module.federation.ledger if e.receiver == SERVER} - {"metrics"}
-    assert {channel.removesuffix(KEYS) for channel in summed} == {"features", "aligner", "classifier"}
-    for client in ("c0", "c1", "c2", "c3"):
-        for key, tensor in weights(reference, client).items():
-            if name == "ckks":
-                torch.testing.assert_close(weights(module, client)[key], tensor, atol=1e-3, rtol=0)
-            else:
-                assert torch.equal(weights(module, client)[key], tensor), (client, key)
 
 
 def test_a_single_source_under_masking_says_nothing_and_one_warning_names_the_remedy() -> None:

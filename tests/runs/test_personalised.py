@@ -23,7 +23,7 @@ from fedlit import Client, Component, FederatedModule, Run
 from fedlit.federation import UNLABELLED, Fraction, Schedule
 from fedlit.methods import APFL, Ditto, FedAvg, FedRep, KNNPer
 from fedlit.methods.knn_per import knn_probabilities
-from helpers import assert_resumes, batches_of, build, digits, loader, shards, trainer, weights
+from helpers import batches_of, build, digits, loader, shards, trainer, weights
 
 METHODS: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
     "APFL": (APFL, {"alpha": 0.3}),
@@ -320,18 +320,6 @@ def test_the_averaged_model_is_fedavgs_to_the_last_bit(name: str) -> None:
         got, expected = weights(ours, client), weights(plain, client)
         assert all(torch.equal(got[key], expected[key]) for key in expected)
     assert ours.federation.ledger.bytes_by_channel() == plain.federation.ledger.bytes_by_channel()
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_checkpoint_within_a_round_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
-    method, arguments = METHODS[name]
-
-    def make() -> FederatedModule:
-        return on_shards(method, width=3, optimizer=lambda params: Adam(params, lr=0.05), **arguments)
-
-    # of FedRep, in the body's and in the head's part of a round of 9 steps
-    given: dict[str, Any] = {"strategy": {"local_steps": 9}, "gradient_clip_val": 0.1}
-    assert_resumes(make, lambda: loader(unequal()), tmp_path, [6, 12], rounds=2, **given)
 
 
 class Starts(pl.Callback, Component):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from fedlit.methods.co_mda import easiest
 from fedlit.methods.taught_target import on_grid
 from fedlit.models import MLP
 from fedlit.privacy import CKKS, PairwiseMasking
-from helpers import assert_resumes, loader, same, shards, trainer, weights
+from helpers import loader, same, shards, trainer, weights
 
 NAMES = ["c0", "c1", "c2", "c3"]
 SOURCES, TARGET = NAMES[:3], "c3"
@@ -108,12 +107,6 @@ def test_sums_by_ckks_are_near_those_in_the_clear(name: str) -> None:
     clear = fitted(method, 2, exchange="votes", **arguments)
     hidden = fitted(method, 2, exchange="votes", strategy={"privacy": CKKS()}, **arguments)
     torch.testing.assert_close(weights(hidden, TARGET), weights(clear, TARGET), atol=1e-3, rtol=0)
-
-
-@pytest.mark.parametrize(("method", "exchange"), [(KD3A, "models"), (KD3A, "votes"), (CoMDA, "votes")])
-def test_a_round_under_way_resumes(method: type[FederatedModule], exchange: str, tmp_path: Path) -> None:
-    arguments = {"exchange": exchange} | ({"gate": 0.6} if method is KD3A else {})
-    assert_resumes(lambda: make(method, **arguments), lambda: loader(data()), tmp_path, [7])  # of 3 steps in a round
 
 
 @pytest.mark.parametrize("method", [KD3A, CoMDA])
