@@ -164,7 +164,9 @@ def test_no_message_holds_a_sample_unless_the_channel_says_so(name: str, runs: C
 
 
 @pytest.mark.parametrize("name", one_of_each(METHODS))
-def test_a_checkpoint_predicts_and_tests_as_the_run_does(name: str, runs: Callable[..., Run]) -> None:
+def test_a_checkpoint_predicts_and_tests_as_the_run_does_under_any_global_seed(
+    name: str, runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = runs(name)
     path = run.checkpoints / ("epoch=0.ckpt" if name in ONE_PASS else f"epoch={ROUNDS - 1}.ckpt")
 
@@ -174,6 +176,7 @@ def test_a_checkpoint_predicts_and_tests_as_the_run_does(name: str, runs: Callab
         return dict(numbers), torch.cat([batch["fonts"] for batch in batches])  # type: ignore[union-attr]
 
     numbers, predictions = seen(run.module, run.trainer)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "77")
     found, predicted = seen(make(name)[0], trainer(1), ckpt_path=path)
     assert found == numbers
     assert torch.equal(predicted, predictions)

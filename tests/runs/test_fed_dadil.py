@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
+import helpers
 from fedlit.callbacks import OracleAccuracy, closing_table, summarise
 from fedlit.federation import Federation
 from fedlit.functional import joint_ot_loss, project_simplex, softmax_regression, wasserstein_barycenter
 from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import DictionaryReplica, Features
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, PrivacyWarning
-from helpers import Snapshots, loader, trainer, weights
+from helpers import loader, trainer, weights
 
 NAMES = ["c0", "c1", "c2"]
 WIDTH, CLASSES, ATOMS, SIZE = 5, 3, 2, 12
@@ -52,10 +53,7 @@ def build(**kwargs: Any) -> FedDaDiL:
 def fit(
     module: FedDaDiL | FedAvg, rounds: int = 2, batch_size: int = 24, **kwargs: Any
 ) -> list[dict[str, dict[str, Tensor]]]:
-    snapshots, data = Snapshots(), kwargs.pop("data", None) or blobs()
-    run = trainer(rounds, [snapshots, *kwargs.pop("callbacks", [])], **kwargs)
-    run.fit(module, loader(data, batch_size))
-    return snapshots.rounds
+    return helpers.fit(module, kwargs.pop("data", None) or blobs(), rounds, batch_size, **kwargs).rounds
 
 
 def test_atoms_start_at_the_class_means_and_variances_of_all_sources() -> None:

@@ -26,7 +26,7 @@ from fedlit.privacy import (
     PlainAffine,
     PrivacyError,
 )
-from helpers import Snapshots, loader, trainer, unequal
+from helpers import fit, unequal
 
 LR = 0.5
 NAMES = ["c0", "c1", "c2"]
@@ -45,14 +45,6 @@ def build(names: list[str] | None = None, **kwargs: Any) -> FedMMD:
     names = names or NAMES
     given: dict[str, Any] = {"mmd_weight": 1.0, "warmup_rounds": 0, "optimizer": lambda p: SGD(p, lr=LR)} | kwargs
     return FedMMD(names, names[-1], 2, given.pop("extractor", None) or Linear(), **given)
-
-
-def fit(module: FedMMD, data: Any = None, rounds: int = 1, batch_size: int = 64, **kwargs: Any) -> Snapshots:
-    """Train; by default a batch has all samples of a client, and a round is one step."""
-    snapshots = Snapshots()
-    run = trainer(rounds, [snapshots, *kwargs.pop("callbacks", [])], **kwargs)
-    run.fit(module, loader(unequal() if data is None else data, batch_size))
-    return snapshots
 
 
 def trained(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,10 +24,11 @@ from fedlit.functional import (
 from fedlit.methods import FedCORAL, FedDAN
 from fedlit.methods.mean_matching import MomentMatching
 from fedlit.privacy import PairwiseMasking
-from helpers import Snapshots, loader, same, shards, trainer
+from helpers import fit, same, unequal
 
 LR = 0.5
 WIDTH = 3
+shifted = partial(unequal, shift=0.4, scale=0.3, dtype=torch.float64)
 METHODS: dict[str, tuple[type[MomentMatching], dict[str, Any]]] = {
     "FedDAN": (FedDAN, {"num_frequencies": 20}),
     "FedCORAL": (FedCORAL, {}),
@@ -49,25 +51,6 @@ def build(name: str, clients: list[str], **kwargs: Any) -> MomentMatching:
     given: dict[str, Any] = {"average": "classifier", "optimizer": lambda params: SGD(params, lr=LR)}
     classifier = nn.Linear(WIDTH, 2, dtype=torch.float64)
     return method(clients, clients[-1], 2, Linear(), classifier, **(arguments | given | kwargs))
-
-
-def shifted(*sizes: int) -> dict[str, TensorDataset]:
-    """A client of each size around a centre of its own, in double precision; the last is the target."""
-    data = shards(len(sizes), max(sizes))
-    return {
-        name: TensorDataset(
-            data[name].tensors[0][:size].double() * (1 + 0.3 * i) + 0.4 * i, data[name].tensors[1][:size]
-        )
-        for i, (name, size) in enumerate(zip(data, sizes, strict=True))
-    }
-
-
-def fit(module: MomentMatching, data: Any, rounds: int = 1, batch_size: int = 64, **kwargs: Any) -> Snapshots:
-    """Train; by default a batch has all samples of a client, and a round is one step."""
-    snapshots = Snapshots()
-    run = trainer(rounds, [snapshots, *kwargs.pop("callbacks", [])], **kwargs)
-    run.fit(module, loader(data, batch_size))
-    return snapshots
 
 
 def distance(name: str, match: str, features: list[Tensor], seed: int) -> Tensor:

@@ -23,7 +23,7 @@ from fedlit import Client, Component, FederatedModule, Run
 from fedlit.federation import UNLABELLED, Fraction, Schedule
 from fedlit.methods import APFL, Ditto, FedAvg, FedRep, KNNPer
 from fedlit.methods.knn_per import knn_probabilities
-from helpers import batches_of, build, digits, loader, shards, trainer, weights
+from helpers import batches_of, build, digits, loader, shards, trainer, unequal, weights
 
 METHODS: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
     "APFL": (APFL, {"alpha": 0.3}),
@@ -35,14 +35,6 @@ CLIENTS = ("clean", "blended", "fonts")
 LR = 0.3
 
 
-def unequal() -> dict[str, TensorDataset]:
-    """Three clients with 5, 2 and 1 batches of 8."""
-    data = shards(3, 40)
-    for name, size in (("c1", 13), ("c2", 6)):
-        data[name] = TensorDataset(*(tensor[:size] for tensor in data[name].tensors))
-    return data
-
-
 def on_shards(method: type[FederatedModule], width: int = 0, **kwargs: Any) -> FederatedModule:
     """Logistic regression, or two linear layers with ``width`` features between; the target is c2."""
     torch.manual_seed(0)
@@ -50,11 +42,6 @@ def on_shards(method: type[FederatedModule], width: int = 0, **kwargs: Any) -> F
     kwargs.setdefault("optimizer", lambda params: SGD(params, lr=LR))
     clients = ["c0", "c1", Client("c2", role="target", labelled=True)]
     return method(clients, "c2", 2, extractor, nn.Linear(width or 5, 2), **kwargs)  # type: ignore[arg-type]
-
-
-def batches(data: dict[str, TensorDataset], client: str, round_idx: int) -> list[tuple[Tensor, Tensor]]:
-    """What a client trains on in a round, in the loader's own order."""
-    return batches_of(data, client, round_idx)
 
 
 def gradient(weight: Tensor, bias: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,7 +69,7 @@ def rounds_by_hand(data: dict[str, TensorDataset], start: Pair, personal_step: A
         ends = {}
         for name in data:
             w, v = shared, personal[name]
-            for x, y in batches(data, name, round_idx):
+            for x, y in batches_of(data, name, round_idx):
                 v, w = personal_step(v, w, shared, x, y), descend(w, gradient(*w, x, y))
             ends[name], personal[name] = w, v
         shared = [sum(len(data[name]) / total * ends[name][i] for name in data) for i in range(2)]  # type: ignore[misc]
@@ -108,7 +95,7 @@ def test_ditto_follows_its_update_rule(lam: float) -> None:
     def step(v: Pair, w: Pair, anchor: Pair, x: Tensor, y: Tensor) -> Pair:
         return [p - LR * (g + lam * (p - a)) for p, g, a in zip(v, gradient(*v, x, y), anchor, strict=True)]
 
-    data, module = unequal(), on_shards(Ditto, lam=lam)
+    data, module = unequal(40, 13, 6), on_shards(Ditto, lam=lam)
     start = [tensor.detach().clone() for tensor in module.originals[1].parameters()]
     trainer(3).fit(module, loader(data))
     shared, personal = rounds_by_hand(data, start, step)
@@ -128,7 +115,7 @@ def test_apfl_follows_its_update_rule(alpha: float) -> None:
     def step(v: Pair, w: Pair, anchor: Pair, x: Tensor, y: Tensor) -> Pair:
         return descend(v, gradient(*mix(v, w), x, y), LR * alpha)
 
-    data, module = unequal(), on_shards(APFL, alpha=alpha)
+    data, module = unequal(40, 13, 6), on_shards(APFL, alpha=alpha)
     start = [tensor.detach().clone() for tensor in module.originals[1].parameters()]
     trainer(3).fit(module, loader(data))
     shared, personal = rounds_by_hand(data, start, step)
@@ -146,7 +133,7 @@ def fedrep_by_hand(data: dict[str, TensorDataset], rounds: int, head_steps: dict
     nets = {name: copy.deepcopy(first) for name in data}
     for round_idx in range(rounds):
         for name, net in nets.items():
-            for step, (x, y) in enumerate(batches(data, name, round_idx)):
+            for step, (x, y) in enumerate(batches_of(data, name, round_idx)):
                 part = net[1] if step < head_steps[name] else net[0]
                 grads = torch.autograd.grad(F.cross_entropy(net(x), y), list(part.parameters()))
                 with torch.no_grad():
@@ -168,7 +155,7 @@ def fedrep_by_hand(data: dict[str, TensorDataset], rounds: int, head_steps: dict
 def test_fedrep_trains_heads_first_then_bodies_and_averages_bodies(
     head_share: float, head_steps: dict[str, int]
 ) -> None:
-    data = unequal()  # 5, 2 and 1 steps
+    data = unequal(40, 13, 6)  # 5, 2 and 1 steps
     module = on_shards(FedRep, width=3, head_share=head_share)
     trainer(3).fit(module, loader(data))
     expected = fedrep_by_hand(data, 3, head_steps)
@@ -203,21 +190,17 @@ def test_fedreps_phases_are_optimiser_steps_where_batches_are_accumulated() -> N
     """Five batches in twos are three steps, two of them of the head; a step is taken after its last batch."""
     moves = Moves()
     module = on_shards(FedRep, width=3, optimizer=lambda params: Adam(params, lr=0.01, weight_decay=0.1))
-    trainer(1, [moves], accumulate_grad_batches=2).fit(module, loader(unequal()))
+    trainer(1, [moves], accumulate_grad_batches=2).fit(module, loader(unequal(40, 13, 6)))
     assert moves.seen == {"c0": list("-c-c-e"), "c1": list("-c----"), "c2": list("-c----")}
 
 
-def test_vectorised_fedrep_equals_one_client_at_a_time_and_the_others_refuse() -> None:
-    data = unequal()
+def test_vectorised_fedrep_equals_one_client_at_a_time() -> None:
     one, many = (on_shards(FedRep, width=3, vectorize=vectorize) for vectorize in (False, True))
     for module in (one, many):
-        trainer(2, gradient_clip_val=0.1).fit(module, loader(data))
-    for client in data:
+        trainer(2, gradient_clip_val=0.1).fit(module, loader(unequal(40, 13, 6)))
+    for client in ("c0", "c1", "c2"):
         for name, tensor in weights(one, client).items():
             torch.testing.assert_close(weights(many, client)[name], tensor, atol=2e-5, rtol=1e-4)
-    for method, message in ((Ditto, "has its own"), (APFL, "has its own"), (KNNPer, "without buffers")):
-        with pytest.raises(ValueError, match=message):
-            trainer(1).fit(on_shards(method, vectorize=True), loader(data))
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.3, 1.0])

@@ -96,15 +96,6 @@ def test_a_server_apart_resumes_and_others_do_from_it(privacy: str, tmp_path: Pa
         assert merged(start(*arguments, *where, "--rounds", "4", "--resume", path)) == alone["weights"]
 
 
-def test_inner_products_by_layer_are_computed_without_the_server() -> None:
-    backend = ["--privacy", "PairwiseMasking(colluders=0)", "--two-party", "PlainAffine()", "--everyone"]
-    arguments = ["--method", "FedGP by layer", "--rounds", "2", "--steps", "4", *backend]
-    (alone,) = start(*arguments)
-    results = start(*arguments, *APART)
-    assert merged(results) == alone["weights"]
-    assert all(result["ledger"] == alone["ledger"] for result in results)
-
-
 @pytest.mark.parametrize(
     ("method", "privacy", "two_party"),
     [
@@ -140,15 +131,6 @@ def test_sites_that_know_only_their_own_data_train_the_same(one: dict) -> None:
     assert weights == [entry for entry in one["ledger"] if entry[1] == "weights"]
 
 
-def test_one_process_resumes_on_three_and_three_on_two(one: dict, tmp_path: Path) -> None:
-    first, second = str(tmp_path / "one.ckpt"), str(tmp_path / "three.ckpt")
-    start("--rounds", "2", "--save", first)
-    start("--rounds", "4", "--resume", first, "--save", second, "--devices", "3")
-    results = start("--resume", second, "--devices", "2")
-    assert merged(results) == one["weights"]
-    assert results[0]["ledger"] == one["ledger"]
-
-
 BACKENDS = {
     "masking": ("PairwiseMasking(colluders=0)", "cryptography"),
     # quick keys: this is about arithmetic and not about secrecy
@@ -162,15 +144,6 @@ def on_grid() -> dict:
     """The run on one process with plain sums on the grid, which all exact backends must equal."""
     (result,) = start("--privacy", "Plain(FixedPoint())", "--steps", "4")
     return result
-
-
-def test_masked_training_on_three_processes_equals_one_and_the_plain_grid(on_grid: dict) -> None:
-    (alone,) = start("--privacy", "PairwiseMasking(colluders=0)", "--steps", "4")
-    assert alone["weights"] == on_grid["weights"]
-    assert alone["metrics"] == on_grid["metrics"]
-    results = start("--privacy", "PairwiseMasking(colluders=0)", "--steps", "4", "--devices", "3")
-    assert merged(results) == on_grid["weights"]
-    assert all(result["ledger"] == alone["ledger"] for result in results)
 
 
 @pytest.mark.parametrize(

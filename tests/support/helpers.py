@@ -17,12 +17,10 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import Dataset, TensorDataset
 
-from fedlit import FederatedModule, FederatedStrategy
+from fedlit import Component, FederatedModule, FederatedStrategy, Run
 from fedlit.data import Digits, DomainDataModule, FederatedLoader
 from fedlit.federation import RoundPlan
 from fedlit.models import MLP
-from fedlit.run.component import Component
-from fedlit.run.run import Run
 
 QUIET: dict[str, Any] = {
     "accelerator": os.environ.get("FEDLIT_TEST_ACCELERATOR", "cpu"),  # "gpu" where there is one
@@ -155,12 +153,31 @@ def shards(num_clients: int, size: int = 40, seed: int = 0) -> dict[str, TensorD
     return data
 
 
-def unequal() -> dict[str, TensorDataset]:
-    """`shards` of 20, 17 and 14 samples around different centres."""
-    tensors = [shard.tensors for shard in shards(3, 20).values()]
-    return {f"c{i}": TensorDataset(x[: 20 - 3 * i] + 0.5 * i, y[: 20 - 3 * i]) for i, (x, y) in enumerate(tensors)}
+def unequal(*sizes: int, shift: float = 0.5, scale: float = 0.0, dtype: Any = None) -> dict[str, TensorDataset]:
+    """`shards` of 20, 17 and 14 samples, or other numbers, around different centres and perhaps in other units."""
+    sizes = sizes or (20, 17, 14)
+    data = {}
+    for i, ((name, shard), size) in enumerate(zip(shards(len(sizes), max(sizes)).items(), sizes, strict=True)):
+        x, y = (tensor[:size] for tensor in shard.tensors)
+        data[name] = TensorDataset(x.to(dtype) * (1 + scale * i) + shift * i, y)
+    return data
 
 
 def loader(data: dict[str, TensorDataset], batch_size: int = 8, **kwargs: Any) -> FederatedLoader:
     """A training loader over ``data``."""
     return FederatedLoader(data, batch_size, seed=0, **kwargs)
+
+
+def fit(
+    module: FederatedModule,
+    data: dict[str, TensorDataset] | None = None,
+    rounds: int = 1,
+    batch_size: int = 64,
+    callbacks: Sequence[pl.Callback] = (),
+    **kwargs: Any,
+) -> Snapshots:
+    """Train on `unequal` or other data; by default a batch has all samples of a client, and a round is one step."""
+    snapshots = Snapshots()
+    run = trainer(rounds, [snapshots, *callbacks], **kwargs)
+    run.fit(module, loader(unequal() if data is None else data, batch_size))
+    return snapshots

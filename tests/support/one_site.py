@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import fedlit.methods
 import fedlit.privacy
 from faults import Fault
-from fedlit import Client, Federated
+from fedlit import Client, Component, Federated, Run
 from fedlit.data import Digits, FeatureDomains
 from fedlit.data.base import DomainDataset
 from fedlit.federation import Everyone, FederatedLoader, Fraction, Schedule, Summed
@@ -28,8 +28,6 @@ from fedlit.methods import FedAvg, FedRFTCA
 from fedlit.models import MLP
 from fedlit.privacy import PrivacyWarning
 from fedlit.remote import Server, Site
-from fedlit.run.component import Component
-from fedlit.run.run import Run
 from helpers import QUIET, STATEFUL, build, digits, fingerprint, normalised_head, trainer, weights
 from own_modules import Net
 from processes import LAUNCHED
