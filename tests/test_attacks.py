@@ -1,7 +1,7 @@
 """Attacks that once worked, as somebody would carry them out; each gets nothing now.
 
 Others stand beside the tests of their target: tests/privacy/test_ckks_key.py, tests/federation/test_repeated_sums.py
-and test_lying_server.py, tests/runs/test_reports.py, tests/data/test_files.py, tests/cli/test_report.py and
+and test_lying_server.py, tests/runs/test_privacy.py, tests/data/test_files.py, tests/cli/test_report.py and
 test_export.py.
 """
 

@@ -23,7 +23,6 @@ from fedgp_by_hand import (
     Local,
     NotedGP,
     Settings,
-    Snapshots,
     W,
     Wire,
     build,
@@ -44,7 +43,7 @@ from fedlit import Client
 from fedlit.federation import Schedule
 from fedlit.methods import FedDA, FedGP, TargetOnly
 from fedlit.privacy import CKKSAffine, PaillierAffine, PairwiseMasking, PlainAffine
-from helpers import same, shards, weights
+from helpers import Snapshots, same, shards, weights
 
 
 def two(clients: Sequence[str], **kwargs: Any) -> Snapshots:
@@ -72,7 +71,7 @@ def test_absent_sources_are_left_out_and_fetch_the_model_when_they_come_back(hid
         assert same(first["c2"], two(["c0", "c2"], beta="auto", weighting="samples").rounds[0]["c2"])
         assert "beta/c1" not in snapshots.metrics[0]
         assert "beta/c1" in snapshots.metrics[1]
-    assert same(first["c1"], snapshots.start["c1"])
+    assert same(first["c1"], snapshots.start["c1"].state_dict())
     assert same(first["c0"], first["c2"])
     assert same(second["c1"], second["c2"])
     booked = [entry for entry in module.federation.ledger if entry.channel == "model"]
@@ -89,7 +88,7 @@ def test_with_nobody_there_the_targets_own_update_is_taken(hidden: bool) -> None
     theirs = fit(alone, rounds=2, strategy={"participation": Schedule([["c2"]])})
     for key in (W, B):
         torch.testing.assert_close(ours.rounds[-1]["c2"][key], theirs.rounds[-1]["c2"][key], atol=1e-6, rtol=1e-6)
-        assert torch.equal(ours.rounds[-1]["c0"][key], ours.start["c0"][key])
+        assert torch.equal(ours.rounds[-1]["c0"][key], ours.start["c0"].state_dict()[key])
     assert set(module.federation.ledger.bytes_by_channel()) == {"metrics"}
 
 
@@ -106,12 +105,12 @@ def test_a_round_without_the_target_changes_nothing(way: str, hidden: bool) -> N
     snapshots = fit(module, rounds=2, strategy={"nested_heard": False} | strategy)
     first, second = snapshots.rounds
     if way == "target_update":  # it is there, and takes its own step, as without sources
-        assert not torch.equal(first["c2"][W], snapshots.start["c2"][W])
+        assert not torch.equal(first["c2"][W], snapshots.start["c2"].state_dict()[W])
         assert not talk(module, "update", 0)
     else:
         for name in NAMES:
             learnt = [key for key in first[name] if not key.endswith("num_batches_tracked")]
-            assert all(torch.equal(first[name][key], snapshots.start[name][key]) for key in learnt)
+            assert all(torch.equal(first[name][key], snapshots.start[name].state_dict()[key]) for key in learnt)
         assert {e.channel for e in module.federation.ledger if e.round_idx == 0} == {"metrics"}
         assert "beta" not in snapshots.metrics[0]
     assert not torch.equal(second["c2"][W], first["c2"][W])
@@ -157,7 +156,7 @@ def test_a_source_that_trains_on_an_old_model_is_left_out(hidden: bool) -> None:
     theirs = fit(lost, data, 3, strategy=more | {"heard": heard})
     for round_idx in range(3):
         assert same(ours.rounds[round_idx]["c2"], theirs.rounds[round_idx]["c2"]), round_idx
-    assert same(ours.rounds[1]["c1"], ours.start["c1"])
+    assert same(ours.rounds[1]["c1"], ours.start["c1"].state_dict())
     assert same(ours.rounds[2]["c1"], ours.rounds[2]["c2"])
     spoke = ["c1" in {sender for sender, _ in talk(stale, "update", round_idx)} for round_idx in range(3)]
     assert spoke == [True, False, True]
@@ -200,7 +199,7 @@ def test_who_was_away_at_the_end_of_the_warm_up_starts_from_its_result(absent: s
     schedule = Schedule([*[others] * away, NAMES])
     module = build(NotedGP, warmup_rounds=1)
     snapshots = fit(module, rounds=away + 1, strategy={"participation": schedule})
-    assert same(snapshots.rounds[0][absent], snapshots.start[absent])
+    assert same(snapshots.rounds[0][absent], snapshots.start[absent].state_dict())
     assert all(same(snapshots.rounds[-1][name], snapshots.rounds[-1]["c2"]) for name in NAMES)
     given, _ = module.notes[-1]
     expected = rule_by_hand(given, settings_betas(Settings(FedGP)), {"c0": 0.5, "c1": 0.5}, Settings(FedGP))
@@ -372,7 +371,9 @@ def test_a_single_layer_that_is_a_single_number_fits_the_grid(beta: Any) -> None
     module = build(beta=beta, classifier=network)
     strategy = {"privacy": PairwiseMasking(colluders=0), "two_party": PlainAffine(**GRID)}
     snapshots = fit(module, rounds=2, strategy=strategy)
-    assert not torch.equal(snapshots.rounds[-1]["c2"]["classifier.0.bias"], snapshots.start["c2"]["classifier.0.bias"])
+    assert not torch.equal(
+        snapshots.rounds[-1]["c2"]["classifier.0.bias"], snapshots.start["c2"].state_dict()["classifier.0.bias"]
+    )
 
 
 @pytest.mark.parametrize("case", FOUR)

@@ -47,7 +47,7 @@ BY_DEFAULT = [
     *(("FedDaDiL", "server apart"),),
 ]
 """Kinds of exchange, and every layout."""
-EVERY = [*one_site.ARGUMENTS, "APFL", "Ditto", "FedMME", "FedProx", "FedRep", "KNNPer"]
+EVERY = [name for name in one_site.ARGUMENTS if name not in ("Oracle", "FedGP auto, one batch")]
 
 
 def short(method: str) -> list[str]:
@@ -63,7 +63,7 @@ def short(method: str) -> list[str]:
             pytest.param(method, layout, marks=pytest.mark.slow)
             for method in EVERY
             for layout in LAYOUTS
-            if (method, layout) not in BY_DEFAULT and method != "FedGP auto, one batch"
+            if (method, layout) not in BY_DEFAULT
         ),
     ],
 )

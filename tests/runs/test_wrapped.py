@@ -277,38 +277,6 @@ def plateau(module: Net, monitor: str = "train_loss") -> Any:
     return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": monitor}
 
 
-def test_a_plateau_is_each_clients_own() -> None:
-    fitted = trainer(2)
-    fitted.fit(build("FedAvg", net(configure_optimizers=plateau)), Blobs())
-    schedules = fitted.lr_scheduler_configs[0].scheduler.schedules
-    assert {schedule.last_epoch for name, schedule in schedules.items() if name != TARGET} == {2}
-    assert len({schedule.best for name, schedule in schedules.items() if name != TARGET}) == 3
-
-
-def test_a_schedule_of_schedules_survives_a_checkpoint(tmp_path: Path) -> None:
-    def given(module: Net) -> Any:
-        optimizer = SGD(module.parameters(), lr=0.1)
-        warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
-        then = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
-        return [optimizer], [torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, then], [2])]
-
-    def rates(rounds: int, path: Path | None) -> list[float]:
-        fitted = trainer(rounds)
-        module = build("FedAvg", net(configure_optimizers=given))
-        fitted.fit(module, Blobs(), ckpt_path=path, weights_only=False)
-        fitted.save_checkpoint(tmp_path / "last.ckpt")
-        return [group["lr"] for group in fitted.optimizers[0].param_groups if group["client"] == "dslr"]
-
-    straight = rates(5, None)
-    alone = given(Net())
-    for _ in range(5):
-        alone[0][0].step()
-        alone[1][0].step()
-    assert straight == [group["lr"] for group in alone[0][0].param_groups]
-    rates(3, None)
-    assert rates(5, tmp_path / "last.ckpt") == straight
-
-
 def test_under_lightnings_own_strategy_it_trains_too() -> None:
     ours, theirs = build("FedAvg"), build("FedAvg")
     trainer(2).fit(ours, Blobs())

@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import fedlit.methods
 import fedlit.privacy
+import method_table
 from faults import Fault
 from fedlit import Client, Component, Federated, Run
 from fedlit.data import Digits, FeatureDomains
@@ -36,28 +37,15 @@ from relay import relayed
 SITES = ["clean", "blended", "fonts"]
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "AdaBN": {"classifier": normalised_head()},
-    "AdaBN, mixing": {"classifier": normalised_head(), "mixing": "learned"},
+    name: given | ({"warmup_rounds": 0} if "warmup_rounds" in given else {})
+    for name, given in method_table.ARGUMENTS.items()
+} | {
     "FedAvg, refined": {"refine": "network"},
     "FedAvg, moments": {"classifier": normalised_head(), "batchnorm_average": "moments"},
-    "FedRFTCA": {"num_frequencies": 16, "num_components": 8, "classifier_period": 2},
     "Voting": {"num_frequencies": 16, "num_components": 8, "classifier_period": None},
-    "FedJDA": {"num_frequencies": 16, "num_components": 8},
-    "FedRFTCAClosedForm": {"num_frequencies": 16, "num_components": 8},
-    "FedCORAL": {},
     "FedCORAL, pairwise": {"match": "pairwise", "every": "round", "average": "classifier"},
-    "FedDA": {"target_lr_ratio": 0.5, "align_magnitudes": True},
-    "FedDA auto": {"beta": "auto"},
-    "FedDAN": {"num_frequencies": 20},
-    "FedDAN, pairwise": {"num_frequencies": 20, "match": "pairwise", "every": "round"},
-    "FedGP": {"target_lr_ratio": 0.5},
-    "FedGP auto": {"beta": "auto"},
     "FedGP by layer": {"granularity": "layer"},
-    "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
-    "FADA": {"attention_samples": 50},
-    "FADA, disentangling": {"attention_samples": 50, "disentangle": True, "mi_weight": 0.1},
-    "FADE": {"schedule_rounds": 2},
-    "FedDANN": {"schedule_rounds": 2, "trust_region": 0.5},
+    "FedGP auto, one batch": {"beta": "auto"},
     "FedDANN, groups": {
         "schedule_rounds": 2,
         "param_groups": [
@@ -66,18 +54,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
             {"client": "fonts", "part": "classifier", "lr": 0.02},
         ],
     },
-    "FedWDGRL": {"critic_steps": 2},
-    "FedDaDiL": {"num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
-    "FedMMD": {"degree": 1, "warmup_rounds": 0},
     "FedMMD, pairwise": {"degree": 1, "exchange": "pairwise", "warmup_rounds": 0},
-    "CoMDA": {"warmup_rounds": 0},
-    "CoMDA, votes": {"warmup_rounds": 0, "exchange": "votes"},
     "CoMDA, groups": {"warmup_rounds": 0, "param_groups": [{"part": "peer", "lr": 0.02}]},
-    "KD3A": {"gate": 0.3},
-    "KD3A, votes": {"gate": 0.3, "exchange": "votes"},
-    "KD3A, soft votes": {"gate": 0.3, "exchange": "votes", "vote": "soft"},
-    "KD3A, shapley": {"gate": 0.3, "focus": "shapley"},
-    "FedGP auto, one batch": {"beta": "auto"},
 }
 """What methods are given, by the name under which they are asked for."""
 
