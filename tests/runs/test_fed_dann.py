@@ -21,7 +21,7 @@ from fedlit.federation import Schedule
 from fedlit.functional import domain_adversarial_loss, entropy_weights, reversal_weight
 from fedlit.methods import FADE, FedAvg, FedDANN, FedWDGRL
 from fedlit.privacy import PairwiseMasking
-from helpers import STATEFUL, batches_of, build, digits, loader, same, trainer, weights
+from helpers import STATEFUL, batches_of, build, descend_, digits, loader, same, trainer, weights
 
 LAMBDA = 0.7
 
@@ -231,15 +231,10 @@ def test_it_is_centralised_training_with_several_critic_steps_on_the_same_featur
         for _ in range(steps):
             penalties = {n: (slopes(critic, own).norm(dim=1) - 1).square().mean() for n, own in still.items()}
             penalty = (penalties["c0"] + penalties["c1"]) / 4 + penalties["c2"] / 2
-            loss, params = GAMMA * penalty - distance(still), list(critic.parameters())
-            gradients = torch.autograd.grad(loss, params, materialize_grads=True)
-            with torch.no_grad():
-                torch._foreach_sub_(params, [RATE * gradient for gradient in gradients])
+            descend_(GAMMA * penalty - distance(still), critic.parameters(), RATE)
         task = sum(F.cross_entropy(network.classifier(features[n]), data[n].tensors[1]) for n in NAMES[:-1]) / 2
         learnt = [*network.extractor.parameters(), *network.classifier.parameters()]
-        gradients = torch.autograd.grad(task + LAMBDA * distance(features), learnt)
-        with torch.no_grad():
-            torch._foreach_sub_(learnt, [LR * 2 / 3 * gradient for gradient in gradients])
+        descend_(task + LAMBDA * distance(features), learnt, LR * 2 / 3)
     for name in NAMES:
         for key, value in weights(module, name).items():
             torch.testing.assert_close(value, network.state_dict()[key], atol=1e-10, rtol=0)

@@ -24,7 +24,7 @@ from fedlit.functional import (
 from fedlit.methods import FedCORAL, FedDAN
 from fedlit.methods.mean_matching import MomentMatching
 from fedlit.privacy import PairwiseMasking
-from helpers import fit, same, unequal
+from helpers import descend_, fit, same, unequal
 
 LR = 0.5
 WIDTH = 3
@@ -126,11 +126,7 @@ def test_between_exchanges_the_others_stay_and_ones_own_mean_moves() -> None:
     first = torch.stack([mean(client, snapshots.start[client].extractor) for client in ("c0", "c1")]).mean(0).detach()
     extractor = copy.deepcopy(snapshots.start["c2"].extractor)
     for _ in range(2):
-        extractor.zero_grad()
-        (first - mean("c2", extractor)).square().sum().backward()
-        with torch.no_grad():
-            for param in extractor.parameters():
-                param -= LR * param.grad
+        descend_((first - mean("c2", extractor)).square().sum(), extractor.parameters(), LR)
     for key, param in extractor.named_parameters():
         torch.testing.assert_close(
             snapshots.rounds[0]["c2"][f"extractor.{key}"], param.detach(), rtol=1e-12, atol=1e-12

@@ -23,7 +23,7 @@ from fedlit import Client, Component, FederatedModule, Run
 from fedlit.federation import UNLABELLED, Fraction, Schedule
 from fedlit.methods import APFL, Ditto, FedAvg, FedRep, KNNPer
 from fedlit.methods.knn_per import knn_probabilities
-from helpers import batches_of, build, digits, loader, shards, trainer, unequal, weights
+from helpers import batches_of, build, descend_, digits, loader, shards, trainer, unequal, weights
 
 METHODS: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
     "APFL": (APFL, {"alpha": 0.3}),
@@ -135,10 +135,7 @@ def fedrep_by_hand(data: dict[str, TensorDataset], rounds: int, head_steps: dict
         for name, net in nets.items():
             for step, (x, y) in enumerate(batches_of(data, name, round_idx)):
                 part = net[1] if step < head_steps[name] else net[0]
-                grads = torch.autograd.grad(F.cross_entropy(net(x), y), list(part.parameters()))
-                with torch.no_grad():
-                    for param, grad in zip(part.parameters(), grads, strict=True):
-                        param -= LR * grad
+                descend_(F.cross_entropy(net(x), y), part.parameters(), LR)
         total = sum(len(shard) for shard in data.values())
         with torch.no_grad():
             for key in ("weight", "bias"):

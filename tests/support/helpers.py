@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +181,12 @@ def fit(
     run = trainer(rounds, [snapshots, *callbacks], **kwargs)
     run.fit(module, loader(unequal() if data is None else data, batch_size))
     return snapshots
+
+
+def descend_(loss: Tensor, params: Iterable[Tensor], lr: float) -> None:
+    """A step of plain gradient descent; of losses of one graph, the last is to be taken down first."""
+    params = list(params)
+    gradients = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True, materialize_grads=True)
+    with torch.no_grad():
+        for param, gradient in zip(params, gradients, strict=True):
+            param -= lr * gradient
