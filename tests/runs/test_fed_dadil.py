@@ -16,8 +16,8 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 import helpers
+from fedgp_by_hand import Wire
 from fedlit.callbacks import OracleAccuracy, closing_table, summarise
-from fedlit.federation import Federation
 from fedlit.functional import joint_ot_loss, project_simplex, softmax_regression, wasserstein_barycenter
 from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import DictionaryReplica, Features
@@ -207,21 +207,14 @@ def test_phase_1_is_fedavg_though_the_dictionarys_features_have_length_1() -> No
 
 
 def test_coordinates_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[str, str, tuple[int, ...]]] = []
-
-    def watch(name: str) -> None:
-        original = getattr(Federation, name)
-
-        def watched(self: Federation, channel: str, payloads: Any, *args: Any, **kwargs: Any) -> Any:
-            sent.extend((channel, key, tuple(t.shape)) for p in payloads.values() for key, t in p.items())
-            return original(self, channel, payloads, *args, **kwargs)
-
-        monkeypatch.setattr(Federation, name, watched)
-
-    for verb in ("mean", "exchange"):
-        watch(verb)
-    module = build(warmup_rounds=1, extractor=Encoder())
+    wire, module = Wire(monkeypatch), build(warmup_rounds=1, extractor=Encoder())
     fit(module, rounds=4, batch_size=8)
+    sent = {
+        (channel, key, tuple(tensor.shape))
+        for channel, payloads, _ in (*wire.averaged, *wire.exchanged)
+        for payload in payloads.values()
+        for key, tensor in payload.items()
+    }
     assert {(channel, key) for channel, key, _ in sent} == {
         ("weights", "extractor.weight"), ("weights", "extractor.bias"), ("weights", "classifier.weight"),
         ("weights", "classifier.bias"), ("class_moments", "moments"), ("atoms", "dictionary.points"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +12,11 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.optim import SGD
-from torch.optim.lr_scheduler import StepLR
 
 from fedlit import Component, FederatedModule, Run, methods
 from fedlit.methods import FADA, AdaBN, FedCORAL
 from refused import refused
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, build, trainer
-
-SETTINGS: Any = {"optimizer": partial(SGD, lr=0.1, momentum=0.5), "lr_scheduler": partial(StepLR, step_size=2)}
-
-
-def train(folder: Path, rounds: int, ckpt_path: Path | None = None, **kwargs: Any) -> FederatedModule:
-    pl.seed_everything(0)
-    module = build(**{**SETTINGS, **kwargs})
-    trainer(rounds, [], folder).fit(module, Blobs(), ckpt_path=ckpt_path)
-    return module
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of two rounds."""
-    folder = tmp_path_factory.mktemp("before")
-    pl.seed_everything(0)
-    run = trainer(2, [], folder)
-    run.fit(build(**SETTINGS), Blobs())
-    run.save_checkpoint(folder / "two.ckpt")
-    return folder / "two.ckpt"
 
 
 @pytest.mark.parametrize("warmup", [0, 1])

@@ -14,7 +14,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import (
     ConstantLR,
@@ -26,15 +25,12 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-import fedlit
 from faulty_samples import CLIENTS, NUM_CLASSES, TARGET, WIDTH, load, parts
 from fedlit import Client, FederatedModule
 from fedlit.federation import RosterError
 from fedlit.methods import FADA, CoMDA, FedAvg, FedDANN, FedGP, FedWDGRL, TargetOnly
 from fedlit.models import MLP
 from helpers import STATEFUL, build, digits, loader, same, shards, trainer, weights
-from own_modules import Simple
-from site_runs import merged, start
 
 BY_PART = [
     {"part": "extractor", "lr": 0.003},
@@ -87,33 +83,6 @@ def test_each_part_of_each_client_moves_by_its_own_settings() -> None:
             network.zero_grad()
 
 
-def test_a_discriminator_moves_by_its_own_rate_and_nothing_else_does() -> None:
-    def one_step(**kwargs: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        data = digits()
-        module = build(FedDANN, data, optimizer=lambda params: SGD(params, lr=0.1), **kwargs)
-        run = trainer(1, strategy={"local_steps": 1})
-        run.callbacks.append(first := First())
-        run.fit(module, data)
-        return first.before, weights(module, "fonts")
-
-    start_of_all, plain = one_step()
-    _, own = one_step(param_groups=[{"part": "discriminator", "lr": 0.03}])
-    for name, before in start_of_all.items():
-        if name.startswith("discriminator."):
-            assert not torch.equal(plain[name], before)
-            torch.testing.assert_close(own[name] - before, 0.3 * (plain[name] - before), rtol=1e-3, atol=1e-8)
-        else:
-            assert torch.equal(own[name], plain[name])
-
-
-class First(pl.Callback):
-    """Remembers the target's weights before training."""
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, FederatedModule)
-        self.before = weights(pl_module, "fonts")
-
-
 @pytest.mark.parametrize("method", [FedAvg, FedDANN, CoMDA])
 def test_a_division_into_equal_settings_changes_nothing(method: type[FederatedModule]) -> None:
     entries = [{"part": "classifier", "lr": 0.1}, {"client": "clean", "weight_decay": 0.0}]
@@ -155,18 +124,6 @@ def test_a_resumed_run_equals_one_in_a_row_and_needs_the_same_groups(tmp_path: P
     with pytest.warns(UserWarning, match=r"param_groups was .*: an optimizer goes"):
         changed, _ = resumable(other, 4, path)
     assert same(weights(straight, "fonts"), weights(changed, "fonts"))
-
-
-@pytest.mark.multiprocess
-def test_processes_divide_groups_alike_and_resume_on_others(tmp_path: Path) -> None:
-    path = str(tmp_path / "half.ckpt")
-    arguments = ["--method", "FedDANN, groups", "--steps", "4"]
-    (alone,) = start(*arguments, "--rounds", "4")
-    two = start(*arguments, "--rounds", "4", "--devices", "2")
-    assert merged(two) == alone["weights"]
-    assert all(result["metrics"] == alone["metrics"] for result in two)
-    start(*arguments, "--rounds", "2", "--save", path, "--devices", "3")
-    assert merged(start(*arguments, "--rounds", "4", "--resume", path, "--devices", "2")) == alone["weights"]
 
 
 @pytest.mark.parametrize(
@@ -298,18 +255,6 @@ def test_the_same_optimizer_and_schedule_are_resumed_without_a_word(schedule: Sc
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*goes on with")
         fit(4, tmp_path / "a.ckpt", schedule=schedule, resume=True)
-
-
-def test_a_module_of_ones_own_is_warned_of_as_well(tmp_path: Path) -> None:
-    def run(lr: float, rounds: int, path: Path | None = None) -> None:
-        module = fedlit.Federated(Simple(nn.Linear(WIDTH, NUM_CLASSES), lr), CLIENTS, TARGET, NUM_CLASSES)
-        run = trainer(rounds)
-        run.fit(module, load(parts()), ckpt_path=path, weights_only=False)
-        run.save_checkpoint(tmp_path / "a.ckpt")
-
-    run(0.01, 1)
-    with pytest.warns(UserWarning, match="lr was 0.01 and is 0.1"):
-        run(0.1, 2, tmp_path / "a.ckpt")
 
 
 @pytest.mark.parametrize("arguments", [{"optimizer": "adam"}, {"lr_scheduler": {"step_size": 3}}, {"optimizer": None}])

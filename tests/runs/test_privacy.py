@@ -18,12 +18,11 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from backends import BACKENDS, backend
-from fedlit import Run
 from fedlit.callbacks import Validators
 from fedlit.data import FederatedLoader
-from fedlit.federation import ChannelError, Federation, Fraction, Open
+from fedlit.federation import ChannelError, Federation, Fraction
 from fedlit.methods import FedAvg
-from fedlit.privacy import FixedPoint, GaussianMechanism, PairwiseMasking, Plain, PlainAffine, PrivacyWarning
+from fedlit.privacy import FixedPoint, GaussianMechanism, PairwiseMasking, Plain, PrivacyWarning
 from helpers import build, digits, same, trainer, weights
 
 ROUNDS = 3
@@ -236,14 +235,6 @@ def test_a_monitor_of_what_is_not_told_is_refused_before_training(monitor: str) 
         trainer(1, [stop], strategy={"differential_privacy": NOISE}).fit(build(FedAvg, data), data)
 
 
-
-
-
-
-
-
-
-
 @pytest.mark.parametrize("federated", [True, False])
 def test_a_callbacks_channels_are_declared_with_any_strategy(federated: bool) -> None:
     data = digits()
@@ -251,21 +242,3 @@ def test_a_callbacks_channels_are_declared_with_any_strategy(federated: bool) ->
     trainer(1, [Validators(["iwv"])], federated=federated).fit(module, data)
     assert "source_moments" in module.federation.channels
     assert module.federation.ledger.messages_by_channel()["source_moments"] > 0
-
-
-class Diary(FedAvg):
-    """Every client keeps a number of its own; one that is kept elsewhere would be the same for all."""
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        for client in self.federation.local_clients:
-            checkpoint["clients"][client.name]["diary"] = len(client.name)
-
-
-def test_what_a_method_keeps_of_a_client_is_under_its_name(tmp_path: Path) -> None:
-    data = digits(target_labels=30)
-    run = trainer(1)
-    run.fit(build(Diary, data), data)
-    run.save_checkpoint(tmp_path / "diary.ckpt")
-    kept = torch.load(tmp_path / "diary.ckpt", weights_only=False)["clients"]
-    assert {name: state["diary"] for name, state in kept.items()} == {"clean": 5, "blended": 7, "fonts": 5}

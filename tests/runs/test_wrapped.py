@@ -44,6 +44,15 @@ class Still(Net):
         return super().training_step(batch, batch_idx)
 
 
+@torch.no_grad()
+def average_(copies: dict[str, Any]) -> None:
+    """Of sources that have 30 samples each."""
+    for params in zip(*(own.parameters() for own in copies.values()), strict=True):
+        mean = sum(params) / 3  # in the clients' order, as float addition is not associative
+        for param in params:
+            param.copy_(mean)
+
+
 def unlogged(module: Net) -> Net:
     module.log = lambda *args, **kwargs: None
     return module
@@ -74,11 +83,7 @@ def test_fedavg_of_a_wrapped_module_is_a_loop_by_hand_to_the_bit(interval: str) 
                     schedule.step()
             if interval == "epoch":
                 schedule.step()
-        with torch.no_grad():  # all have 30 samples
-            for params in zip(*(own.parameters() for own in copies.values()), strict=True):
-                mean = sum(params) / 3  # in the clients' order, as float addition is not associative
-                for param in params:
-                    param.copy_(mean)
+        average_(copies)
     for name, expected in copies["amazon"].named_parameters():
         assert torch.equal(method.replicas["amazon"].get_parameter(f"extractor.{name}"), expected)
         assert torch.equal(method.replicas[TARGET].get_parameter(f"extractor.{name}"), expected)
@@ -116,11 +121,7 @@ def test_a_module_that_steps_by_itself_is_a_loop_by_hand_to_the_bit() -> None:
                 optimizer.step()
             schedule.step()
         if step in (3, 7):
-            with torch.no_grad():
-                for params in zip(*(own.parameters() for own in copies.values()), strict=True):
-                    mean = sum(params) / 3  # in the clients' order, as float addition is not associative
-                    for param in params:
-                        param.copy_(mean)
+            average_(copies)
     for name, expected in copies["amazon"].named_parameters():
         assert torch.equal(method.replicas[TARGET].get_parameter(f"extractor.{name}"), expected)
 

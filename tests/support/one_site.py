@@ -174,7 +174,6 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--own", action="store_true", help="each process knows its own clients' data alone")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--frozen", action="store_true", help="the extractor is not trained")
     parser.add_argument("--everyone", action="store_true", help="nobody is away")
     parser.add_argument("--values", action="store_true", help="tell the weights, and not their fingerprints alone")
     parser.add_argument("--privacy", default="None", help="an expression over fedlit.privacy")
@@ -209,7 +208,6 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     else:
         task = {"task": "regression"} if options.numbers else {}
         module = build(method, data, **STATEFUL, **task, **ARGUMENTS.get(options.method, {}))
-    module.originals[0].requires_grad_(not options.frozen)
     if options.trouble == "init" and os.environ.get("LOCAL_RANK") == "1":
         next(module.originals[0].parameters()).data.add_(1)
     # written by the tests, nobody else
