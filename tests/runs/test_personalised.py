@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
-from fedlit import Client, Component, FederatedModule, Run
+from fedlit import Client, FederatedModule
 from fedlit.federation import UNLABELLED, Fraction, Schedule
 from fedlit.methods import APFL, Ditto, FedAvg, FedRep, KNNPer
 from fedlit.methods.knn_per import knn_probabilities
-from helpers import batches_of, build, descend_, digits, loader, shards, trainer, unequal, weights
+from helpers import Snapshots, batches_of, build, descend_, digits, loader, shards, trainer, unequal, weights
 
 METHODS: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
     "APFL": (APFL, {"alpha": 0.3}),
@@ -302,22 +302,12 @@ def test_the_averaged_model_is_fedavgs_to_the_last_bit(name: str) -> None:
     assert ours.federation.ledger.bytes_by_channel() == plain.federation.ledger.bytes_by_channel()
 
 
-class Starts(pl.Callback, Component):
-    """All weights when each round has started."""
-
-    def __init__(self) -> None:
-        self.rounds: list[dict[str, dict[str, Tensor]]] = []
-
-    def on_round_start(self, run: Run) -> None:
-        self.rounds.append({client.name: weights(run.module, client.name) for client in run.clients})
-
-
 @pytest.mark.parametrize("name", ["APFL", "Ditto"])
 def test_after_a_warm_up_personal_models_start_from_its_result(name: str) -> None:
     method, arguments = METHODS[name]
-    starts, x = Starts(), torch.randn(7, 64)
+    starts, x = Snapshots(), torch.randn(7, 64)
     module = run_digits(method, 3, [starts], warmup_rounds=2, **arguments)
-    first, result = starts.rounds[0]["fonts"], starts.rounds[2]
+    first, result = starts.starts[0]["fonts"], starts.starts[2]
     for client in CLIENTS:
         for key in ("extractor.layers.0.weight", "classifier.bias"):
             assert torch.equal(result[client][f"personal.{key}"], result["fonts"][key])
@@ -341,10 +331,10 @@ def test_after_a_warm_up_personal_models_start_from_its_result(name: str) -> Non
 def test_who_is_away_neither_trains_nor_starts_a_personal_model(name: str) -> None:
     method, arguments = METHODS[name]
     schedule = Schedule([["clean", "fonts"], ["clean", "blended", "fonts"], ["clean", "fonts"]])
-    starts = Starts()
+    starts = Snapshots()
     module = run_digits(method, 3, [starts], strategy={"participation": schedule}, **arguments)
-    away, late, there = (state["blended"] for state in starts.rounds)
-    fonts = starts.rounds[1]["fonts"]
+    away, late, there = (state["blended"] for state in starts.starts)
+    fonts = starts.starts[1]["fonts"]
     head = "personal.classifier.weight"
     assert not away["personalised"]
     assert late["personalised"]

@@ -21,7 +21,7 @@ from fedlit.methods import KD3A, CoMDA
 from fedlit.methods.co_mda import easiest
 from fedlit.methods.taught_target import on_grid
 from fedlit.models import MLP
-from helpers import loader, same, shards, trainer, weights
+from helpers import Snapshots, loader, same, shards, trainer, weights
 
 NAMES = ["c0", "c1", "c2", "c3"]
 SOURCES, TARGET = NAMES[:3], "c3"
@@ -202,21 +202,15 @@ def test_the_mean_of_batchnorm_statistics_keeps_the_spread_of_the_means(bn: Any)
 
 
 def test_a_source_that_was_away_fetches_the_newest_extractor() -> None:
-    schedule = Schedule([NAMES, ["c0", "c1", "c3"], NAMES])
-    away = fitted(KD3A, 2, gate=0.6, strategy={"participation": schedule})
-    ours, theirs = (away.replicas[name].extractor.state_dict() for name in ("c2", "c0"))
-    assert not same(ours, theirs)
-    caught: dict[str, Any] = {}
-
-    class Caught(KD3A):
-        def on_round_start(self, run: Run) -> None:
-            super().on_round_start(run)
-            if run.clock.round_idx == 2:
-                caught.update({name: copy.deepcopy(self.replicas[name].extractor.state_dict()) for name in NAMES})
-
-    fitted(Caught, 3, gate=0.6, strategy={"participation": schedule})
-    assert all(same(caught["c2"], caught[name]) for name in NAMES)
-    assert same(caught["c0"], theirs)
+    schedule, snapshots = Schedule([NAMES, ["c0", "c1", "c3"], NAMES]), Snapshots()
+    run = trainer(3, [snapshots], strategy={"participation": schedule})
+    run.fit(make(KD3A, gate=0.6), loader(data()))
+    before, now = (
+        {name: {key: own[key] for key in own if key.startswith("extractor.")} for name, own in states.items()}
+        for states in (snapshots.rounds[1], snapshots.starts[2])
+    )
+    assert not same(before["c2"], before["c0"])
+    assert all(same(now[name], before["c0"]) for name in NAMES)
 
 
 @pytest.mark.parametrize(("ensemble", "sharpness"), [(0.6, 5.0), (0.0, 5.0), (0.6, 0.0)])

@@ -104,10 +104,11 @@ def samples_of(data: DomainDataModule, client: str, part: str = "") -> tuple[Ten
 
 
 class Snapshots(pl.Callback, Component):
-    """Copies of all clients' networks at the start, and of their weights and of what is logged after each round."""
+    """Copies of all clients' networks at the start, and of weights before and after rounds, and what these log."""
 
     def __init__(self) -> None:
         self.start: dict[str, Any] = {}
+        self.starts: list[dict[str, dict[str, Tensor]]] = []
         self.rounds: list[dict[str, dict[str, Tensor]]] = []
         self.metrics: list[dict[str, float]] = []
 
@@ -115,8 +116,10 @@ class Snapshots(pl.Callback, Component):
         assert isinstance(pl_module, FederatedModule)
         self.start = {name: copy.deepcopy(replica) for name, replica in pl_module.replicas.named_children()}
 
+    def on_round_start(self, run: Run) -> None:
+        self.starts.append({name: weights(run.module, name) for name, _ in run.replicas.named_children()})
+
     def on_round_end(self, run: Run) -> None:
-        assert isinstance(run.module, FederatedModule)
         self.rounds.append({name: weights(run.module, name) for name, _ in run.replicas.named_children()})
         self.metrics.append({name: float(value) for name, value in run.trainer.callback_metrics.items()})
 
