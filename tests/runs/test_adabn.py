@@ -17,7 +17,7 @@ from fedlit.federation import RosterError, Schedule
 from fedlit.functional import mixture_variance
 from fedlit.methods import AdaBN, FedAvg, FedDA, FedGP, SourceOnly
 from fedlit.privacy import CKKS, FixedPoint, GaussianMechanism, PairwiseMasking, Plain, PrivacyError
-from helpers import loader, same, shards, trainer, weights
+from helpers import layers, loader, same, shards, trainer, weights
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "other_mean", "other_var", "heard")
 
@@ -32,9 +32,7 @@ def shifted(target_size: int = 40) -> dict[str, TensorDataset]:
 
 def network() -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
-    extractor = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU())
-    extractor.out_features = 6  # type: ignore[assignment]
-    return extractor, nn.Linear(6, 2)
+    return layers(6, nn.BatchNorm1d(5), nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, 2)
 
 
 def fit(

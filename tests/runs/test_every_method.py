@@ -21,8 +21,7 @@ from fedlit.federation import KEYS, SERVER, ChannelError, Everyone, Federation, 
 from fedlit.methods import AdaBN, FedAvg, FedCORAL, FedDA, FedGP, FedMMD, FedProx, FedRFTCA, SourceOnly
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain, PlainAffine
 from helpers import STATEFUL, build, digits, normalised_head, same, trainer, weights
-from method_table import METHODS, ONE_PASS, Row
-from shown import one_of_each
+from method_table import METHODS, ONE_PASS, Row, one_of_each
 
 CLIENTS = ["clean", "blended", "fonts"]
 AWAY = Schedule([CLIENTS, CLIENTS, ["clean", "fonts"], CLIENTS])

@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,17 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
         yield read
         process.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def translations_kept() -> Iterator[None]:
+    """Keep the translations to ONNX, whose source PyTorch parses anew for each file, for half of the time it takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        with suppress(ImportError, AttributeError):  # of another release
+            from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+            patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 CASES: dict[str, tuple[type[FederatedModule], dict[str, Any], dict[str, Any]]] = METHODS | {

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
+from backends import PROTOCOLS
 from fedlit.federation import ChannelError, Schedule
 from fedlit.methods import FedMMD
 from fedlit.models import Committee
 from fedlit.privacy import (
-    CKKSAffine,
     GaussianMechanism,
     PaillierAffine,
     PairwiseMasking,
@@ -173,13 +173,6 @@ def test_a_batch_of_one_sample_has_no_pairs_within(exchange: Any) -> None:
     snapshots = fit(build(exchange=exchange), batch_size=13, rounds=2)
     for state in snapshots.rounds[-1].values():
         assert all(bool(tensor.isfinite().all()) for tensor in trained(state).values())
-
-
-PROTOCOLS = {
-    "plain": lambda: PlainAffine(),
-    "paillier": lambda: PaillierAffine(key_bits=1024, insecure_test_keys=True),  # tests arithmetic, not secrecy
-    "ckks": lambda: CKKSAffine(),
-}
 
 
 @cache

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from backends import BACKENDS, NEEDS, QUICK, backend
+from backends import BACKENDS, NEEDS, PROTOCOLS, backend
 from fedgp_by_hand import (
     CASES,
     GRID,
@@ -42,7 +42,7 @@ from fedgp_by_hand import (
 from fedlit import Client
 from fedlit.federation import Schedule
 from fedlit.methods import FedDA, FedGP, TargetOnly
-from fedlit.privacy import CKKSAffine, PaillierAffine, PairwiseMasking, PlainAffine
+from fedlit.privacy import PairwiseMasking, PlainAffine
 from helpers import Snapshots, same, shards, weights
 
 
@@ -229,11 +229,6 @@ def test_a_checkpoint_between_rounds_holds_no_copies_of_the_network(tmp_path: Pa
     assert same(weights(loaded, "c2"), weights(module, "c2"))
 
 
-PROTOCOLS: dict[str, Any] = {
-    "plain": lambda: PlainAffine(**GRID),
-    "paillier": lambda: PaillierAffine(**GRID, **QUICK),
-    "ckks": lambda: CKKSAffine(**GRID),
-}
 ROUNDS = 3
 
 
@@ -256,7 +251,7 @@ def run(case: str, name: str = "", protocol: str = "") -> Run:
         module = build(noted(settings.method), **settings.kwargs)
         strategy = {"privacy": backend(name)} if name else {}
         if protocol:
-            strategy["two_party"] = {"inner_product": PROTOCOLS[protocol]()}
+            strategy["two_party"] = {"inner_product": PROTOCOLS[protocol](**GRID)}
         _RUNS[key] = Run(module, fit(module, rounds=ROUNDS, strategy=strategy))
     return _RUNS[key]
 
@@ -356,7 +351,7 @@ def test_inner_products_give_what_the_targets_update_would(case: str, protocol: 
     """A cosine is the sum of 12 products; on a grid each number is off by half a step, see `AffineGrid.error_bound`."""
     hidden = run(case, "masking", protocol)
     mean = error_of_mean("masking", CASES[case])
-    cosine = PROTOCOLS[protocol]().error_bound(12)
+    cosine = PROTOCOLS[protocol](**GRID).error_bound(12)
     check_steps(case, hidden, mean, cosine)
 
 

@@ -87,24 +87,36 @@ def test_a_target_stays_in_its_trust_region_and_a_wide_one_changes_no_bit() -> N
     assert (free - warmed).abs().max() > 0.1
 
 
-class Kinds(pl.Callback, Component):
-    """By round, whether it was one of the warm-up."""
+class Seen(pl.Callback, Component):
+    """Whether a round was one of the warm-up, progress, and the target's learning rate, in each round."""
 
     def __init__(self) -> None:
         self.warm: list[bool] = []
+        self.progress: list[float] = []
+        self.rates: list[float] = []
+        self.end = -1.0
 
     def on_round_start(self, run: Run) -> None:
         self.warm.append(run.clock.warming_up)
+        self.progress.append(run.clock.progress)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
+        if pl_module.federation.batch_idx == 0:  # the first batch of a round
+            assert pl_module.run.clock.progress == self.progress[-1]  # the same within it
+            self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.end = pl_module.run.clock.progress
 
 
 def fitted(rounds: int, warmup: int | float, method: Any = methods.FedMMD, **kwargs: Any) -> Any:
-    kinds = Kinds()
+    seen = Seen()
     module = small_federation.build(method, warmup_rounds=warmup)
     callbacks = kwargs.pop("callbacks", [])
     saves = {"enable_checkpointing": bool(callbacks), "limit_val_batches": 0}
-    run = trainer(rounds, [kinds, *callbacks], **saves)
+    run = trainer(rounds, [seen, *callbacks], **saves)
     run.fit(module, Blobs(), **kwargs)
-    return module, kinds.warm
+    return module, seen.warm
 
 
 class Stop(pl.Callback):
@@ -167,37 +179,12 @@ def test_a_dictionary_of_a_checkpoint_is_there_after_its_warm_up(tmp_path: Path)
         assert torch.equal(got, expected)
 
 
-def test_a_share_of_a_run_without_an_end_is_refused() -> None:
+def test_a_share_of_a_run_whose_end_is_not_planned_in_rounds_is_refused() -> None:
     with refused("warmup_rounds"):
         fitted(-1, 0.5)
-
-
-def test_a_share_of_a_run_that_steps_may_end_is_refused() -> None:
     module = small_federation.build(methods.FedMMD, warmup_rounds=0.5)
     with pytest.raises(ValueError, match=r"warmup_rounds=0\.5 is a share of"):
         trainer(4, limit_val_batches=0, max_steps=8).fit(module, Blobs())
-
-
-class Seen(pl.Callback, Component):
-    """What progress, and the target's learning rate, were in each round."""
-
-    def __init__(self) -> None:
-        self.progress: list[float] = []
-        self.rates: list[float] = []
-        self.end = -1.0
-
-    def on_round_start(self, run: Run) -> None:
-        self.progress.append(run.clock.progress)
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        assert isinstance(pl_module, FederatedModule)
-        if pl_module.federation.batch_idx == 0:  # the first batch of a round
-            assert pl_module.run.clock.progress == self.progress[-1]  # the same within it
-            self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, FederatedModule)
-        self.end = pl_module.run.clock.progress
 
 
 @pytest.mark.parametrize(

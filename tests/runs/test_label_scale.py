@@ -29,9 +29,8 @@ from fedlit.methods import FedAvg, FedDANN, SourceOnly
 from fedlit.models import MLP, Committee, Features
 from fedlit.privacy import FixedPoint, GaussianMechanism, PairwiseMasking, Plain
 from helpers import QUIET, build, descend_, loader, normalised_head, same, samples_of, trainer, weights
-from method_table import METHODS
+from method_table import METHODS, one_of_each
 from own_modules import Simple
-from shown import one_of_each
 from site_runs import merged, start
 from stars import plain, struck
 

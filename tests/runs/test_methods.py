@@ -17,7 +17,6 @@ from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
 from fedlit import Client, FederatedModule
-from fedlit.data import FederatedLoader
 from fedlit.federation import (
     DivergedError,
     Fraction,
@@ -284,25 +283,6 @@ def test_warm_up_leaves_out_what_a_method_does_in_each_step() -> None:
 
     module = run_digits(Talker, 2, warmup_rounds=1, strategy={"local_steps": 2})
     assert {entry.round_idx for entry in module.federation.ledger if entry.channel == "talk"} == {1}
-
-
-class OwnData(pl.LightningDataModule):
-    """Somebody else's data module, which knows how to make a loader and nothing more; its target is the largest."""
-
-    def train_dataloader(self) -> FederatedLoader:
-        data = shards(3, 24)
-        data["c1"] = TensorDataset(*(tensor[:8] for tensor in data["c1"].tensors))
-        data["c2"] = TensorDataset(*(tensor.repeat_interleave(3, dim=0) for tensor in data["c2"].tensors))
-        return loader(data)
-
-
-def test_in_a_plain_trainer_any_data_module_is_cut_into_the_same_rounds() -> None:
-    plain, federated = linear(3, SourceOnly), linear(3, SourceOnly)
-    trainer(2, federated=False).fit(plain, OwnData())
-    trainer(2).fit(federated, OwnData())
-    assert plain.federation.weights == {"c0": 24, "c1": 8, "c2": 72}
-    assert plain.federation.ledger == federated.federation.ledger
-    assert same(weights(plain, "c2"), weights(federated, "c2"))
 
 
 class Peeking(SourceOnly):

@@ -21,7 +21,7 @@ from fedlit.methods import KD3A, CoMDA
 from fedlit.methods.co_mda import easiest
 from fedlit.methods.taught_target import on_grid
 from fedlit.models import MLP
-from helpers import Snapshots, loader, same, shards, trainer, weights
+from helpers import Snapshots, layers, loader, same, shards, trainer, weights
 
 NAMES = ["c0", "c1", "c2", "c3"]
 SOURCES, TARGET = NAMES[:3], "c3"
@@ -74,9 +74,7 @@ class WatchedCoMDA(Watched, CoMDA):
 def noisy() -> nn.Module:
     """A network whose teachers would change, if they were asked as they are trained."""
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
-    network.out_features = 6  # type: ignore[assignment]
-    return network
+    return layers(6, nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
 
 
 FORMS: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
@@ -188,8 +186,7 @@ def check_average(module: Any, shares: list[float]) -> None:
 
 @pytest.mark.parametrize("bn", ["moments", "mean"])
 def test_the_mean_of_batchnorm_statistics_keeps_the_spread_of_the_means(bn: Any) -> None:
-    network = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6))
-    network.out_features = 6  # type: ignore[assignment]
+    network = layers(6, nn.Linear(5, 6), nn.BatchNorm1d(6))
     module = fitted(WatchedKD3A, 1, gate=0.999999, bn=bn, extractor=network)  # sources count alike
     norms = [module.before[0][name].extractor[1] for name in SOURCES]
     means, variances = (torch.stack([getattr(n, f"running_{what}") for n in norms]) for what in ("mean", "var"))

@@ -18,10 +18,9 @@ from fedlit.export import export_target
 from fedlit.federation import Everyone
 from fedlit.methods import FedAvg, FedCORAL, FedGP, FedProx, FedRep, SourceOnly
 from fedlit.models import MLP, Features
-from helpers import assert_resumes, build, digits, loader, same, shards, trainer, weights
-from method_table import METHODS
+from helpers import assert_resumes, build, digits, layers, loader, same, shards, trainer, weights
+from method_table import METHODS, one_of_each
 from own_modules import Simple
-from shown import one_of_each
 
 NAMES = ["c0", "c1", "c2"]
 
@@ -217,9 +216,8 @@ def test_a_loss_of_a_wrapped_module_reads_its_own_clients_network() -> None:
 
 def backbone(norm: bool = False) -> nn.Sequential:
     torch.manual_seed(1)
-    network = nn.Sequential(nn.Linear(5, 6), *([nn.BatchNorm1d(6)] if norm else []), nn.ReLU())
-    network.out_features = 6  # type: ignore[assignment]
-    return network.requires_grad_(False)
+    parts = [nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()] if norm else [nn.Linear(5, 6), nn.ReLU()]
+    return layers(6, *parts).requires_grad_(False)
 
 
 def train(

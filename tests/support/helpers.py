@@ -46,6 +46,13 @@ def build(method: type[FederatedModule], data: Digits, **kwargs: Any) -> Federat
     return method(data.clients, data.target, data.num_classes, network, **kwargs)
 
 
+def layers(width: int, *parts: nn.Module) -> Any:
+    """An extractor of so many features."""
+    network = nn.Sequential(*parts)
+    network.out_features = width  # type: ignore[assignment]
+    return network
+
+
 def normalised_head(width: int = 16, outputs: int = 10) -> nn.Module:
     """A classifier with BatchNorm, for `build`; always the same."""
     linear = nn.Linear(width, outputs)
