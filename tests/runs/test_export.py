@@ -399,23 +399,6 @@ def test_preparation_that_a_file_would_leave_out_is_refused(kind: type[Scaled], 
     torch.testing.assert_close(found(prepared), expected)
 
 
-class Logarithms(FeatureDomains):
-    def finish(self, x: Tensor, train: Tensor) -> Tensor:
-        return super().finish(x.abs().log1p(), train)
-
-
-class Clipped(HeartDisease):
-    def finish(self, x: Tensor, train: Tensor) -> Tensor:
-        return super().finish(x, train).clamp(-1, 1)
-
-
-@pytest.mark.parametrize("kind", [Logarithms, Clipped])
-def test_a_subclass_that_prepares_samples_otherwise_is_refused(kind: Any, tmp_path: Path) -> None:
-    data = kind(seed=0) if kind is Clipped else kind(features(tmp_path), normalise="zscore", seed=0)
-    with pytest.raises(TypeError, match="finish"):
-        export_target(fitted(data)[0], tmp_path / "target.pt2", data)
-
-
 def test_a_recorded_run_with_such_an_export_is_refused_before_it_trains(tmp_path: Path) -> None:
     record = RunRecord(tmp_path / "runs", export="target.pt2")
     with pytest.raises(RosterError, match=r"export.*finish"):

@@ -39,15 +39,13 @@ from fedgp_by_hand import (
     settings_betas,
     shares_of,
     talk,
-    train_by_hand,
     unequal,
 )
 from fedlit import Client
 from fedlit.federation import RosterError
-from fedlit.functional import auto_beta
 from fedlit.methods import FedDA, FedGP
 from fedlit.privacy import FixedPoint, GaussianMechanism, PairwiseMasking, PlainAffine
-from helpers import batches_of, loader, same, weights
+from helpers import loader, same, weights
 
 
 @pytest.mark.parametrize("case", [*FIXED, *AUTO])
@@ -73,26 +71,6 @@ def test_rounds_equal_the_algorithm_by_hand(case: str) -> None:
             assert logged[f"tau/{name}"] == pytest.approx(tau, rel=2e-3, abs=1e-3)
     if settings.beta == "auto":
         assert any(0.01 < beta < 0.99 for beta in found.beta.values()), found.beta
-
-
-def test_auto_weights_are_those_of_the_function_where_steps_are_small() -> None:
-    """Then the target's update is the mean of its gradients at the start, and the exact residual is `auto_beta`."""
-    slow = 1e-3
-    for granularity in ("layer", "model"):
-        settings = Settings(FedGP, beta="auto", residual="exact", granularity=granularity)
-        module = build(FedGP, optimizer=lambda params: SGD(params, lr=slow), **settings.kwargs)
-        snapshots = fit(module)
-        state = {key: snapshots.start["c2"].state_dict()[key] for key in (W, B)}
-        rate = itertools.repeat(slow)
-        locals_ = {name: train_by_hand(state, iter(batches_of(unequal(), name)), rate) for name in NAMES}
-        sources = [
-            {key: tensor / locals_["c2"].path for key, tensor in locals_[name].update.items()} for name in NAMES[:-1]
-        ]
-        found = auto_beta(locals_["c2"].gradients, sources, "fedgp", granularity)  # type: ignore[arg-type]
-        for index, name in enumerate(NAMES[:-1]):
-            logged = snapshots.metrics[0]
-            assert logged[f"beta/{name}"] == pytest.approx(float(found.beta[index]), rel=2e-2)
-            assert logged[f"distance/{name}"] == pytest.approx(float(found.distance[index]), rel=2e-2)
 
 
 MASKED = {"privacy": PairwiseMasking(colluders=0)}

@@ -263,8 +263,8 @@ def of_a_module(fault: Callable[[Any], None]) -> None:
     trainer(1).fit(build(SourceOnly, labelled=False), Three(with_fault(fault)))
 
 
-def one_by_one(fault: Callable[[Any], None], **kwargs: Any) -> None:
-    trainer(1).fit(build(), load(with_fault(fault), in_memory=False, **kwargs))
+def trained(fault: Callable[[Any], None], in_memory: bool = False, **kwargs: Any) -> None:
+    trainer(1).fit(build(), load(with_fault(fault), in_memory, **kwargs))
 
 
 def of_another_kind(dataset: Any, client: str = "a", federated: bool = True) -> None:
@@ -290,9 +290,14 @@ def number_7(value: float) -> Callable[[Tensor], Tensor]:
         (of_a_module, put("a", 1, 9, -1), DatasetLayoutError, r"source 'a' have no label \(-1"),
         (of_a_module, faulty_samples.turned("b", 1, Tensor.float), DatasetLayoutError, "'b' must be classes"),
         (of_a_module, put("b", 0, 9, NAN), SampleError, "inputs of client 'b' must be"),
-        (one_by_one, put("a", 0, 31, NAN), SampleError, r"client 'a' .* nan in row 31 "),
-        (partial(one_by_one, num_workers=1), put("a", 0, 31, NAN), SampleError, r"client 'a' .* nan in row 31 "),
-        (one_by_one, lambda data: data["t"][1].fill_(-1), SampleError, "target 't' is declared as labelled"),
+        (trained, put("a", 0, 31, NAN), SampleError, r"client 'a' .* nan in row 31 "),
+        (partial(trained, num_workers=1), put("a", 0, 31, NAN), SampleError, r"client 'a' .* nan in row 31 "),
+        (
+            partial(trained, in_memory=True),
+            lambda data: data["t"][1].fill_(-1),
+            SampleError,
+            "target 't' is declared as labelled",
+        ),
         (of_another_kind, Ragged(*parts()["a"]), SampleError, r"client 'a' must have one shape.* in row 12"),
         (of_another_kind, Stream(), TypeError, r"of client 'a' must give samples"),
         (of_another_kind, DataLoader(TensorDataset(*parts()["a"])), TypeError, "got DataLoader: give the dataset of"),
