@@ -1,7 +1,7 @@
 """Attacks that once worked, as somebody would carry them out; each gets nothing now.
 
 Others stand beside the tests of their target: tests/privacy/test_ckks_key.py, tests/federation/test_repeated_sums.py
-and test_lying_server.py, tests/runs/test_reports.py, tests/data/test_files.py, tests/cli/test_report.py and
+and test_lying_server.py, tests/runs/test_privacy.py, tests/data/test_files.py, tests/cli/test_report.py and
 test_export.py.
 """
 
@@ -20,17 +20,13 @@ import torch
 import torch.distributed as dist
 
 import processes
-from fedlit.data import DatasetLayoutError, FeatureDomains
 from fedlit.federation import Federation, FederationError, wire
 from fedlit.federation.client import make_roster, place
 from fedlit.federation.transport import ProcessGroup
-from fedlit.privacy import BFV, CKKS, DecodeError, PairwiseMasking, PrivacyError, QuorumError
+from fedlit.privacy import BFV, CKKS, DecodeError, PairwiseMasking, PrivacyError
 from fedlit.privacy.packing import unpack
 from masking_parties import collude, names_of
 from peers import join
-from site_runs import start
-
-ROUNDS = ["--method", "FedAvg", "--privacy", "PairwiseMasking()", "--everyone", "--steps", "3", "--rounds", "1"]
 
 
 @pytest.mark.parametrize("number", [3, 5, 7, 9, 19])
@@ -128,27 +124,3 @@ def test_9_a_header_of_many_digits_costs_no_time() -> None:
 def test_9_hostile_totals_and_schemas_are_refused_by_name(total: torch.Tensor, schema: Any) -> None:
     with pytest.raises(PrivacyError):
         unpack(total, schema, None, weighted=not schema)
-
-
-@pytest.mark.parametrize("content", [b"no zip", b"PK\x03\x04" + bytes(40)], ids=["text", "cut off"])
-def test_9_a_data_file_that_is_none_is_an_error_of_the_data(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "features.npz"
-    path.write_bytes(content)
-    with pytest.raises(DatasetLayoutError):
-        FeatureDomains(str(path)).domain_names()
-
-
-@pytest.mark.multiprocess
-def test_10_process_0_writes_no_other_clients_weights_or_momentum(tmp_path: Path) -> None:
-    """Three processes with their own data only, under masking; somebody looks at process 0's file."""
-    start(*ROUNDS, "--devices", "3", "--own", "--save", str(tmp_path / "run.ckpt"))
-    file = torch.load(tmp_path / "run.ckpt", weights_only=True)
-    assert list(file["clients"]) == ["clean"]
-    assert not [key for key in file["state_dict"] if key.startswith("replicas.")]
-
-
-def test_two_clients_are_refused_unless_it_is_asked_for() -> None:
-    """The one that colludes knows the other's vector from the sum."""
-    payloads = {name: {"x": torch.ones(1)} for name in "ab"}
-    with pytest.raises(QuorumError):
-        PairwiseMasking().sum(payloads)

@@ -115,9 +115,6 @@ def test_the_checker_finds_missing_and_invented_parameters() -> None:
             own: Described.
             gone: Renamed long ago.
             **kwargs: May be described, need not be.
-
-        Raises:
-            ValueError: never.
         """
 
         def __init__(self, shared: int, own: int, forgotten: int, **kwargs: int) -> None:
@@ -127,27 +124,12 @@ def test_the_checker_finds_missing_and_invented_parameters() -> None:
     class Record:
         x: int
 
-    def bare(x: int) -> None: ...
-
-    def wrong(x: int, *args: int) -> None:
-        """Say little.
-
-        Args:
-            y: Not this one.
-        """
-
     assert problems("Base", Base) == []
-    assert problems("Child", Child) == [
-        "Child does not describe 'forgotten' in its Args",
-        "Child describes 'gone', which it does not take",
-    ]
+    missing, invented = problems("Child", Child)
+    assert missing == "Child does not describe 'forgotten' in its Args"
+    assert invented == "Child describes 'gone', which it does not take"
     assert problems("Record", Record) == ["Record has no docstring"]
     assert problems("X", Record) == ["X does not describe 'x' in its Args"]
-    assert problems("bare", bare) == ["bare has no docstring"]
-    assert problems("wrong", wrong) == [
-        "wrong does not describe 'x' in its Args",
-        "wrong describes 'y', which it does not take",
-    ]
 
 
 def test_the_security_table_is_that_of_the_backends() -> None:

@@ -201,28 +201,17 @@ def test_every_library_is_declared(module: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("fedlit.functional.mmd", "from fedlit.models import MLP"),
         ("fedlit.functional.mmd", "import lightning"),
         ("fedlit.functional.mmd", "def f():\n    import fedlit.federation"),
-        ("fedlit.privacy.base", "from fedlit.models import MLP"),
         ("fedlit.privacy.base", "from lightning.pytorch import Trainer"),
-        ("fedlit.federation.client", "from fedlit.strategy import FederatedStrategy"),
         ("fedlit.federation.client", "from fedlit import strategy"),
         ("fedlit.federation.client", "from fedlit import FederatedStrategy"),
         ("fedlit.federation.client", "if TYPE_CHECKING:\n    from fedlit.module import FederatedModule"),
         ("fedlit.federation.client", "from ..strategy import FederatedStrategy"),
         ("fedlit.federation.client", "import_module('fedlit.strategy')"),
-        ("fedlit.module", "from fedlit import strategy"),
-        ("fedlit.run.loop", "from fedlit.module import FederatedModule"),
-        ("fedlit.run.loop", "def f():\n    from fedlit.data import Digits"),
-        ("fedlit.methods.fedavg", "from fedlit.data import Digits"),
         ("fedlit.methods.fedavg", "def f():\n    from fedlit.privacy import Plain"),
-        ("fedlit.methods.fedavg", "import torch.distributed as dist"),
         ("fedlit.methods.fedavg", "from torch import distributed"),
         ("fedlit.methods.fedavg", "import torch\ntorch.distributed.barrier()"),
-        ("fedlit.methods.fedavg", "from fedlit.callbacks import RoundTimer"),
-        ("fedlit.data.digits", "from fedlit.methods import FedAvg"),
-        ("fedlit.module", "from fedlit.methods import FedAvg"),
         ("fedlit", "def __getattr__(name):\n    from fedlit.cli import main"),
         ("fedlit", "from fedlit.wrapped import Federated"),
         ("fedlit.callbacks.ledger", "from privacy.base import Description"),
@@ -230,22 +219,6 @@ def test_every_library_is_declared(module: str) -> None:
 )
 def test_the_checker_sees_an_import_upwards(module: str, source: str) -> None:
     assert len(violations(source, module)) == 1
-
-
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("fedlit.functional.mmd", "import math, torch, ot\nfrom fedlit.functional.aggregation import fedavg"),
-        ("fedlit.strategy", "from fedlit.module import FederatedModule\nfrom fedlit.privacy import Plain"),
-        ("fedlit.module", "from fedlit.run.loop import Rounds"),
-        ("fedlit.methods.fedavg", "from fedlit import FederatedModule\nimport torch.nn"),
-        ("fedlit.methods", "from .fedavg import FedAvg"),
-        ("fedlit.callbacks.ledger", "from fedlit.methods import FedAvg"),
-        ("fedlit.cli", "import fedlit.callbacks, fedlit.data, fedlit.methods"),
-    ],
-)
-def test_the_checker_lets_imports_downwards_pass(module: str, source: str) -> None:
-    assert not violations(source, module)
 
 
 def test_the_checker_sees_undeclared_libraries_and_early_extras() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD
 
 from fedlit.run.vectorisation import StackedReplicas
 
@@ -99,29 +98,6 @@ def test_parameters_are_the_same_objects_and_views_of_the_stack() -> None:
     with torch.no_grad():
         replicas["b"].get_parameter("2.bias").fill_(9.0)
     assert stacked.stacked["2.bias"][1].tolist() == [9.0, 9.0]
-
-
-def test_training_with_momentum_and_absences_is_that_of_the_loop(generator: torch.Generator) -> None:
-    replicas = networks()
-    reference = copy.deepcopy(replicas)
-    # one optimiser was made before the parameters became views, and goes on with them
-    optimizers = [
-        SGD([param for module in nets.values() for param in module.parameters()], lr=0.1, momentum=0.9)
-        for nets in (replicas, reference)
-    ]
-    stacked = StackedReplicas(replicas)
-    for sizes in [{"a": 3, "b": 2}, {"b": 5}, {}, {"a": 1, "b": 1, "c": 1}, {"c": 4, "a": 2}]:
-        one = batch(generator, **sizes)
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        stacked.zero_grad()
-        vectorised(stacked, [one])
-        looped(reference, [one])
-        for optimizer in optimizers:
-            optimizer.step()
-    for param, twin in pairs(replicas, reference):
-        torch.testing.assert_close(param, twin, rtol=1e-10, atol=1e-10)
-    assert torch.equal(stacked.stacked["0.weight"][2], replicas["c"].get_parameter("0.weight"))
 
 
 def test_lightnings_order_of_clearing_between_loss_and_backward_works(generator: torch.Generator) -> None:

@@ -14,9 +14,8 @@ import processes
 from fedlit import FederatedModule
 from fedlit.methods import FedAvg
 from helpers import build, digits, loader, shards, trainer
-from method_table import METHODS
+from method_table import METHODS, one_of_each
 from own_modules import Simple
-from shown import one_of_each
 
 NAMES = ["c0", "c1", "c2"]
 

@@ -18,7 +18,7 @@ from fedlit.federation import Schedule
 from fedlit.functional import intra_cluster_distance, k_means, relative_scatter
 from fedlit.methods import FADA, FedAvg
 from fedlit.models.disentangling import DISENTANGLING
-from helpers import batches_of, loader, trainer, weights
+from helpers import batches_of, descend_, loader, trainer, weights
 
 LAMBDA, RATE = 0.6, 0.2
 
@@ -53,21 +53,15 @@ def test_local_steps_are_those_of_equations_4_and_5(reverse: str) -> None:
             real, fake = d(still[n]), d(still["c2"])
             bce = F.binary_cross_entropy_with_logits
             loss = (bce(real, torch.ones_like(real)) + bce(fake, torch.zeros_like(fake))) / 2
-            gradients = torch.autograd.grad(loss, list(d.parameters()))
-            with torch.no_grad():
-                torch._foreach_sub_(list(d.parameters()), [RATE * gradient for gradient in gradients])
+            descend_(loss, d.parameters(), RATE)
         misled = torch.stack([-identifiers[n](features["c2"]).sigmoid().log().mean() for n in there]).mean()
         total = LAMBDA * misled
         for n in there:
             total = total + F.cross_entropy(nets[n].classifier(features[n]), batches[n][step][1])
             if reverse == "both":
                 total = total - LAMBDA * (1 - identifiers[n](features[n]).sigmoid()).log().mean()
-        params = [
-            p for n in (*there, "c2") for p in (*nets[n].extractor.parameters(), *nets[n].classifier.parameters())
-        ]
-        gradients = torch.autograd.grad(total, params, allow_unused=True, materialize_grads=True)
-        with torch.no_grad():
-            torch._foreach_sub_(params, [LR * gradient for gradient in gradients])
+        parts = [part for n in (*there, "c2") for part in (nets[n].extractor, nets[n].classifier)]
+        descend_(total, [param for part in parts for param in part.parameters()], LR)
     ends = {n: network(net.state_dict()) for n, net in nets.items()}
     for name, before in network(start["c2"].state_dict()).items():
         expected = ends["c2"][name] + (ends["c0"][name] + ends["c1"][name]) / 2 - before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +12,17 @@ import torch.nn.functional as F
 from rich.console import Console
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
+import helpers
+from fedgp_by_hand import Wire
 from fedlit.callbacks import OracleAccuracy, closing_table, summarise
-from fedlit.federation import Federation
 from fedlit.functional import joint_ot_loss, project_simplex, softmax_regression, wasserstein_barycenter
 from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import DictionaryReplica, Features
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, PrivacyWarning
-from helpers import Snapshots, assert_resumes, loader, trainer, weights
+from helpers import loader, trainer, weights
 
 NAMES = ["c0", "c1", "c2"]
 WIDTH, CLASSES, ATOMS, SIZE = 5, 3, 2, 12
@@ -53,10 +53,7 @@ def build(**kwargs: Any) -> FedDaDiL:
 def fit(
     module: FedDaDiL | FedAvg, rounds: int = 2, batch_size: int = 24, **kwargs: Any
 ) -> list[dict[str, dict[str, Tensor]]]:
-    snapshots, data = Snapshots(), kwargs.pop("data", None) or blobs()
-    run = trainer(rounds, [snapshots, *kwargs.pop("callbacks", [])], **kwargs)
-    run.fit(module, loader(data, batch_size))
-    return snapshots.rounds
+    return helpers.fit(module, kwargs.pop("data", None) or blobs(), rounds, batch_size, **kwargs).rounds
 
 
 def test_atoms_start_at_the_class_means_and_variances_of_all_sources() -> None:
@@ -210,21 +207,14 @@ def test_phase_1_is_fedavg_though_the_dictionarys_features_have_length_1() -> No
 
 
 def test_coordinates_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[str, str, tuple[int, ...]]] = []
-
-    def watch(name: str) -> None:
-        original = getattr(Federation, name)
-
-        def watched(self: Federation, channel: str, payloads: Any, *args: Any, **kwargs: Any) -> Any:
-            sent.extend((channel, key, tuple(t.shape)) for p in payloads.values() for key, t in p.items())
-            return original(self, channel, payloads, *args, **kwargs)
-
-        monkeypatch.setattr(Federation, name, watched)
-
-    for verb in ("mean", "exchange"):
-        watch(verb)
-    module = build(warmup_rounds=1, extractor=Encoder())
+    wire, module = Wire(monkeypatch), build(warmup_rounds=1, extractor=Encoder())
     fit(module, rounds=4, batch_size=8)
+    sent = {
+        (channel, key, tuple(tensor.shape))
+        for channel, payloads, _ in (*wire.averaged, *wire.exchanged)
+        for payload in payloads.values()
+        for key, tensor in payload.items()
+    }
     assert {(channel, key) for channel, key, _ in sent} == {
         ("weights", "extractor.weight"), ("weights", "extractor.bias"), ("weights", "classifier.weight"),
         ("weights", "classifier.bias"), ("class_moments", "moments"), ("atoms", "dictionary.points"),
@@ -272,13 +262,6 @@ def test_the_target_predicts_by_reconstruction_or_by_ensemble() -> None:
     )  # fmt: skip
     weight, bias = softmax_regression(found.support, found.labels, penalty=0.1)  # type: ignore[arg-type]
     torch.testing.assert_close(reconstruction(x), (x.double() @ weight.T + bias).float(), atol=1e-3, rtol=1e-3)
-
-
-def test_a_checkpoint_in_the_round_of_moments_or_among_the_atoms_resumes_bit_for_bit(tmp_path: Path) -> None:
-    def make() -> FedDaDiL:
-        return build(atom_batch_size=5, optimizer=lambda params: Adam(params, lr=LR))
-
-    assert_resumes(make, lambda: loader(blobs(), 7), tmp_path, [2, 6, 8])
 
 
 def test_atoms_that_moved_do_not_predict_by_old_classifiers() -> None:

@@ -6,29 +6,27 @@ import copy
 import math
 import warnings
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-from backends import BACKENDS, backend
+from backends import PROTOCOLS
 from fedlit.federation import ChannelError, Schedule
 from fedlit.methods import FedMMD
 from fedlit.models import Committee
 from fedlit.privacy import (
-    CKKSAffine,
     GaussianMechanism,
     PaillierAffine,
     PairwiseMasking,
     PlainAffine,
     PrivacyError,
 )
-from helpers import Snapshots, assert_resumes, loader, trainer, unequal
+from helpers import fit, unequal
 
 LR = 0.5
 NAMES = ["c0", "c1", "c2"]
@@ -47,14 +45,6 @@ def build(names: list[str] | None = None, **kwargs: Any) -> FedMMD:
     names = names or NAMES
     given: dict[str, Any] = {"mmd_weight": 1.0, "warmup_rounds": 0, "optimizer": lambda p: SGD(p, lr=LR)} | kwargs
     return FedMMD(names, names[-1], 2, given.pop("extractor", None) or Linear(), **given)
-
-
-def fit(module: FedMMD, data: Any = None, rounds: int = 1, batch_size: int = 64, **kwargs: Any) -> Snapshots:
-    """Train; by default a batch has all samples of a client, and a round is one step."""
-    snapshots = Snapshots()
-    run = trainer(rounds, [snapshots, *kwargs.pop("callbacks", [])], **kwargs)
-    run.fit(module, loader(unequal() if data is None else data, batch_size))
-    return snapshots
 
 
 def trained(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -185,25 +175,9 @@ def test_a_batch_of_one_sample_has_no_pairs_within(exchange: Any) -> None:
         assert all(bool(tensor.isfinite().all()) for tensor in trained(state).values())
 
 
-PROTOCOLS = {
-    "plain": lambda: PlainAffine(),
-    "paillier": lambda: PaillierAffine(key_bits=1024, insecure_test_keys=True),  # tests arithmetic, not secrecy
-    "ckks": lambda: CKKSAffine(),
-}
-
-
 @cache
 def unprotected(exchange: Any, local_steps: int | None = None) -> dict[str, dict[str, Tensor]]:
     return fit(build(exchange=exchange), rounds=2, strategy={"local_steps": local_steps}).rounds[-1]
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-def test_hidden_moments_train_as_open_ones_within_the_grid(name: str) -> None:
-    hidden = fit(build(), rounds=2, strategy={"privacy": {"moments": backend(name)}})
-    bound = 21 * float(BACKENDS[name]().error_bound(2)) + 1e-6
-    for name in NAMES:
-        for key, tensor in trained(unprotected("summed")[name]).items():
-            assert float((hidden.rounds[-1][name][key] - tensor).abs().max()) < bound
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -277,15 +251,6 @@ def test_without_the_target_or_without_sources_nothing_is_aligned(exchange: Any)
             torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-6)
 
 
-@pytest.mark.parametrize("exchange", ["summed", "pairwise", "open"])
-def test_a_checkpoint_within_a_round_resumes_bit_for_bit(exchange: Any, tmp_path: Path) -> None:
-    def make() -> FedMMD:
-        return build(exchange=exchange, warmup_rounds=1, optimizer=lambda params: Adam(params, lr=0.02))
-
-    # rounds of 4 steps; pairs exchange their keys again
-    assert_resumes(make, lambda: loader(unequal(), 5), tmp_path, [2, 6], rounds=3, ledger=exchange == "summed")
-
-
 MASKING = PairwiseMasking(colluders=0)
 
 
@@ -318,9 +283,3 @@ def test_a_single_source_cannot_be_hidden_in_a_sum() -> None:
     few = {"c0": data["c0"], "c2": data["c2"]}
     with pytest.raises(ChannelError, match=r"alone can send .*'moments'"):
         fit(build(["c0", "c2"]), few, strategy={"privacy": {"moments": PairwiseMasking(colluders=0)}})
-    alone = {"privacy": {"moments": PairwiseMasking(colluders=0)}, "participation": Schedule([["c0", "c2"]])}
-    with pytest.warns(UserWarning, match="moments"):
-        snapshots = fit(build(), strategy=alone)
-    assert torch.equal(
-        snapshots.rounds[0]["c2"]["extractor.weight"], snapshots.start["c2"].state_dict()["extractor.weight"]
-    )

@@ -9,14 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-from fedlit import Client, Run
+from fedlit import Client
 from fedlit.federation import UNLABELLED, GuardedLabels
 from fedlit.functional import minimax_entropy_loss
 from fedlit.methods import FedAvg, FedMME, SourceOnly
 from fedlit.models import MLP
-from helpers import build, digits, loader, same, shards, trainer, weights
+from helpers import build, digits, same, trainer, weights
 
 
 def untrained(labelled: bool = True, **kwargs: Any) -> FedMME:
@@ -123,25 +122,6 @@ def test_without_entropy_it_is_fedavg_to_the_last_bit(method: Any, labels: float
         trainer(2).fit(module, data)
     for client in ("clean", "blended", "fonts"):
         assert same(*(weights(module, client) for module in modules))
-
-
-def test_the_mean_is_over_everyone_by_samples() -> None:
-    given = {name: each.tensors for name, each in shards(3, 20).items()}
-    data = {
-        name: TensorDataset(x[:size], y[:size]) for (name, (x, y)), size in zip(given.items(), (20, 12, 8), strict=True)
-    }
-    notes: dict[str, Tensor] = {}
-
-    class Noted(FedMME):
-        def on_round_end(self, run: Run) -> None:
-            notes.update({client.name: weights(self, client.name)["classifier.weight"] for client in self.clients})
-            super().on_round_end(run)
-
-    torch.manual_seed(0)
-    module = Noted(["c0", "c1", Client("c2", role="target", labelled=True)], "c2", 2, MLP(5, [4]))
-    trainer(1).fit(module, loader(data))
-    expected = sum(size / 40 * notes[name] for name, size in (("c0", 20), ("c1", 12), ("c2", 8)))
-    torch.testing.assert_close(weights(module, "c0")["classifier.weight"], expected)
 
 
 @pytest.mark.parametrize("rounds", [0, 1])

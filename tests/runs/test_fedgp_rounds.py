@@ -1,47 +1,49 @@
-"""FedDA and FedGP: rounds that clients miss, warm-ups, and checkpoints."""
+"""FedDA and FedGP: rounds that clients miss, the hidden rule against the open one, and who is sent what."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
-from torch.optim import Adam
-from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
+from backends import BACKENDS, NEEDS, PROTOCOLS, backend
 from fedgp_by_hand import (
     CASES,
     GRID,
     NAMES,
     PER_SOURCE,
     B,
+    Local,
     NotedGP,
     Settings,
-    Snapshots,
     W,
     Wire,
     build,
+    estimates_by_hand,
     fit,
     normalised,
+    noted,
     rule_by_hand,
+    scale_of,
     settings_betas,
+    shares_of,
     talk,
     unequal,
+    vector,
     zero_layer,
 )
 from fedlit import Client
 from fedlit.federation import Schedule
-from fedlit.methods import FedGP, TargetOnly
+from fedlit.methods import FedDA, FedGP, TargetOnly
 from fedlit.privacy import PairwiseMasking, PlainAffine
-from helpers import loader, same, shards, trainer, weights
+from helpers import Snapshots, same, shards, weights
 
 
 def two(clients: Sequence[str], **kwargs: Any) -> Snapshots:
@@ -69,7 +71,7 @@ def test_absent_sources_are_left_out_and_fetch_the_model_when_they_come_back(hid
         assert same(first["c2"], two(["c0", "c2"], beta="auto", weighting="samples").rounds[0]["c2"])
         assert "beta/c1" not in snapshots.metrics[0]
         assert "beta/c1" in snapshots.metrics[1]
-    assert same(first["c1"], snapshots.start["c1"])
+    assert same(first["c1"], snapshots.start["c1"].state_dict())
     assert same(first["c0"], first["c2"])
     assert same(second["c1"], second["c2"])
     booked = [entry for entry in module.federation.ledger if entry.channel == "model"]
@@ -86,7 +88,7 @@ def test_with_nobody_there_the_targets_own_update_is_taken(hidden: bool) -> None
     theirs = fit(alone, rounds=2, strategy={"participation": Schedule([["c2"]])})
     for key in (W, B):
         torch.testing.assert_close(ours.rounds[-1]["c2"][key], theirs.rounds[-1]["c2"][key], atol=1e-6, rtol=1e-6)
-        assert torch.equal(ours.rounds[-1]["c0"][key], ours.start["c0"][key])
+        assert torch.equal(ours.rounds[-1]["c0"][key], ours.start["c0"].state_dict()[key])
     assert set(module.federation.ledger.bytes_by_channel()) == {"metrics"}
 
 
@@ -103,12 +105,12 @@ def test_a_round_without_the_target_changes_nothing(way: str, hidden: bool) -> N
     snapshots = fit(module, rounds=2, strategy={"nested_heard": False} | strategy)
     first, second = snapshots.rounds
     if way == "target_update":  # it is there, and takes its own step, as without sources
-        assert not torch.equal(first["c2"][W], snapshots.start["c2"][W])
+        assert not torch.equal(first["c2"][W], snapshots.start["c2"].state_dict()[W])
         assert not talk(module, "update", 0)
     else:
         for name in NAMES:
             learnt = [key for key in first[name] if not key.endswith("num_batches_tracked")]
-            assert all(torch.equal(first[name][key], snapshots.start[name][key]) for key in learnt)
+            assert all(torch.equal(first[name][key], snapshots.start[name].state_dict()[key]) for key in learnt)
         assert {e.channel for e in module.federation.ledger if e.round_idx == 0} == {"metrics"}
         assert "beta" not in snapshots.metrics[0]
     assert not torch.equal(second["c2"][W], first["c2"][W])
@@ -154,7 +156,7 @@ def test_a_source_that_trains_on_an_old_model_is_left_out(hidden: bool) -> None:
     theirs = fit(lost, data, 3, strategy=more | {"heard": heard})
     for round_idx in range(3):
         assert same(ours.rounds[round_idx]["c2"], theirs.rounds[round_idx]["c2"]), round_idx
-    assert same(ours.rounds[1]["c1"], ours.start["c1"])
+    assert same(ours.rounds[1]["c1"], ours.start["c1"].state_dict())
     assert same(ours.rounds[2]["c1"], ours.rounds[2]["c2"])
     spoke = ["c1" in {sender for sender, _ in talk(stale, "update", round_idx)} for round_idx in range(3)]
     assert spoke == [True, False, True]
@@ -191,24 +193,13 @@ def test_the_target_tells_no_numbers_that_are_not_needed(case: str, told: str, m
     )
 
 
-def test_rounds_with_a_single_source_under_masking_are_skipped_with_a_warning_and_it_is_told_nothing() -> None:
-    module = build()
-    alone = Schedule([["c0", "c2"]])
-    with pytest.warns(UserWarning, match=r"sends no mean over channel 'update'"):
-        snapshots = fit(module, rounds=2, strategy={"privacy": PairwiseMasking(colluders=0), "participation": alone})
-    expected = two(["c0", "c2"], beta=0).rounds[0]["c2"]
-    assert same(snapshots.rounds[0]["c2"], expected)
-    assert same(snapshots.rounds[1]["c0"], snapshots.rounds[1]["c2"])
-    assert not talk(module, "target_update")  # nobody needs it
-
-
 @pytest.mark.parametrize(("absent", "away"), [("c1", 1), ("c1", 2), ("c2", 1), ("c2", 2)])
 def test_who_was_away_at_the_end_of_the_warm_up_starts_from_its_result(absent: str, away: int) -> None:
     others = [name for name in NAMES if name != absent]
     schedule = Schedule([*[others] * away, NAMES])
     module = build(NotedGP, warmup_rounds=1)
     snapshots = fit(module, rounds=away + 1, strategy={"participation": schedule})
-    assert same(snapshots.rounds[0][absent], snapshots.start[absent])
+    assert same(snapshots.rounds[0][absent], snapshots.start[absent].state_dict())
     assert all(same(snapshots.rounds[-1][name], snapshots.rounds[-1]["c2"]) for name in NAMES)
     given, _ = module.notes[-1]
     expected = rule_by_hand(given, settings_betas(Settings(FedGP)), {"c0": 0.5, "c1": 0.5}, Settings(FedGP))
@@ -225,60 +216,6 @@ def test_who_was_away_at_the_end_of_the_warm_up_starts_from_its_result(absent: s
                 for pair in talk(module, name, round_idx) if pair[1] == absent]  # fmt: skip
 
 
-def hidden_products() -> PlainAffine:
-    return PlainAffine(**GRID)
-
-
-MASKING = partial(PairwiseMasking, colluders=0)
-
-RESUMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "fixed": ({"beta": 0.5, "align_magnitudes": True}, {}),
-    "auto": ({"beta": "auto"}, {}),
-    "auto, exact": ({"beta": "auto", "residual": "exact"}, {}),
-    "masked": ({"beta": "auto"}, {"privacy": MASKING}),
-    "masked, inner products": ({"beta": "auto"}, {"privacy": MASKING, "two_party": hidden_products}),
-    "batchnorm": ({"beta": "auto"}, {}),
-    "vectorised": ({"beta": "auto", "vectorize": True}, {}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_checkpoint_within_a_round_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
-    arguments, given = RESUMED[name]
-    away = Schedule([NAMES, ["c0", "c2"], NAMES]) if name != "masked" else Schedule([NAMES])
-    torch.manual_seed(3)
-
-    def go(callbacks: list[pl.Callback], checkpoint: str | None = None) -> tuple[Any, Snapshots]:
-        torch.manual_seed(7)
-        more = normalised() if name == "batchnorm" else {}
-        module = build(
-            optimizer=lambda params: Adam(params, lr=0.02),
-            lr_scheduler=lambda optimizer: StepLR(optimizer, 2, 0.5),
-            schedule_interval="step",
-            warmup_rounds=1,
-            **(arguments | more),
-        )
-        snapshots = Snapshots()
-        strategy = {key: value() for key, value in given.items()} | {"rounds_per_epoch": 2, "participation": away}
-        run = trainer(2, [snapshots, *callbacks], enable_checkpointing=bool(callbacks), strategy=strategy)
-        run.fit(module, loader(unequal()), ckpt_path=checkpoint)
-        return module, snapshots
-
-    saver = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
-    straight, everything = go([saver])
-    assert straight.federation.round_idx == 4
-    for step, round_idx in ((2, 0), (8, 1), (12, 2), (17, 3)):  # rounds of 5 steps
-        path = tmp_path / f"step={step}.ckpt"
-        saved = torch.load(path, weights_only=True)
-        assert (saved["federation"]["round_idx"], saved["federation"]["batch_idx"]) == (round_idx, step - 5 * round_idx)
-        resumed, rest = go([], str(path))
-        for client in NAMES:
-            assert same(everything.rounds[-1][client], rest.rounds[-1][client]), (step, client)
-        assert rest.metrics[-1] == pytest.approx(everything.metrics[-1], rel=0, abs=0, nan_ok=True)
-        if "masked" not in name:  # which exchanges its keys again
-            assert straight.federation.ledger == resumed.federation.ledger
-
-
 def test_a_checkpoint_between_rounds_holds_no_copies_of_the_network(tmp_path: Path) -> None:
     module = build(beta="auto", residual="exact")
     fit(module)
@@ -290,3 +227,198 @@ def test_a_checkpoint_between_rounds_holds_no_copies_of_the_network(tmp_path: Pa
         tmp_path / "run.ckpt", extractor=nn.Identity(), classifier=nn.Linear(5, 2), weights_only=True
     )
     assert same(weights(loaded, "c2"), weights(module, "c2"))
+
+
+ROUNDS = 3
+
+
+@dataclass
+class Run:
+    module: Any
+    snapshots: Snapshots
+
+
+_RUNS: dict[tuple[str, str, str], Run] = {}
+
+
+def run(case: str, name: str = "", protocol: str = "") -> Run:
+    """Three rounds of a case, open or hidden; kept, as several tests look at them."""
+    key = (case, name, protocol)
+    if key not in _RUNS:
+        if protocol in NEEDS:
+            pytest.importorskip(NEEDS[protocol])
+        settings = CASES[case]
+        module = build(noted(settings.method), **settings.kwargs)
+        strategy = {"privacy": backend(name)} if name else {}
+        if protocol:
+            strategy["two_party"] = {"inner_product": PROTOCOLS[protocol](**GRID)}
+        _RUNS[key] = Run(module, fit(module, rounds=ROUNDS, strategy=strategy))
+    return _RUNS[key]
+
+
+def error_of_mean(name: str, settings: Settings) -> float:
+    """Greatest error of one entry of a mean: that of a sum, over the sum of weights relative to the largest."""
+    shares = shares_of(NAMES[:-1], settings)
+    return float(BACKENDS[name]().error_bound(2)) * max(shares.values())
+
+
+def error_of_step(
+    settings: Settings, given: Mapping[str, Local], variance: float, mean: float, cosine: float = 0.0
+) -> float:
+    """Greatest error of one entry of a step, to first order, if means are off by ``mean`` and cosines by ``cosine``.
+
+    An entry of the mean of contributions is off by ``mean``, and so is that of betas, which the target's update is
+    multiplied with. With an inner product, the projection on a layer is off by |g_T| times the error of its cosine,
+    and of the estimates, distance by 2 |g_T| |g_S| and residual by 2 |g_T|^2 times that for each layer; an error e of
+    either, in units of squared gradients, moves beta = s2 / (s2 + d2) by at most e / s2.
+    """
+    updates = [vector(local.update, [W, B]) * scale_of(local, given["c2"], settings) for local in given.values()]
+    target = float(updates[-1].norm())
+    longest = max(float(update.norm()) for update in updates)
+    layers = 2
+    beta = 2 * layers * target * longest * cosine / given["c2"].path ** 2 / variance if settings.beta == "auto" else 0.0
+    biggest = max(float(update.abs().max()) for update in updates)
+    of_means = mean * (1 + biggest if settings.beta == "auto" else 1)
+    rounding = 8 * 2.0**-24 * biggest  # float32, in a handful of operations
+    return of_means + target * cosine + beta * (target + longest) + rounding
+
+
+def check_steps(case: str, hidden: Run, mean: float, cosine: float = 0.0) -> None:
+    """Each step is the open rule on the updates of that very round."""
+    settings = CASES[case]
+    module = hidden.module
+    assert len(module.notes) == ROUNDS - settings.warmup_rounds
+    for (given, step), count in zip(module.notes, module.counts, strict=True):
+        found = estimates_by_hand(given, NAMES[:-1], settings, count["variance"])
+        expected = rule_by_hand(given, found.beta, shares_of(NAMES[:-1], settings), settings)
+        bound = error_of_step(settings, given, count["variance"], mean, cosine)
+        # small enough to tell a wrong rule from a right one
+        assert bound < (1e-2 if cosine else 1e-3) * max(float(tensor.abs().max()) for tensor in expected.values())
+        for name, tensor in expected.items():
+            assert float((step[name] - tensor).abs().max()) <= bound
+
+
+FOUR = ["FedDA", "FedDA auto", "FedGP by layer", "FedGP auto"]
+MORE = [case for case in CASES if case not in FOUR and not case.startswith(("beta", "FedGP auto, exact"))]
+COVERING = [
+    *((case, "masking") for case in (*FOUR, "FedDA auto, aligned", "FedGP by model", "cosine by layer, aligned")),
+    *(("FedGP auto", name) for name in BACKENDS if name != "masking"),
+]
+PRODUCT = [
+    *((case, name) for name in BACKENDS for case in FOUR if (case, name) not in COVERING),
+    *((case, "masking") for case in MORE if (case, "masking") not in COVERING),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "name"), [*COVERING, *[pytest.param(*each, marks=pytest.mark.slow) for each in PRODUCT]]
+)
+def test_hidden_rounds_equal_open_ones_within_the_error_of_a_mean(case: str, name: str) -> None:
+    hidden = run(case, name)
+    mean = error_of_mean(name, CASES[case])
+    check_steps(case, hidden, mean)
+    logged, open_ = hidden.snapshots.metrics[-1], run(case).snapshots.metrics[-1]
+    assert logged["beta"] == pytest.approx(open_["beta"], abs=1e-4)
+    assert logged["target_variance"] == pytest.approx(open_["target_variance"], rel=1e-4)
+    # what only somebody who has a single source's update could tell
+    assert not [name for name in logged if name.startswith(("beta/", "distance/", "tau/"))]
+
+
+@pytest.mark.parametrize("case", ["FedGP auto", *(pytest.param(c, marks=pytest.mark.slow) for c in FOUR[:3])])
+def test_exact_backends_agree_to_the_last_bit(case: str) -> None:
+    states = [run(case, backend).snapshots.rounds[-1]["c2"] for backend in ("masking", "bfv", "paillier")]
+    assert same(states[0], states[1])
+    assert same(states[0], states[2])
+
+
+PRODUCTS = ["FedDA auto", "FedGP by layer", "FedGP auto", "FedGP by model"]
+
+
+@pytest.mark.parametrize(
+    ("case", "protocol"),
+    [
+        *((case, "plain") for case in PRODUCTS),
+        *(("FedGP auto", protocol) for protocol in ("paillier", "ckks")),
+        *(
+            pytest.param(case, protocol, marks=pytest.mark.slow)
+            for protocol in ("paillier", "ckks")
+            for case in PRODUCTS
+            if case != "FedGP auto"
+        ),
+    ],
+)
+def test_inner_products_give_what_the_targets_update_would(case: str, protocol: str) -> None:
+    """A cosine is the sum of 12 products; on a grid each number is off by half a step, see `AffineGrid.error_bound`."""
+    hidden = run(case, "masking", protocol)
+    mean = error_of_mean("masking", CASES[case])
+    cosine = PROTOCOLS[protocol](**GRID).error_bound(12)
+    check_steps(case, hidden, mean, cosine)
+
+
+def test_paillier_and_plain_inner_products_agree_to_the_last_bit() -> None:
+    one, other = (run("FedGP auto", "masking", protocol) for protocol in ("plain", "paillier"))
+    assert same(one.snapshots.rounds[-1]["c2"], other.snapshots.rounds[-1]["c2"])
+
+
+@pytest.mark.parametrize("beta", [0.5, "auto"])
+def test_a_single_layer_that_is_a_single_number_fits_the_grid(beta: Any) -> None:
+    network = nn.Sequential(nn.Linear(5, 1), nn.Linear(1, 2))
+    module = build(beta=beta, classifier=network)
+    strategy = {"privacy": PairwiseMasking(colluders=0), "two_party": PlainAffine(**GRID)}
+    snapshots = fit(module, rounds=2, strategy=strategy)
+    assert not torch.equal(
+        snapshots.rounds[-1]["c2"]["classifier.0.bias"], snapshots.start["c2"].state_dict()["classifier.0.bias"]
+    )
+
+
+@pytest.mark.parametrize("case", FOUR)
+def test_in_the_open_the_target_gets_updates_and_gives_the_model(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, wire = CASES[case], Wire(monkeypatch)
+    module = build(settings.method, **settings.kwargs)
+    fit(module, rounds=2)
+    assert not wire.averaged
+    assert not wire.multiplied
+    seen = [(channel, list(payloads), to) for channel, payloads, to in wire.exchanged]
+    assert seen == [("update", ["c0", "c1"], ["c2"]), ("model", ["c2"], ["c0", "c1"])] * 2
+    assert set(module.federation.ledger.bytes_by_channel()) == {"update", "model", "metrics"}
+    assert set(talk(module, "update")) == {("c0", "c2"), ("c1", "c2")}
+    assert set(talk(module, "model")) == {("c2", "c0"), ("c2", "c1")}
+
+
+@pytest.mark.parametrize("case", [*FOUR, "FedDA, aligned"])
+@pytest.mark.parametrize("inner_product", [False, True], ids=["update", "inner product"])
+def test_nobody_sees_a_sources_update_and_with_inner_products_nobody_the_targets(
+    case: str, inner_product: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, wire = CASES[case], Wire(monkeypatch)
+    more = {"two_party": PlainAffine()} if inner_product else {}
+    module = build(settings.method, **settings.kwargs)
+    fit(module, rounds=2, strategy={"privacy": PairwiseMasking(colluders=0)} | more)
+    ratio = settings.method is FedDA and settings.beta != "auto"  # needs no products
+    assert module.federation.channels["update"].receivers == ("c2",)
+    # the sources speak in means alone, and these reach the target alone
+    assert all(sender == "c2" for _, payloads, _ in wire.exchanged for sender in payloads)
+    assert [(channel, list(payloads)) for channel, payloads, _ in wire.averaged] == [("update", ["c0", "c1"])] * 2
+    assert all(set(mean) == {"c2"} for mean in wire.means)
+    heads = {W, B, "beta"} if settings.beta == "auto" else {W, B}
+    for (_, payloads, _), mean in zip(wire.averaged, wire.means, strict=True):
+        assert all(set(payload) == heads for payload in payloads.values())
+        received = mean["c2"][W]
+        assert not any(torch.allclose(received, payload[W], atol=1e-4) for payload in payloads.values())
+        for name in (W, B):
+            received = mean["c2"][name]
+            both = sum(payload[name] for payload in payloads.values()) / 2
+            torch.testing.assert_close(received, both, atol=1e-6, rtol=0)
+    told = [set(payloads["c2"]) for channel, payloads, _ in wire.exchanged if channel == "target_update"]
+    asks = not ratio or settings.align_magnitudes
+    own = {W, B} if not ratio and not inner_product else set()
+    assert told == ([{"summary", *own}] * 2 if asks else [])
+    asked = [("inner_product", ["c2"], ["c0", "c1"])] * 2 if inner_product and not ratio else []
+    assert wire.multiplied == asked
+    channels = {"update", "update/keys", "model", "metrics"}
+    channels |= {"target_update"} if asks else set()
+    channels |= {"inner_product"} if asked else set()
+    channels.add("target_update/keys" if asks else "model/keys")  # of the first message between clients
+    assert set(module.federation.ledger.bytes_by_channel()) == channels
+    assert set(talk(module, "update")) == {("c0", "server"), ("c1", "server"), ("server", "c2")}
+    assert set(talk(module, "target_update")) == ({("c2", "c0"), ("c2", "c1")} if asks else set())

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from sklearn.metrics import mean_squared_error, r2_score
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
@@ -19,20 +20,19 @@ from torch.utils.data import DataLoader, TensorDataset
 import fedlit
 from backends import backend
 from fedlit import Client, FederatedModule
-from fedlit.callbacks import OracleAccuracy, TargetPredictions
+from fedlit.callbacks import OracleAccuracy, TargetPredictions, closing_table, summarise
 from fedlit.data import HeartDisease
 from fedlit.data.base import Domain
 from fedlit.export import export_target, target_model
 from fedlit.federation import ChannelError, RosterError
 from fedlit.methods import FedAvg, FedDANN, SourceOnly
-from fedlit.models import MLP
+from fedlit.models import MLP, Committee, Features
 from fedlit.privacy import FixedPoint, GaussianMechanism, PairwiseMasking, Plain
-from helpers import QUIET, build, loader, normalised_head, same, samples_of, trainer, weights
-from method_table import METHODS
+from helpers import QUIET, build, descend_, loader, normalised_head, same, samples_of, trainer, weights
+from method_table import METHODS, one_of_each
 from own_modules import Simple
-from shown import one_of_each
 from site_runs import merged, start
-from stars import around, plain, struck
+from stars import plain, struck
 
 NAMES = ["c0", "c1", "c2"]
 CHANNEL = "label_statistics"
@@ -210,55 +210,47 @@ def sent(module: FederatedModule) -> int:
     return module.federation.ledger.bytes_by_channel().get(CHANNEL, 0)
 
 
-def test_a_run_that_resumes_sends_nothing_again_and_trains_the_same(tmp_path: Path) -> None:
-    data = numbers()
-    path = tmp_path / "two.ckpt"
-    first = trainer(2)
-    half = fitted(data, run=first)
-    first.save_checkpoint(path)
-    module = module_of()
-    trainer(4).fit(module, loader(dict(data), 16), ckpt_path=path)
-    whole = module_of()
-    trainer(4).fit(whole, loader(dict(data), 16))
-    assert same(weights(module, "c2"), weights(whole, "c2"))
-    assert sent(module) == sent(whole) == sent(half) > 0
+@pytest.fixture(scope="module")
+def two_rounds(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedModule, Path]:
+    """A module after two rounds, and its checkpoint."""
+    run, path = trainer(2), tmp_path_factory.mktemp("run") / "two.ckpt"
+    module = fitted(numbers(), run=run)
+    run.save_checkpoint(path)
+    return module, path
+
+
+def test_a_run_that_resumes_sends_nothing_again_and_trains_the_same(two_rounds: tuple[FederatedModule, Path]) -> None:
+    half, path = two_rounds
+    resumed, whole = module_of(), module_of()
+    trainer(4).fit(resumed, loader(numbers(), 16), ckpt_path=path)
+    trainer(4).fit(whole, loader(numbers(), 16))
+    assert same(weights(resumed, "c2"), weights(whole, "c2"))
+    assert sent(resumed) == sent(whole) == sent(half) > 0
     kept = torch.load(path, weights_only=True)["clients"]
     assert kept["c0"]["label_scale"] == kept["c2"]["label_scale"] == half.task.scales["c0"].state()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("how", ["predict", "load_from_checkpoint"])
-def test_a_checkpoint_brings_the_unit_of_its_labels(how: str, tmp_path: Path) -> None:
-    data, path = numbers(), tmp_path / "run.ckpt"
-    run = trainer(2)
-    trained = fitted(data, run=run)
-    run.save_checkpoint(path)
-    x = data["c2"].tensors[0]
-    expected = trained(x).detach()
-    if how == "predict":
-        module = module_of()
-        (found,) = trainer(1).predict(module, loader({"c2": data["c2"]}, 64, training=False), ckpt_path=path)  # type: ignore[misc]
-        torch.testing.assert_close(found["c2"], expected)
-    else:
-        optimizer = {"optimizer": lambda params: Adam(params, lr=0.02)}
-        module = SourceOnly.load_from_checkpoint(
-            path, clients=NAMES, extractor=MLP(5, [8]), map_location="cpu", weights_only=True, **optimizer
-        )
-        torch.testing.assert_close(module(x).detach(), expected)
-    assert sent(module) in (0, sent(trained))  # which the checkpoint has noted
+def test_a_checkpoint_brings_the_unit_of_its_labels(two_rounds: tuple[FederatedModule, Path]) -> None:
+    (trained, path), data, module = two_rounds, numbers()["c2"], module_of()
+    x = data.tensors[0]
+    (found,) = trainer(1).predict(module, loader({"c2": data}, 64, training=False), ckpt_path=path)  # type: ignore[misc]
+    torch.testing.assert_close(found["c2"], trained(x).detach())
+    loaded = SourceOnly.load_from_checkpoint(
+        path, clients=NAMES, extractor=MLP(5, [8]), weights_only=True, optimizer=lambda params: Adam(params, lr=0.02)
+    )
+    torch.testing.assert_close(loaded(x), trained(x))
+    assert {sent(module), sent(loaded)} <= {0, sent(trained)}  # which the checkpoint has noted
 
 
 @pytest.mark.parametrize(
     "state", [{"mean": [0.0]}, {"mean": [0.0], "deviation": [0.0]}, {"mean": [0.0, 1.0], "deviation": [1.0, 1.0]}, [1]]
 )
-def test_a_scale_that_is_none_is_refused(state: Any, tmp_path: Path) -> None:
-    run, path = trainer(1), tmp_path / "run.ckpt"
-    fitted(numbers(), run=run)
-    run.save_checkpoint(path)
-    checkpoint = torch.load(path, weights_only=True)
+def test_a_scale_that_is_none_is_refused(state: Any, two_rounds: tuple[FederatedModule, Path], tmp_path: Path) -> None:
+    checkpoint, path = torch.load(two_rounds[1], weights_only=True), tmp_path / "run.ckpt"
     checkpoint["clients"]["c1"]["label_scale"] = state
     torch.save(checkpoint, path)
     with pytest.raises(RosterError, match=r"scale of labels must have the"):
-        trainer(2).fit(module_of(), loader(dict(numbers()), 16), ckpt_path=path)
+        trainer(3).fit(module_of(), loader(numbers(), 16), ckpt_path=path)
 
 
 @pytest.mark.multiprocess
@@ -272,19 +264,6 @@ def test_three_processes_give_what_one_gives(method: str) -> None:
     for result in results:
         assert result["ledger"] == alone["ledger"]
         assert result["metrics"] == alone["metrics"]
-
-
-@pytest.mark.multiprocess
-@pytest.mark.parametrize("privacy", ["None", pytest.param("PairwiseMasking(colluders=0)", marks=pytest.mark.slow)])
-def test_sites_around_a_server_give_what_one_process_gives(privacy: str, tmp_path: Path) -> None:
-    pytest.importorskip("grpc")
-    arguments = ("--numbers", "--own", "--everyone", "--rounds", "2", "--steps", "2", "--privacy", privacy)
-    (alone,) = start(*arguments)
-    results = around(tmp_path, *arguments)
-    assert merged(results) == alone["weights"]
-    assert {name: scale for each in results for name, scale in each["scales"].items()} == alone["scales"]
-    assert results[0]["scales"] == {}
-    assert all(result["metrics"] == alone["metrics"] for result in results)
 
 
 @pytest.mark.multiprocess
@@ -365,21 +344,45 @@ def test_a_loader_of_another_kind_is_warned_of() -> None:
         pl.Trainer(**QUIET, max_epochs=1).fit(module, batches)
 
 
-def test_unknown_labels_of_a_source_are_refused_by_its_name() -> None:
-    data = numbers()
-    data["c1"].tensors[1][3] = torch.nan
-    with pytest.raises(RosterError, match=r"source 'c1' have no label \(NaN in row 3"):
-        fitted(data)
-
-
 def test_labels_whose_deviation_is_too_small_to_be_found_are_warned_of() -> None:
     with pytest.warns(UserWarning, match=r"labels of client 'c0' differ by"):
         fitted(numbers(0.0, 1e-25))
 
 
-def test_labels_of_another_width_are_refused() -> None:
-    with pytest.raises(RosterError, match=r"labels of client 'c0' .* num_classes=2"):
-        fitted(numbers(outputs=2), outputs=1)
+def unlabelled() -> dict[str, TensorDataset]:
+    data = numbers()
+    data["c1"].tensors[1][3] = torch.nan
+    return data
+
+
+NOISE = GaussianMechanism(clip_norm=1.0, noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize(
+    ("data", "run", "outputs", "message"),
+    [
+        (unlabelled(), {}, 1, r"source 'c1' have no label \(NaN in row 3"),
+        (numbers(outputs=2), {}, 1, r"labels of client 'c0' .* num_classes=2"),
+        (numbers(), {"precision": "bf16-true"}, 1, r"precision='bf16-true' rounds labels of client 'c0'"),
+        (numbers(), {"strategy": {"differential_privacy": NOISE}}, 1, "cannot blur channel .*scale_labels=False and"),
+    ],
+)
+def test_labels_without_a_scale_are_refused(data: Any, run: dict[str, Any], outputs: int, message: str) -> None:
+    with pytest.raises(RosterError, match=message):
+        fitted(data, run=trainer(1, **run), outputs=outputs)
+
+
+@pytest.mark.parametrize(
+    ("data", "run", "arguments"),
+    [
+        (numbers(0.0, 1.0), {"precision": "bf16-true"}, {}),
+        (numbers(), {"precision": "bf16-mixed"}, {}),
+        (numbers(0, 1), {"strategy": {"differential_privacy": NOISE}}, {"scale_labels": False}),
+        (numbers(), {"strategy": {"differential_privacy": {"weights": NOISE}}}, {}),
+    ],
+)
+def test_ways_out_of_it_train(data: Any, run: dict[str, Any], arguments: dict[str, Any]) -> None:
+    fitted(data, run=trainer(1, **run), **arguments)
 
 
 def test_a_lone_source_cannot_hide_its_statistics() -> None:
@@ -399,16 +402,40 @@ def test_a_lone_source_cannot_hide_its_statistics() -> None:
     assert float(module.task.scales["c0"].mean) == pytest.approx(y.mean(), abs=1e-3)  # type: ignore[union-attr]
 
 
-def test_differential_privacy_of_all_channels_is_refused_with_a_way_out() -> None:
-    mechanism = GaussianMechanism(clip_norm=1.0, noise_multiplier=1.0)
-    with pytest.raises(ChannelError, match=r"cannot blur channel 'label_statistics' .*scale_labels=False and"):
-        fitted(numbers(), run=trainer(1, strategy={"differential_privacy": mechanism}))
-    fitted(numbers(0, 1), run=trainer(1, strategy={"differential_privacy": mechanism}), scale_labels=False)
-    fitted(numbers(), run=trainer(1, strategy={"differential_privacy": {"weights": mechanism}}))
+def test_one_step_of_each_source_is_one_of_its_mean_squared_error() -> None:
+    """Of labels less the mean of all sources' training labels, over their deviation; features are the inputs."""
+    data = Hearts(batch_size=1000)
+    given: dict[str, Any] = {"extractor": Features(data.in_features), "classifier": nn.Linear(data.in_features, 1)}
+    given |= {"optimizer": lambda params: SGD(params, lr=0.01), "weighting": "uniform", "task": "regression"}
+    module, first = build(SourceOnly, data, **given), build(SourceOnly, data, **given)  # type: ignore[arg-type]
+    trainer(1).fit(module, data)
+    first.configure_model()
+    sources = ("cleveland", "hungary", "switzerland")
+    everything = torch.cat([samples_of(data, client, "train")[1] for client in sources])
+    for client in sources:
+        x, y = samples_of(data, client, "train")
+        y = (y - everything.mean()) / everything.std(correction=0)
+        replica = first.replicas[client]
+        descend_(((replica(x)[:, 0] - y) ** 2).mean(), replica.parameters(), 0.01)
+    nets = [module.replicas[data.target], *(first.replicas[source] for source in sources)]
+    for ours, *theirs in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(ours, torch.stack(theirs).mean(dim=0))
 
 
-def test_a_precision_that_rounds_labels_off_is_refused() -> None:
-    with pytest.raises(RosterError, match=r"precision='bf16-true' rounds labels of client 'c0'"):
-        fitted(numbers(), run=trainer(1, precision="bf16-true"))
-    fitted(numbers(0.0, 1.0), run=trainer(1, precision="bf16-true"))
-    fitted(numbers(), run=trainer(1, precision="bf16-mixed"))
+def test_the_target_of_fedmmd_predicts_the_mean_of_its_sources_regressors() -> None:
+    module, data, _ = hearts_of("FedMMD", 1.0, 0.0)
+    committee = module.replicas[data.target]
+    assert isinstance(committee, Committee)
+    x = torch.randn(7, data.in_features)
+    features = committee.readable(committee.features(x))
+    each = [module.replicas[client.name].classifier(features) for client in module.sources]
+    torch.testing.assert_close(committee(x), torch.stack(each).mean(dim=0))
+
+
+def test_the_closing_table_has_r2() -> None:
+    module, _, run = hearts_of("FedAvg", 1.0, 0.0)
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(closing_table([summarise(run, module, 1.0)]))
+    assert "target R2 in % (oracle)" in capture.get()
+    assert f"{100 * float(run.callback_metrics['oracle/target/r2']):.1f}" in capture.get()

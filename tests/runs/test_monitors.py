@@ -14,7 +14,6 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import fedlit
-import processes
 from fedlit import FederatedModule
 from fedlit.cli import main
 from own_modules import Net
@@ -113,20 +112,6 @@ class Broken(Callback):
 def test_other_errors_stay_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"^no metric here$"):
         fit(Broken(), build(), tmp_path)
-
-
-def stopped(folder: Path) -> str:
-    """What this process is told."""
-    with pytest.raises(RuntimeError) as told:
-        fit(EarlyStopping("source/accc"), build(), folder, devices=2)
-    return str(told.value)
-
-
-@pytest.mark.slow
-def test_all_processes_are_told_the_same(tmp_path: Path) -> None:
-    first, second = processes.results(stopped, tmp_path, ranks=2)
-    assert first == second
-    assert "did you mean 'source/acc'?" in first
 
 
 def test_the_command_says_it_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

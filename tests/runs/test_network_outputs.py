@@ -1,4 +1,4 @@
-"""Networks are tried on a sample before a run: what they make is what methods need, or its shape is named."""
+"""Networks are tried before a run: what they make is what methods need, and a batch of one sample suits BatchNorm."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import fedlit
 from faulty_samples import CLIENTS, NUM_CLASSES, TARGET, WIDTH, load, parts
 from fedlit import FederatedModule
 from fedlit.data import FederatedLoader
-from fedlit.federation import SampleError
-from fedlit.methods import FedAvg, FedDAN, FedDANN
-from fedlit.models import MLP
-from helpers import trainer
+from fedlit.federation import RosterError, SampleError
+from fedlit.methods import FedAvg, FedDAN, FedDANN, FedRFTCAClosedForm, SourceOnly
+from fedlit.models import MLP, Bottleneck, Features, SmallCNN
+from helpers import build, digits, layers, loader, shards, trainer, unequal
 from own_modules import Simple
 
 
@@ -74,20 +74,19 @@ def test_features_of_another_form_are_refused_before_the_first_step(name: str, m
         fit(extractor, method)
 
 
-def test_a_classifier_of_another_width_is_named() -> None:
-    message = r"classifier Linear must make outputs of"
-    with pytest.raises(ValueError, match=message):
-        fit(MLP(WIDTH, [8]), classifier=nn.Linear(8, 4))
-    with pytest.raises(ValueError, match=r"classifier Linear must make .* of"):
-        fit(MLP(WIDTH, [8]), classifier=nn.Linear(7, 3))
-
-
-def test_a_network_that_does_not_take_inputs_of_this_shape_is_refused_by_client() -> None:
-    extractor = nn.Sequential(nn.Linear(WIDTH + 1, 8))
-    extractor.out_features = 8  # type: ignore[assignment]
-    message = r"extractor Sequential does not take the"
-    with pytest.raises(SampleError, match=message):
-        fit(extractor)
+@pytest.mark.parametrize(
+    ("extractor", "classifier", "error", "message"),
+    [
+        (MLP(WIDTH, [8]), nn.Linear(8, 4), ValueError, "classifier Linear must make outputs of"),
+        (MLP(WIDTH, [8]), nn.Linear(7, 3), ValueError, "classifier Linear must make .* of"),
+        (layers(8, nn.Linear(WIDTH + 1, 8)), None, SampleError, "extractor Sequential does not take the"),
+    ],
+)
+def test_networks_that_do_not_fit_together_or_to_inputs_are_named(
+    extractor: nn.Module, classifier: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        fit(extractor, classifier=classifier)
 
 
 def test_a_classifier_may_pool_what_the_extractor_makes() -> None:
@@ -167,3 +166,53 @@ def test_an_error_of_a_dataset_notes_whose_sample_it_is(num_workers: int) -> Non
         trainer(1).fit(module, FederatedLoader(data, 8, num_workers=num_workers))
     told = f"{found.value} {getattr(found.value, '__notes__', '')}"
     assert "row 10 of client 'b'" in told
+
+
+def normed(width: int = 5) -> nn.Module:
+    return layers(6, nn.Linear(width, 6), nn.BatchNorm1d(6))
+
+
+def run(
+    extractor: nn.Module, classifier: nn.Module | None = None, data: Any = None, federated: bool = True, **kwargs: Any
+) -> None:
+    """A round of the two sources."""
+    torch.manual_seed(0)
+    module = SourceOnly(["c0", "c1", "c2"], "c2", 2, extractor, classifier)
+    batches = loader(data or unequal(12, 9, 12), **({"batch_size": 4} | kwargs))
+    trainer(1, federated=federated).fit(module, batches)
+    assert module.federation.round_idx == 1
+
+
+CURE = "set drop_last=True, which leaves the last batch out, or another batch_size, or use GroupNorm"
+
+
+@pytest.mark.parametrize("federated", [True, False])
+def test_client_samples_and_way_out_are_told_before_the_first_round(federated: bool) -> None:
+    message = rf"client 'c1' trains on 9 samples with batch_size=4, which makes a batch of 1 sample, .*: {CURE}"
+    with pytest.raises(RosterError, match=message):
+        run(normed(), federated=federated)
+    with pytest.raises(RosterError, match=message):  # in the classifier, too
+        run(Features(5), nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 2)))
+    with pytest.raises(RosterError, match=r"with batch_size=1, .*: raise batch_size, or"):
+        run(normed(), batch_size=1, drop_last=True)
+
+
+def test_what_trains_on_one_sample_or_does_not_train_is_left_alone() -> None:
+    run(normed().eval())
+    run(layers(4, nn.Linear(5, 4), nn.GroupNorm(2, 4)))
+    run(normed(), data=unequal(8, 8, 5))
+    sizes = [len(digits().split(name).train) for name in ("clean", "blended", "fonts")]
+    batch = next(number for number in range(30, 400) if any(size % number == 1 for size in sizes))
+    data = digits(batch_size=batch, target_labels=1.0)
+    closed = build(FedRFTCAClosedForm, data, extractor=normed(64), num_frequencies=8, num_components=4)
+    trainer(1).fit(closed, data)
+    assert closed.federation.round_idx == 1
+    with pytest.raises(RosterError, match=f"with batch_size={batch}, which makes a batch of 1 sample"):
+        trainer(1).fit(build(FedAvg, data, extractor=normed(64)), data)
+
+
+def test_pixels_of_one_image_are_many_values() -> None:
+    images = {name: TensorDataset(torch.randn(5, 1, 8, 8), each.tensors[1]) for name, each in shards(3, 5).items()}
+    run(SmallCNN(1, width=4), data=images)
+    with pytest.raises(RosterError, match="client 'c0' trains on 5 samples"):
+        run(Bottleneck(SmallCNN(1, width=4), 2), nn.Sequential(nn.BatchNorm1d(2)), images)

@@ -19,7 +19,7 @@ from fedlit.federation import ChannelError
 from fedlit.functional import refine_labels, softmax_regression
 from fedlit.methods import FedAvg, FedRFTCA, KNNPer, SourceOnly
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
-from helpers import build, digits, loader, same, trainer, weights
+from helpers import build, descend_, digits, loader, same, trainer, weights
 
 CLIENTS = ("c0", "c1", "c2")
 STRENGTH, PASSES = 100, 15
@@ -227,10 +227,7 @@ def by_hand(network: nn.Module) -> tuple[nn.Module, Tensor]:
         entropy = -(p * p.log()).sum(dim=1).mean()
         diversity = -(p.mean(dim=0) * p.mean(dim=0).log()).sum()
         loss = entropy - diversity - 0.3 * (refined.float() * p.log()).sum(dim=1).mean()
-        gradients = torch.autograd.grad(loss, [*network.extractor.parameters()])
-        with torch.no_grad():
-            for param, gradient in zip(network.extractor.parameters(), gradients, strict=True):
-                param -= 0.5 * (1 - done / PASSES) * gradient
+        descend_(loss, network.extractor.parameters(), 0.5 * (1 - done / PASSES))
     return network, refined
 
 

@@ -1,17 +1,24 @@
-"""Arguments of methods that no run could use are refused at construction, by their names."""
+"""Arguments that no run could use are refused by name, at construction or, of a Trainer, when a run starts."""
 
 from __future__ import annotations
 
 from math import inf, nan
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+from lightning.pytorch import callbacks
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
+from lightning.pytorch.tuner import Tuner
 from torch import nn
 from torch.utils.data import DataLoader
 
+import one_site
+import processes
 from fedlit import Client, FederatedModule, methods
+from fedlit.methods import FedAvg
 from fedlit.models import MLP, SmallCNN
-from helpers import build, digits, loader, normalised_head, shards, trainer
+from helpers import build, digits, loader, normalised_head, same, shards, trainer, weights
 from method_table import METHODS
 from refused import refused
 
@@ -19,28 +26,17 @@ SIZES = {"num_frequencies": 8, "num_components": 4}
 
 VALUES: dict[type[FederatedModule], dict[str, list[Any]]] = {
     methods.FedAvg: {
-        "num_classes": [1],
-        "task": ["ranking"],
-        "warmup_rounds": [-1, -0.5, 1.5, inf, nan],
-        "weighting": ["size"],
-        "schedule_interval": ["epoch"],
-        "batchnorm_average": ["median"],
+        "num_classes": [1], "task": ["ranking"], "warmup_rounds": [-1, -0.5, 1.5, inf, nan], "weighting": ["size"],
+        "schedule_interval": ["epoch"], "batchnorm_average": ["median"], "refine": ["both", 2],
         "class_weights": [[1.0], [1.0, -1.0], [0.0, 0.0], "even", [1.0, nan], 2.0],
-        "refine": ["both", 2],
     },
     methods.AdaBN: {"mixing": [0.4, 1.5, nan, "auto"], "entropy_weight": [-1.0, inf]},
     methods.APFL: {"alpha": [-0.1, 1.5]},
     methods.CoMDA: {"ensemble": [1.0], "forget_rate": [-0.1], "sharpness": [inf], "mixup": [nan]},
     methods.Ditto: {"lam": [-1.0, inf, nan]},
     methods.FADA: {
-        "hidden": [0],
-        "identifier_weight": [-1.0],
-        "mi_weight": [inf],
-        "identifier_lr": [0.0],
-        "temperature": [nan],
-        "reverse": ["source"],
-        "attention": ["gap"],
-        "attention_samples": [1],
+        "hidden": [0], "identifier_weight": [-1.0], "mi_weight": [inf], "identifier_lr": [0.0], "temperature": [nan],
+        "reverse": ["source"], "attention": ["gap"], "attention_samples": [1],
     },
     methods.FedCORAL: {"mmd_weight": [nan], "feature_variance": [-1.0, "max"]},
     methods.FedDA: {
@@ -48,87 +44,45 @@ VALUES: dict[type[FederatedModule], dict[str, list[Any]]] = {
         "target_lr_ratio": [0.0, inf, nan],
     },
     methods.FedDAN: {
-        "mmd_weight": [-1.0],
-        "match": ["both"],
-        "every": ["epoch"],
-        "average": ["extractor"],
-        "num_kernels": [0],
-        "num_frequencies": [12],
-        "bandwidth_factor": [1.0],
-        "bandwidth": [0.0, "median"],
+        "mmd_weight": [-1.0], "match": ["both"], "every": ["epoch"], "average": ["extractor"], "num_kernels": [0],
+        "num_frequencies": [12], "bandwidth_factor": [1.0], "bandwidth": [0.0, "median"],
     },
     methods.FedDANN: {
-        "hidden": [0],
-        "sync": ["epoch"],
-        "reversal_weight": [-0.1, inf],
-        "schedule_rounds": [0, "all"],
-        "average": ["target"],
-        "discriminator_lr_ratio": [0.0],
+        "hidden": [0], "sync": ["epoch"], "reversal_weight": [-0.1, inf], "schedule_rounds": [0, "all"],
+        "average": ["target"], "discriminator_lr_ratio": [0.0],
     },
     methods.FedDaDiL: {
-        "num_atoms": [0],
-        "atom_size": [1],
-        "atom_batch_size": [0, 1],
-        "num_iterations": [0],
-        "atom_lr": [0.0],
-        "simplex_lr": [-1.0],
-        "penalty": [0.0],
-        "sampling": ["sorted"],
-        "sample_weights": ["sorted"],
-        "predict_with": ["both"],
-        "entropy": [0.0],
-        "label_cost": [-2.0],
+        "num_atoms": [0], "atom_size": [1], "atom_batch_size": [0, 1], "num_iterations": [0], "atom_lr": [0.0],
+        "simplex_lr": [-1.0], "penalty": [0.0], "sampling": ["sorted"], "sample_weights": ["sorted"],
+        "predict_with": ["both"], "entropy": [0.0], "label_cost": [-2.0],
     },
     methods.FedGP: {"granularity": ["network"], "projection": ["euclid"], "residual": ["full"], "weighting": ["size"]},
     methods.FedJDA: {"num_iterations": [0], "scaling": ["none"], "gamma": [None, -1.0], "num_components": [17]},
     methods.FedMMD: {
-        "degree": [4],
-        "alpha": [-1.0],
-        "center": [-1.0],
-        "within": ["all"],
-        "mmd_weight": [nan],
-        "exchange": ["closed"],
-        "classifier_period": [0],
-        "trust_region": [0.0, -1.0, inf, nan],
+        "degree": [4], "alpha": [-1.0], "center": [-1.0], "within": ["all"], "mmd_weight": [nan],
+        "exchange": ["closed"], "classifier_period": [0], "trust_region": [0.0, -1.0, inf, nan],
     },
     methods.FedMME: {"entropy_weight": [-0.1, nan], "temperature": [0.0]},
     methods.FedRFTCA: {
-        "num_components": [0, 17],
-        "mmd_weight": [-0.1, nan, inf],
-        "train_extractor": ["some", "norm"],
-        "constraint": ["trace"],
-        "classifier_period": [0],
-        "bandwidth": [0.0],
-        "kernel": ["linear"],
+        "num_components": [0, 17], "mmd_weight": [-0.1, nan, inf], "train_extractor": ["some", "norm"],
+        "constraint": ["trace"], "classifier_period": [0], "bandwidth": [0.0], "kernel": ["linear"],
         "weighting": ["size"],
     },
     methods.FedRFTCAClosedForm: {
-        "num_components": [0, 17],
-        "shrinkage": [0.0, 1.5],
-        "gamma": [0.0, inf, nan],
-        "bandwidth": [-1.0],
+        "num_components": [0, 17], "shrinkage": [0.0, 1.5], "gamma": [0.0, inf, nan], "bandwidth": [-1.0],
         "kernel": ["rbf"],
     },
     methods.FedRep: {"head_share": [0.0, 1.0]},
     methods.FedWDGRL: {
-        "wasserstein_weight": [-1.0],
-        "penalty_weight": [-0.5, nan],
-        "critic_steps": [0],
-        "critic_lr": [0.0],
+        "wasserstein_weight": [-1.0], "penalty_weight": [-0.5, nan], "critic_steps": [0], "critic_lr": [0.0],
         "average": ["none"],
     },
     methods.KD3A: {
-        "gate": [1.0, (0.9, -0.1), (0.9, 0.9, 0.9)],
-        "vote": ["loud"],
-        "focus": ["all"],
-        "mixup": [-1.0],
-        "momentum": [1.0],
-        "bn": ["none"],
-        "weighting": ["sqrt"],
-        "exchange": ["letters"],
+        "gate": [1.0, (0.9, -0.1), (0.9, 0.9, 0.9)], "vote": ["loud"], "focus": ["all"], "mixup": [-1.0],
+        "momentum": [1.0], "bn": ["none"], "weighting": ["sqrt"], "exchange": ["letters"],
     },
     methods.KNNPer: {"lam": [1.1], "num_neighbors": [0]},
-}
+}  # fmt: skip
 
 COMBINATIONS: list[tuple[type[FederatedModule], dict[str, Any], str]] = [
     (methods.FedAvg, {"task": "regression", "num_classes": 0}, "num_classes"),
@@ -226,3 +180,95 @@ def test_an_extractor_that_does_not_tell_its_width_is_refused() -> None:
     module = methods.FedRFTCA(["c0", "c1", "c2"], "c2", 2, nn.Sequential(nn.Linear(5, 6)), **SIZES)
     with pytest.raises(TypeError, match="out_features"):
         trainer(1).fit(module, loader(shards(3)))
+
+
+AVERAGING = [
+    StochasticWeightAveraging(0.01),
+    # not in Lightning 2.5
+    *([callbacks.WeightAveraging()] if hasattr(callbacks, "WeightAveraging") else []),
+    *([callbacks.EMAWeightAveraging(decay=0.9)] if hasattr(callbacks, "EMAWeightAveraging") else []),
+]
+
+
+class OwnFinder(LearningRateFinder):
+    pass
+
+
+@pytest.mark.parametrize("federated", [True, False])
+@pytest.mark.parametrize(
+    "callback",
+    [
+        *AVERAGING, OwnFinder(), LearningRateFinder(update_attr=False), callbacks.BackboneFinetuning(),
+        callbacks.ModelPruning("l1_unstructured", amount=0.5),
+    ],
+    ids=lambda each: type(each).__name__,
+)  # fmt: skip
+def test_callbacks_that_do_not_go_by_rounds_are_refused_before_training(callback: pl.Callback, federated: bool) -> None:
+    data = digits()
+    module = build(FedAvg, data)
+    run = trainer(1, [callback], federated)
+    with pytest.raises(ValueError, match=f"{type(callback).__name__} .*: "):
+        run.fit(module, data)
+    assert run.global_step == 0
+    assert not len(module.replicas) or same(
+        {name.removeprefix("extractor."): t for name, t in weights(module, "clean").items() if "extractor" in name},
+        dict(module.originals[0].state_dict()),
+    )
+
+
+@pytest.mark.parametrize("callback", AVERAGING, ids=lambda each: type(each).__name__)
+def test_averages_of_training_are_no_matter_in_evaluation(callback: pl.Callback) -> None:
+    data = digits()
+    module = build(FedAvg, data)
+    trainer(1).fit(module, data)
+    (scores,) = trainer(1, [callback]).test(module, data, verbose=False)
+    assert scores == trainer(1).test(module, data, verbose=False)[0]
+
+
+@pytest.mark.parametrize("federated", [True, False])
+def test_a_tuner_finds_no_rate_and_leaves_a_trainer_that_trains(federated: bool) -> None:
+    data = digits()
+    tuned, plain = build(FedAvg, data), build(FedAvg, data)
+    run = trainer(2, federated=federated)
+    with pytest.raises(ValueError, match=r"LearningRateFinder tries rates on steps without"):
+        Tuner(run).lr_find(tuned, datamodule=data, update_attr=False)
+    run.fit(tuned, datamodule=data)
+    trainer(2, federated=federated).fit(plain, data)
+    assert same(weights(tuned, "clean"), weights(plain, "clean"))
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
+def test_a_batch_size_is_not_looked_for(stage: Any) -> None:
+    data = digits()
+    module = build(FedAvg, data)
+    run = trainer(1, federated=False)
+    size = data.batch_size
+    with pytest.raises(ValueError, match=r"BatchSizeFinder tries sizes on steps without"):
+        Tuner(run).scale_batch_size(module, datamodule=data, method=stage)
+    assert data.batch_size == size
+    getattr(run, stage)(module, datamodule=data)
+    with pytest.raises(ValueError, match="BatchSizeFinder tries sizes"):
+        trainer(1, [BatchSizeFinder()], federated=False).fit(module, data)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("stage", ["fit", "test"])
+def test_another_strategy_on_several_processes_is_refused_on_each(stage: str) -> None:
+    for ended in processes.run(one_site.under_ddp, stage, 2, ranks=2):
+        assert "ValueError: DDPStrategy on 2 processes would" in ended.error
+        assert "give Trainer(strategy=FederatedStrategy())" in ended.error
+
+
+@pytest.mark.multiprocess
+def test_another_strategy_on_one_process_trains_as_a_plain_trainer_does() -> None:
+    (ended,) = processes.results(one_site.under_ddp, "fit", 1)
+    data = digits()
+    module = build(FedAvg, data)
+    trainer(2).fit(module, data)
+    assert ended == one_site.fingerprint(weights(module, "clean"))
+
+
+def test_synchronised_batchnorm_is_refused_by_name() -> None:
+    data = digits()
+    with pytest.raises(ValueError, match="sync_batchnorm=True would take statistics over samples"):
+        trainer(1, sync_batchnorm=True).fit(build(FedAvg, data), data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -84,25 +85,6 @@ def test_samples_that_are_made_when_read_are_not_read_twice() -> None:
         assert dataset.reads[1:].tolist() == [2] * (SIZE - 1)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_row_of_many_is_named_by_its_number_in_the_dataset(num_workers: int) -> None:
-    data = parts()
-    data["a"][0][31, 4] = NAN
-    with pytest.raises(SampleError, match=r"client 'a' .* nan in row 31 "):
-        trainer(1).fit(build(), load(data, in_memory=False, num_workers=num_workers))
-
-
-def test_samples_of_several_shapes_are_named() -> None:
-    class Ragged(Items):
-        def __getitem__(self, index: int) -> Any:
-            x, y = super().__getitem__(index)
-            return x[: WIDTH - (index == 12)], y
-
-    datasets = {name: (Ragged if name == "b" else Items)(*own) for name, own in parts().items()}
-    with pytest.raises(SampleError, match=r"client 'b' must have one shape.* in row 12"):
-        trainer(1).fit(build(), FederatedLoader(datasets, SIZE, training=True))
-
-
 @either_way
 @pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
 def test_a_row_of_the_target_that_is_nan_is_no_silent_metric(stage: str, in_memory: bool, federated: bool) -> None:
@@ -117,22 +99,6 @@ def test_a_row_of_the_target_that_is_nan_is_no_silent_metric(stage: str, in_memo
     run.fit(module, load(parts()))
     with pytest.raises(SampleError, match=r"client 't' .* nan in row 21 "):
         getattr(run, stage)(module, bad)
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (put("a", 1, 9, -1), r"source 'a' have no label \(-1 in row 9"),
-        (put("a", 1, 9, 3), r"labels of client 'a' must lie"),
-        (faulty_samples.turned("b", 1, Tensor.float), r"labels of client 'b' must be classes"),
-        (put("t", 1, 9, 3), r"labels of client 't' must lie"),
-    ],
-)
-def test_labels_that_are_scored_against_are_looked_at(fault: Callable[[Any], None], message: str) -> None:
-    data = parts(1)
-    fault(data)
-    with pytest.raises(SampleError, match=message):
-        trainer(1, [OracleAccuracy()]).fit(build(), load(parts()), load(data, in_memory=False, training=False))
 
 
 def test_labels_of_the_target_that_nobody_reads_may_be_anything() -> None:
@@ -245,21 +211,12 @@ def test_a_subset_in_memory_is_looked_at_as_a_whole() -> None:
     trainer(1).fit(build(), FederatedLoader(datasets, 8))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda y: y.float().where(y.arange != 7, NAN), r"source 'a' have no label \(NaN"),
-        (lambda y: y.float().where(y.arange != 7, float("inf")), "must be finite, got infinity in"),
-        (lambda y: y.float()[:, None].expand(-1, 2), r"shape \(\d+, 2\)"),
-    ],
-)
-def test_numbers_to_predict_are_looked_at(change: Callable[[Any], Tensor], message: str) -> None:
-    data = {name: [x, y.float()] for name, (x, y) in parts().items()}
-    labels = parts()["a"][1]
-    labels.arange = torch.arange(SIZE)  # type: ignore[attr-defined]
-    data["a"][1] = change(labels)
-    with pytest.raises(SampleError, match=message):
-        trainer(1).fit(build(task="regression", num_classes=1), load(data))
+class Ragged(Items):
+    """Samples of several shapes."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return x[: WIDTH - (index == 12)], y
 
 
 class Stream(IterableDataset[Any]):
@@ -267,44 +224,9 @@ class Stream(IterableDataset[Any]):
         return iter(zip(*parts()["a"], strict=True))
 
 
-@pytest.mark.parametrize(
-    ("dataset", "message"),
-    [
-        (Stream(), r"of client 'a' must give samples"),
-        (DataLoader(TensorDataset(*parts()["a"])), "got DataLoader: give the dataset of"),
-        (iter([]), "got list_iterator"),
-    ],
-)
-def test_what_gives_no_samples_by_number_is_refused(dataset: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        FederatedLoader({"a": dataset}, 8)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "message"),
-    [
-        (tuple(parts()["a"]), r"must be \(inputs"),
-        (TensorDataset(parts()["a"][0]), r"got tuple of 1: give .*-1"),
-        ([{"x": torch.zeros(5), "y": 0}] * 9, "got dict: give a TensorDataset"),
-    ],
-)
-@pytest.mark.parametrize("federated", [True, False])
-def test_what_is_no_pair_of_inputs_and_labels_is_refused(dataset: Any, message: str, federated: bool) -> None:
-    data = {name: TensorDataset(*own) for name, own in parts().items()} | {"a": dataset}
-    with pytest.raises(TypeError, match=message):
-        trainer(1, federated=federated).fit(build(), FederatedLoader(data, 8))
-
-
-def test_a_target_that_is_declared_as_labelled_has_labels() -> None:
-    data = parts()
-    data["t"][1].fill_(-1)
-    with pytest.raises(SampleError, match="target 't' is declared as labelled"):
-        trainer(1).fit(build(), load(data))
-
-
 class Three(DomainDataModule):
-    def __init__(self, data: Any, **kwargs: Any) -> None:
-        super().__init__(target=TARGET, seed=0, **kwargs)
+    def __init__(self, data: Any) -> None:
+        super().__init__(target=TARGET, seed=0, val_fraction=0.0, test_fraction=0.0)
         self.data = data
         self.check_roster()
 
@@ -318,18 +240,76 @@ class Three(DomainDataModule):
         return Domain(*self.data[domain])
 
 
+def with_fault(fault: Callable[[Any], None], seed: int = 0) -> Any:
+    data = parts(seed)
+    fault(data)
+    return data
+
+
+def scored(fault: Callable[[Any], None]) -> None:
+    """A run whose evaluation looks at labels with a fault."""
+    data = load(with_fault(fault, 1), in_memory=False, training=False)
+    trainer(1, [OracleAccuracy()]).fit(build(), load(parts()), data)
+
+
+def regressed(change: Callable[[Tensor], Tensor]) -> None:
+    """A run that predicts numbers, of which those of a client are changed."""
+    data = {name: [x, y.float()] for name, (x, y) in parts().items()}
+    data["a"][1] = change(data["a"][1])
+    trainer(1).fit(build(task="regression", num_classes=1), load(data))
+
+
+def of_a_module(fault: Callable[[Any], None]) -> None:
+    trainer(1).fit(build(SourceOnly, labelled=False), Three(with_fault(fault)))
+
+
+def trained(fault: Callable[[Any], None], in_memory: bool = False, **kwargs: Any) -> None:
+    trainer(1).fit(build(), load(with_fault(fault), in_memory, **kwargs))
+
+
+def of_another_kind(dataset: Any, client: str = "a", federated: bool = True) -> None:
+    data = {name: TensorDataset(*own) for name, own in parts().items()} | {client: dataset}
+    trainer(1, federated=federated).fit(build(), FederatedLoader(data, SIZE))
+
+
+def number_7(value: float) -> Callable[[Tensor], Tensor]:
+    return lambda y: torch.where(torch.arange(SIZE) == 7, value, y)
+
+
 @pytest.mark.parametrize(
-    ("fault", "error", "message"),
+    ("run", "fault", "error", "message"),
     [
-        (put("b", 1, 9, 4), DatasetLayoutError, r"labels of domain 'b' must lie"),
-        (put("a", 1, 9, -1), DatasetLayoutError, r"source 'a' have no label \(-1"),
-        (faulty_samples.turned("b", 1, Tensor.float), DatasetLayoutError, "labels of domain 'b' must be classes"),
-        (put("b", 0, 9, NAN), SampleError, "inputs of client 'b' must be"),
+        (scored, put("a", 1, 9, -1), SampleError, r"source 'a' have no label \(-1 in row 9"),
+        (scored, put("a", 1, 9, 3), SampleError, r"labels of client 'a' must lie"),
+        (scored, faulty_samples.turned("b", 1, Tensor.float), SampleError, r"labels of client 'b' must be classes"),
+        (scored, put("t", 1, 9, 3), SampleError, r"labels of client 't' must lie"),
+        (regressed, number_7(NAN), SampleError, r"source 'a' have no label \(NaN"),
+        (regressed, number_7(float("inf")), SampleError, "must be finite, got infinity in"),
+        (regressed, lambda y: y[:, None].expand(-1, 2), SampleError, r"shape \(\d+, 2\)"),
+        (of_a_module, put("b", 1, 9, 4), DatasetLayoutError, r"labels of domain 'b' must lie"),
+        (of_a_module, put("a", 1, 9, -1), DatasetLayoutError, r"source 'a' have no label \(-1"),
+        (of_a_module, faulty_samples.turned("b", 1, Tensor.float), DatasetLayoutError, "'b' must be classes"),
+        (of_a_module, put("b", 0, 9, NAN), SampleError, "inputs of client 'b' must be"),
+        (trained, put("a", 0, 31, NAN), SampleError, r"client 'a' .* nan in row 31 "),
+        (partial(trained, num_workers=1), put("a", 0, 31, NAN), SampleError, r"client 'a' .* nan in row 31 "),
+        (
+            partial(trained, in_memory=True),
+            lambda data: data["t"][1].fill_(-1),
+            SampleError,
+            "target 't' is declared as labelled",
+        ),
+        (of_another_kind, Ragged(*parts()["a"]), SampleError, r"client 'a' must have one shape.* in row 12"),
+        (of_another_kind, Stream(), TypeError, r"of client 'a' must give samples"),
+        (of_another_kind, DataLoader(TensorDataset(*parts()["a"])), TypeError, "got DataLoader: give the dataset of"),
+        (of_another_kind, iter([]), TypeError, "got list_iterator"),
+        (of_another_kind, tuple(parts()["a"]), TypeError, r"must be \(inputs"),
+        (of_another_kind, TensorDataset(parts()["a"][0]), TypeError, r"got tuple of 1: give .*-1"),
+        (of_another_kind, [{"x": torch.zeros(5), "y": 0}] * 9, TypeError, "got dict: give a TensorDataset"),
+        (partial(of_another_kind, federated=False), tuple(parts()["a"]), TypeError, r"must be \(inputs"),
     ],
 )
-def test_a_data_module_is_held_to_the_same_rules(fault: Callable[[Any], None], error: Any, message: str) -> None:
-    data = parts()
-    fault(data)
-    module = Three(data, val_fraction=0.0, test_fraction=0.0)
+def test_what_no_run_takes_is_refused_however_it_comes(
+    run: Callable[[Any], None], fault: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
-        trainer(1).fit(build(SourceOnly, labelled=False), module)
+        run(fault)

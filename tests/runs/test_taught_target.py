@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +21,7 @@ from fedlit.methods import KD3A, CoMDA
 from fedlit.methods.co_mda import easiest
 from fedlit.methods.taught_target import on_grid
 from fedlit.models import MLP
-from fedlit.privacy import CKKS, PairwiseMasking
-from helpers import assert_resumes, loader, same, shards, trainer, weights
+from helpers import Snapshots, layers, loader, same, shards, trainer, weights
 
 NAMES = ["c0", "c1", "c2", "c3"]
 SOURCES, TARGET = NAMES[:3], "c3"
@@ -76,9 +74,7 @@ class WatchedCoMDA(Watched, CoMDA):
 def noisy() -> nn.Module:
     """A network whose teachers would change, if they were asked as they are trained."""
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
-    network.out_features = 6  # type: ignore[assignment]
-    return network
+    return layers(6, nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
 
 
 FORMS: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
@@ -101,44 +97,17 @@ def test_models_and_votes_give_the_same_to_the_last_bit(name: str) -> None:
     assert "samples" in sent[1] - sent[0]
 
 
-@pytest.mark.parametrize("name", ["KD3A", "CoMDA"])
-def test_sums_by_ckks_are_near_those_in_the_clear(name: str) -> None:
-    pytest.importorskip("tenseal")
-    method, arguments = FORMS[name]
-    clear = fitted(method, 2, exchange="votes", **arguments)
-    hidden = fitted(method, 2, exchange="votes", strategy={"privacy": CKKS()}, **arguments)
-    torch.testing.assert_close(weights(hidden, TARGET), weights(clear, TARGET), atol=1e-3, rtol=0)
-
-
-@pytest.mark.parametrize(("method", "exchange"), [(KD3A, "models"), (KD3A, "votes"), (CoMDA, "votes")])
-def test_a_round_under_way_resumes(method: type[FederatedModule], exchange: str, tmp_path: Path) -> None:
-    arguments = {"exchange": exchange} | ({"gate": 0.6} if method is KD3A else {})
-    assert_resumes(lambda: make(method, **arguments), lambda: loader(data()), tmp_path, [7])  # of 3 steps in a round
-
-
-@pytest.mark.parametrize("method", [KD3A, CoMDA])
-@pytest.mark.parametrize(
-    ("exchange", "channel", "words"),
-    [
-        ("votes", "samples", "the inputs of all training samples of the target"),
-        ("models", "teacher", "the whole model of each source"),
-    ],
-)
-def test_the_privacy_report_says_who_sees_what(
-    method: type[FederatedModule], exchange: str, channel: str, words: str
-) -> None:
-    masked = {"strategy": {"privacy": PairwiseMasking(colluders=0)}} if exchange == "votes" else {}
+@pytest.mark.parametrize("exchange", ["votes", "models"])
+def test_votes_warn_that_they_send_single_samples_and_the_report_says_who_sees_what(exchange: str) -> None:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        module = fitted(method, 1, exchange=exchange, **masked)
-    samples = [str(each.message) for each in warned if "sends single samples" in str(each.message)]
-    assert len(samples) == (exchange == "votes")
-    assert all(words in text for text in samples)
-    found = {each.channel: each for each in report(module.federation).channels}
-    assert words in found[channel].sent
-    assert found[channel].description is None
-    hidden = [name for name, each in found.items() if each.description and "Masking" in each.description.backend]
-    assert bool(hidden) == (exchange == "votes")
+        module = fitted(KD3A, 1, exchange=exchange)
+    assert sum("sends single samples" in str(each.message) for each in warned) == (exchange == "votes")
+    sent = {each.channel: each.sent for each in report(module.federation).channels}
+    if exchange == "votes":
+        assert "the inputs of all training samples of the target" in sent["samples"]
+    else:
+        assert "the whole model of each source" in sent["teacher"]
 
 
 def test_the_target_starts_a_round_after_its_sources() -> None:
@@ -217,8 +186,7 @@ def check_average(module: Any, shares: list[float]) -> None:
 
 @pytest.mark.parametrize("bn", ["moments", "mean"])
 def test_the_mean_of_batchnorm_statistics_keeps_the_spread_of_the_means(bn: Any) -> None:
-    network = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6))
-    network.out_features = 6  # type: ignore[assignment]
+    network = layers(6, nn.Linear(5, 6), nn.BatchNorm1d(6))
     module = fitted(WatchedKD3A, 1, gate=0.999999, bn=bn, extractor=network)  # sources count alike
     norms = [module.before[0][name].extractor[1] for name in SOURCES]
     means, variances = (torch.stack([getattr(n, f"running_{what}") for n in norms]) for what in ("mean", "var"))
@@ -231,21 +199,15 @@ def test_the_mean_of_batchnorm_statistics_keeps_the_spread_of_the_means(bn: Any)
 
 
 def test_a_source_that_was_away_fetches_the_newest_extractor() -> None:
-    schedule = Schedule([NAMES, ["c0", "c1", "c3"], NAMES])
-    away = fitted(KD3A, 2, gate=0.6, strategy={"participation": schedule})
-    ours, theirs = (away.replicas[name].extractor.state_dict() for name in ("c2", "c0"))
-    assert not same(ours, theirs)
-    caught: dict[str, Any] = {}
-
-    class Caught(KD3A):
-        def on_round_start(self, run: Run) -> None:
-            super().on_round_start(run)
-            if run.clock.round_idx == 2:
-                caught.update({name: copy.deepcopy(self.replicas[name].extractor.state_dict()) for name in NAMES})
-
-    fitted(Caught, 3, gate=0.6, strategy={"participation": schedule})
-    assert all(same(caught["c2"], caught[name]) for name in NAMES)
-    assert same(caught["c0"], theirs)
+    schedule, snapshots = Schedule([NAMES, ["c0", "c1", "c3"], NAMES]), Snapshots()
+    run = trainer(3, [snapshots], strategy={"participation": schedule})
+    run.fit(make(KD3A, gate=0.6), loader(data()))
+    before, now = (
+        {name: {key: own[key] for key in own if key.startswith("extractor.")} for name, own in states.items()}
+        for states in (snapshots.rounds[1], snapshots.starts[2])
+    )
+    assert not same(before["c2"], before["c0"])
+    assert all(same(now[name], before["c0"]) for name in NAMES)
 
 
 @pytest.mark.parametrize(("ensemble", "sharpness"), [(0.6, 5.0), (0.0, 5.0), (0.6, 0.0)])

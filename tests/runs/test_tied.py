@@ -1,4 +1,4 @@
-"""Weights that layers share stay shared in every copy, and are sent, averaged and stepped once."""
+"""Weights that layers share stay shared, and are sent once; frozen ones are equal everywhere, and are not sent."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 import fedlit
-from fedlit import Client, FederatedModule
+from fedlit import Client, FederatedModule, Run
 from fedlit.export import export_target
-from fedlit.methods import FedAvg, FedCORAL, FedGP, FedProx, FedRep
-from helpers import assert_resumes, digits, loader, same, trainer, weights
-from method_table import METHODS
+from fedlit.federation import Everyone
+from fedlit.methods import FedAvg, FedCORAL, FedGP, FedProx, FedRep, SourceOnly
+from fedlit.models import MLP, Features
+from helpers import assert_resumes, build, digits, layers, loader, same, shards, trainer, weights
+from method_table import METHODS, one_of_each
 from own_modules import Simple
-from shown import one_of_each
 
 NAMES = ["c0", "c1", "c2"]
 
@@ -131,18 +132,11 @@ def test_training_all_clients_in_one_call_keeps_weights_tied() -> None:
         torch.testing.assert_close(weights(together, name), weights(one_by_one, name))
 
 
-@pytest.mark.parametrize("name", ["target.pt2", "target.onnx"])
-def test_an_exported_file_of_tied_weights_predicts_what_the_module_does(name: str, tmp_path: Path) -> None:
+def test_an_exported_file_of_tied_weights_predicts_what_the_module_does(tmp_path: Path) -> None:
     module, inputs = fit(FedAvg), torch.randn(7, 5)
-    export_target(module, tmp_path / name, [5])
-    expected = module(inputs).softmax(dim=1).detach()
-    if name.endswith("pt2"):
-        found = torch.export.load(tmp_path / name).module()(inputs)
-    else:
-        onnxruntime = pytest.importorskip("onnxruntime")
-        session = onnxruntime.InferenceSession(tmp_path / name)
-        found = torch.from_numpy(session.run(None, {"inputs": inputs.numpy()})[0])
-    torch.testing.assert_close(found, expected)
+    export_target(module, tmp_path / "target.pt2", [5])
+    found = torch.export.load(tmp_path / "target.pt2").module()(inputs)
+    torch.testing.assert_close(found, module(inputs).softmax(dim=1).detach())
 
 
 def test_a_classifier_that_is_a_part_of_the_extractor_is_one_in_every_copy() -> None:
@@ -218,3 +212,94 @@ def test_a_loss_of_a_wrapped_module_reads_its_own_clients_network() -> None:
     assert replica.loss.head is replica.net[1]
     for key, value in replica.net.state_dict().items():
         torch.testing.assert_close(value, (alone[0][key] + alone[1][key]) / 2)
+
+
+def backbone(norm: bool = False) -> nn.Sequential:
+    torch.manual_seed(1)
+    parts = [nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()] if norm else [nn.Linear(5, 6), nn.ReLU()]
+    return layers(6, *parts).requires_grad_(False)
+
+
+def train(
+    extractor: nn.Module, data: dict[str, TensorDataset], method: type[FederatedModule] = SourceOnly, **kwargs: Any
+) -> FederatedModule:
+    torch.manual_seed(0)
+    module = method(NAMES, "c2", 2, extractor, nn.Linear(6, 2), **kwargs)
+    trainer(3, strategy={"participation": Everyone()}).fit(module, loader(data))
+    return module
+
+
+def bytes_of(module: FederatedModule, channel: str = "weights") -> int:
+    return module.federation.ledger.bytes_by_channel()[channel]
+
+
+def test_a_frozen_extractor_costs_what_features_computed_beforehand_cost() -> None:
+    data, network = shards(3), backbone()
+    features = {name: TensorDataset(network(each.tensors[0]), each.tensors[1]) for name, each in data.items()}
+    frozen, beforehand = train(network, data), train(Features(6), features)
+    assert bytes_of(frozen) == bytes_of(beforehand)
+    for name in NAMES:
+        ours, theirs = frozen.replicas[name], beforehand.replicas[name]
+        assert same(ours.extractor.state_dict(), network.state_dict())
+        torch.testing.assert_close(ours.classifier.state_dict(), theirs.classifier.state_dict())
+    trained = train(backbone().requires_grad_(True), data)
+    assert bytes_of(trained) > bytes_of(frozen) + 3 * 5 * 36 * 4  # rounds, two up and three down, numbers, bytes
+
+
+@pytest.mark.parametrize("mode", ["training", "evaluation"])
+def test_statistics_of_a_frozen_batchnorm_are_sent_as_long_as_they_move(mode: str) -> None:
+    network = backbone(norm=True)
+    network.train(mode == "training")
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    module = train(network, shards(3))
+    (norm,) = (part for part in module.replicas["c0"].modules() if isinstance(part, nn.BatchNorm1d))
+    sent = set(module.run.weights.of("c0"))
+    statistics = {"extractor.1.running_mean", "extractor.1.running_var"}
+    assert sent == {"classifier.weight", "classifier.bias"} | (statistics if mode == "training" else set())
+    assert torch.equal(norm.running_mean, before["1.running_mean"]) == (mode == "evaluation")
+    assert torch.equal(norm.running_mean, module.replicas["c2"].extractor[1].running_mean)
+
+
+class Thaws(SourceOnly):
+    """Trains all from round 1 on."""
+
+    def on_round_start(self, run: Run) -> None:
+        super().on_round_start(run)
+        if run.clock.round_idx == 1:
+            self.replicas.requires_grad_(True)
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            for client in self.federation.local_clients:
+                thawed = list(self.replicas[client].extractor.parameters())
+                optimizer.add_param_group({"params": thawed, "client": client.name})
+
+
+def test_weights_are_sent_from_the_round_on_in_which_they_are_trained() -> None:
+    network = backbone()
+    module = train(network, shards(3), Thaws)
+    entries = [entry for entry in module.federation.ledger if entry.channel == "weights"]
+    by_round = [sum(entry.num_bytes for entry in entries if entry.round_idx == number) for number in range(3)]
+    assert by_round[0] < by_round[1] == by_round[2]
+    assert same(weights(module, "c0"), weights(module, "c1"))
+    assert not same(module.replicas["c0"].extractor.state_dict(), network.state_dict())
+
+
+def test_loaded_weights_that_are_not_those_given_are_sent() -> None:
+    data = shards(3)
+    torch.manual_seed(0)
+    module = SourceOnly(NAMES, "c2", 2, backbone(), nn.Linear(6, 2))
+    module.configure_model()
+    with torch.no_grad():
+        module.replicas["c0"].extractor[0].weight.add_(1)
+        module.replicas["c1"].extractor[0].weight.add_(3)
+    trainer(1).fit(module, loader(data))
+    assert same(weights(module, "c0"), weights(module, "c1"))
+    torch.testing.assert_close(module.replicas["c0"].extractor[0].weight, backbone()[0].weight + 2)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedGP", "FedRep", "FedMMD", "FedDANN", "FedWDGRL", "FADA"])
+def test_methods_train_around_a_frozen_extractor(name: str) -> None:
+    method, kwargs, of_data = METHODS[name]
+    module = build(method, data := digits(**of_data), extractor=MLP(64, [16]).requires_grad_(False), **kwargs)
+    trainer(2, strategy={"local_steps": 2}).fit(module, data)
+    for client in data.clients:
+        assert same(module.replicas[client.name].extractor.state_dict(), module.originals[0].state_dict())

@@ -44,6 +44,15 @@ class Still(Net):
         return super().training_step(batch, batch_idx)
 
 
+@torch.no_grad()
+def average_(copies: dict[str, Any]) -> None:
+    """Of sources that have 30 samples each."""
+    for params in zip(*(own.parameters() for own in copies.values()), strict=True):
+        mean = sum(params) / 3  # in the clients' order, as float addition is not associative
+        for param in params:
+            param.copy_(mean)
+
+
 def unlogged(module: Net) -> Net:
     module.log = lambda *args, **kwargs: None
     return module
@@ -74,11 +83,7 @@ def test_fedavg_of_a_wrapped_module_is_a_loop_by_hand_to_the_bit(interval: str) 
                     schedule.step()
             if interval == "epoch":
                 schedule.step()
-        with torch.no_grad():  # all have 30 samples
-            for params in zip(*(own.parameters() for own in copies.values()), strict=True):
-                mean = sum(params) / 3  # in the clients' order, as float addition is not associative
-                for param in params:
-                    param.copy_(mean)
+        average_(copies)
     for name, expected in copies["amazon"].named_parameters():
         assert torch.equal(method.replicas["amazon"].get_parameter(f"extractor.{name}"), expected)
         assert torch.equal(method.replicas[TARGET].get_parameter(f"extractor.{name}"), expected)
@@ -116,11 +121,7 @@ def test_a_module_that_steps_by_itself_is_a_loop_by_hand_to_the_bit() -> None:
                 optimizer.step()
             schedule.step()
         if step in (3, 7):
-            with torch.no_grad():
-                for params in zip(*(own.parameters() for own in copies.values()), strict=True):
-                    mean = sum(params) / 3  # in the clients' order, as float addition is not associative
-                    for param in params:
-                        param.copy_(mean)
+            average_(copies)
     for name, expected in copies["amazon"].named_parameters():
         assert torch.equal(method.replicas[TARGET].get_parameter(f"extractor.{name}"), expected)
 
@@ -275,38 +276,6 @@ def plateau(module: Net, monitor: str = "train_loss") -> Any:
     optimizer = SGD(module.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": monitor}
-
-
-def test_a_plateau_is_each_clients_own() -> None:
-    fitted = trainer(2)
-    fitted.fit(build("FedAvg", net(configure_optimizers=plateau)), Blobs())
-    schedules = fitted.lr_scheduler_configs[0].scheduler.schedules
-    assert {schedule.last_epoch for name, schedule in schedules.items() if name != TARGET} == {2}
-    assert len({schedule.best for name, schedule in schedules.items() if name != TARGET}) == 3
-
-
-def test_a_schedule_of_schedules_survives_a_checkpoint(tmp_path: Path) -> None:
-    def given(module: Net) -> Any:
-        optimizer = SGD(module.parameters(), lr=0.1)
-        warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
-        then = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
-        return [optimizer], [torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, then], [2])]
-
-    def rates(rounds: int, path: Path | None) -> list[float]:
-        fitted = trainer(rounds)
-        module = build("FedAvg", net(configure_optimizers=given))
-        fitted.fit(module, Blobs(), ckpt_path=path, weights_only=False)
-        fitted.save_checkpoint(tmp_path / "last.ckpt")
-        return [group["lr"] for group in fitted.optimizers[0].param_groups if group["client"] == "dslr"]
-
-    straight = rates(5, None)
-    alone = given(Net())
-    for _ in range(5):
-        alone[0][0].step()
-        alone[1][0].step()
-    assert straight == [group["lr"] for group in alone[0][0].param_groups]
-    rates(3, None)
-    assert rates(5, tmp_path / "last.ckpt") == straight
 
 
 def test_under_lightnings_own_strategy_it_trains_too() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-import lightning.pytorch as pl
+import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedlit import FederatedModule
-from helpers import loader, shards, trainer
+import helpers
 
 LR = 0.3
 NAMES = ["c0", "c1", "c2"]
@@ -36,24 +34,9 @@ class Untouched(nn.Identity):
 
 def shifted(sizes: tuple[int, ...] = (20, 17, 14)) -> dict[str, TensorDataset]:
     """Clients around different centres, in float64."""
-    data = {}
-    for index, (name, size) in enumerate(zip(NAMES, sizes, strict=True)):
-        x, y = shards(3, size)[name].tensors
-        data[name] = TensorDataset(x.double() + 0.5 * index, y)
-    return data
+    return helpers.unequal(*sizes, dtype=torch.float64)
 
 
-class Start(pl.Callback):
-    """The replicas at the start."""
-
-    def on_train_start(self, trainer: pl.Trainer, module: FederatedModule) -> None:  # type: ignore[override]
-        self.replicas = {name: copy.deepcopy(replica) for name, replica in module.replicas.named_children()}
-
-
-def fit(
-    module: Any, data: dict[str, TensorDataset], batch_size: int = 64, rounds: int = 1, **kwargs: Any
-) -> dict[str, Any]:
+def fit(module: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Train; returns the replicas at the start. By default a batch has all samples of a client."""
-    start = Start()
-    trainer(rounds, [start], **kwargs).fit(module, loader(data, batch_size))
-    return start.replicas
+    return helpers.fit(module, *args, **kwargs).start

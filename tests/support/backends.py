@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedlit.privacy import BFV, CKKS, Paillier, PairwiseMasking
+from fedlit.privacy import BFV, CKKS, CKKSAffine, Paillier, PaillierAffine, PairwiseMasking, PlainAffine
 
 QUICK: dict[str, Any] = {"key_bits": 512, "insecure_test_keys": True}
 BACKENDS: dict[str, Any] = {
@@ -16,6 +16,8 @@ BACKENDS: dict[str, Any] = {
     "bfv": BFV,
     "ckks": CKKS,
 }
+PROTOCOLS: dict[str, Any] = {"plain": PlainAffine, "paillier": partial(PaillierAffine, **QUICK), "ckks": CKKSAffine}
+"""For two parties."""
 NEEDS = {"paillier": "phe", "bfv": "tenseal", "ckks": "tenseal"}
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
@@ -20,7 +21,7 @@ from fedlit import Client, FederatedModule
 from fedlit.federation import Federation
 from fedlit.methods import FedDA, FedGP
 from fedlit.privacy import AffineGrid, FixedPoint
-from helpers import loader, trainer, weights
+from helpers import batches_of, loader, trainer
 
 Update = dict[str, Tensor]
 
@@ -61,24 +62,10 @@ def unequal(seed: int = 0) -> dict[str, TensorDataset]:
     return data
 
 
-class Snapshots(helpers.Snapshots):
-    """As of the helpers, with the clients' weights at the start."""
-
-    def on_train_start(self, trainer: pl.Trainer, module: FederatedModule) -> None:  # type: ignore[override]
-        self.start = {name: weights(module, name) for name, _ in module.replicas.named_children()}
-
-
 def fit(
-    module: FederatedModule,
-    data: dict[str, TensorDataset] | None = None,
-    rounds: int = 1,
-    batch_size: int = 8,
-    **kwargs: Any,
-) -> Snapshots:
-    snapshots = Snapshots()
-    run = trainer(rounds, [snapshots, *kwargs.pop("callbacks", [])], **kwargs)
-    run.fit(module, loader(unequal() if data is None else data, batch_size))
-    return snapshots
+    module: FederatedModule, data: Any = None, rounds: int = 1, batch_size: int = 8, **kwargs: Any
+) -> helpers.Snapshots:
+    return helpers.fit(module, unequal() if data is None else data, rounds, batch_size, **kwargs)
 
 
 def talk(module: FederatedModule, channel: str, round_idx: int | None = None) -> list[tuple[str, str]]:
@@ -224,6 +211,52 @@ def shares_of(sources: Sequence[str], settings: Settings) -> dict[str, float]:
     power = {"samples": 1.0, "sqrt": 0.5, "uniform": 0.0}[settings.weighting]
     raw = {name: sizes[name] ** power for name in sources}
     return {name: weight / sum(raw.values()) for name, weight in raw.items()}
+
+
+def train_by_hand(start: Update, batches: Iterator[Any], rates: Iterator[float], clip: float | None = None) -> Local:
+    """Plain gradient steps of logistic regression."""
+    state, local = {name: tensor.clone() for name, tensor in start.items()}, Local({})
+
+    def gradient(at: Update, x: Tensor, y: Tensor) -> Update:
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in at.items()}
+        loss = F.cross_entropy(x @ leaves[W].T + leaves[B], y)
+        return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+    for (x, y), rate in zip(batches, rates, strict=False):
+        gradients = gradient(state, x, y)
+        norm = math.sqrt(sum(float(tensor.square().sum()) for tensor in gradients.values()))
+        shrink = 1.0 if clip is None else min(1.0, clip / norm)
+        state = {name: tensor - rate * shrink * gradients[name] for name, tensor in state.items()}
+        local.rates.append(rate)
+        local.gradients.append({name: -tensor.double() for name, tensor in gradient(start, x, y).items()})
+    local.update = {name: (state[name] - start[name]).double() for name in state}
+    return local
+
+
+def rounds_by_hand(
+    start: Update, settings: Settings, rounds: int, clip: float | None = None, rates: Any = None
+) -> tuple[Update, Estimates]:
+    """All weights after some rounds of everybody, and the estimates of the last one."""
+    data = unequal()
+    state, found = {name: tensor.clone() for name, tensor in start.items()}, Estimates(math.nan)
+    given: dict[str, Iterator[float]] = {}
+    for name in NAMES:
+        ratio = settings.target_lr_ratio if name == "c2" else 1.0
+        given[name] = itertools.repeat(LR * ratio) if rates is None else rates(name, ratio)
+    for round_idx in range(rounds):
+        warming_up = round_idx < settings.warmup_rounds
+        locals_ = {}
+        for name in NAMES[:-1] if warming_up else NAMES:
+            batches = iter(batches_of(data, name, round_idx))
+            locals_[name] = train_by_hand(state, batches, given[name], clip)
+        shares = shares_of(NAMES[:-1], settings)
+        if warming_up:
+            step = {name: sum(shares[s] * locals_[s].update[name] for s in NAMES[:-1]) for name in state}
+        else:
+            found = estimates_by_hand(locals_, NAMES[:-1], settings)
+            step = rule_by_hand(locals_, found.beta, shares, settings)
+        state = {name: (tensor.double() + step[name]).float() for name, tensor in state.items()}
+    return state, found
 
 
 PER_SOURCE = {"c0": 0.3, "c1": 0.9}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,10 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import Dataset, TensorDataset
 
-from fedlit import FederatedModule, FederatedStrategy
+from fedlit import Component, FederatedModule, FederatedStrategy, Run
 from fedlit.data import Digits, DomainDataModule, FederatedLoader
 from fedlit.federation import RoundPlan
 from fedlit.models import MLP
-from fedlit.run.component import Component
-from fedlit.run.run import Run
 
 QUIET: dict[str, Any] = {
     "accelerator": os.environ.get("FEDLIT_TEST_ACCELERATOR", "cpu"),  # "gpu" where there is one
@@ -46,6 +44,13 @@ def build(method: type[FederatedModule], data: Digits, **kwargs: Any) -> Federat
     torch.manual_seed(0)
     network = kwargs.pop("extractor", None) or MLP(64, [16], dropout=kwargs.pop("dropout", 0.0))
     return method(data.clients, data.target, data.num_classes, network, **kwargs)
+
+
+def layers(width: int, *parts: nn.Module) -> Any:
+    """An extractor of so many features."""
+    network = nn.Sequential(*parts)
+    network.out_features = width  # type: ignore[assignment]
+    return network
 
 
 def normalised_head(width: int = 16, outputs: int = 10) -> nn.Module:
@@ -106,10 +111,11 @@ def samples_of(data: DomainDataModule, client: str, part: str = "") -> tuple[Ten
 
 
 class Snapshots(pl.Callback, Component):
-    """Copies of all clients' networks at the start, and of their weights and of what is logged after each round."""
+    """Copies of all clients' networks at the start, and of weights before and after rounds, and what these log."""
 
     def __init__(self) -> None:
         self.start: dict[str, Any] = {}
+        self.starts: list[dict[str, dict[str, Tensor]]] = []
         self.rounds: list[dict[str, dict[str, Tensor]]] = []
         self.metrics: list[dict[str, float]] = []
 
@@ -117,8 +123,10 @@ class Snapshots(pl.Callback, Component):
         assert isinstance(pl_module, FederatedModule)
         self.start = {name: copy.deepcopy(replica) for name, replica in pl_module.replicas.named_children()}
 
+    def on_round_start(self, run: Run) -> None:
+        self.starts.append({name: weights(run.module, name) for name, _ in run.replicas.named_children()})
+
     def on_round_end(self, run: Run) -> None:
-        assert isinstance(run.module, FederatedModule)
         self.rounds.append({name: weights(run.module, name) for name, _ in run.replicas.named_children()})
         self.metrics.append({name: float(value) for name, value in run.trainer.callback_metrics.items()})
 
@@ -155,12 +163,40 @@ def shards(num_clients: int, size: int = 40, seed: int = 0) -> dict[str, TensorD
     return data
 
 
-def unequal() -> dict[str, TensorDataset]:
-    """`shards` of 20, 17 and 14 samples around different centres."""
-    tensors = [shard.tensors for shard in shards(3, 20).values()]
-    return {f"c{i}": TensorDataset(x[: 20 - 3 * i] + 0.5 * i, y[: 20 - 3 * i]) for i, (x, y) in enumerate(tensors)}
+def unequal(*sizes: int, shift: float = 0.5, scale: float = 0.0, dtype: Any = None) -> dict[str, TensorDataset]:
+    """`shards` of 20, 17 and 14 samples, or other numbers, around different centres and perhaps in other units."""
+    sizes = sizes or (20, 17, 14)
+    data = {}
+    for i, ((name, shard), size) in enumerate(zip(shards(len(sizes), max(sizes)).items(), sizes, strict=True)):
+        x, y = (tensor[:size] for tensor in shard.tensors)
+        data[name] = TensorDataset(x.to(dtype) * (1 + scale * i) + shift * i, y)
+    return data
 
 
 def loader(data: dict[str, TensorDataset], batch_size: int = 8, **kwargs: Any) -> FederatedLoader:
     """A training loader over ``data``."""
     return FederatedLoader(data, batch_size, seed=0, **kwargs)
+
+
+def fit(
+    module: FederatedModule,
+    data: dict[str, TensorDataset] | None = None,
+    rounds: int = 1,
+    batch_size: int = 64,
+    callbacks: Sequence[pl.Callback] = (),
+    **kwargs: Any,
+) -> Snapshots:
+    """Train on `unequal` or other data; by default a batch has all samples of a client, and a round is one step."""
+    snapshots = Snapshots()
+    run = trainer(rounds, [snapshots, *callbacks], **kwargs)
+    run.fit(module, loader(unequal() if data is None else data, batch_size))
+    return snapshots
+
+
+def descend_(loss: Tensor, params: Iterable[Tensor], lr: float) -> None:
+    """A step of plain gradient descent; of losses of one graph, the last is to be taken down first."""
+    params = list(params)
+    gradients = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True, materialize_grads=True)
+    with torch.no_grad():
+        for param, gradient in zip(params, gradients, strict=True):
+            param -= lr * gradient

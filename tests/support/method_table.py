@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import pytest
 
 from fedlit import FederatedModule, methods
 from helpers import normalised_head
@@ -62,3 +65,11 @@ METHODS: dict[str, Row] = {name: row(name) for name in ARGUMENTS}
 
 ONE_PASS = ("FedJDA", "FedRFTCAClosedForm")
 """Methods of a single round, which needs all samples of everyone and ends the run."""
+
+SHOWN = ("FedAvg", "FedDANN", "FedDaDiL", "FedGP auto", "FedMMD", "FedRFTCA", "FedRFTCAClosedForm", "FedRep", "KD3A")
+"""One of each: weights, a discriminator, atoms, updates, moments, votes, one pass, personal networks, knowledge."""
+
+
+def one_of_each(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test of all methods: those `SHOWN` by default, and the others ``slow``."""
+    return [pytest.param(name, marks=() if name in SHOWN else pytest.mark.slow) for name in names]

@@ -21,8 +21,9 @@ from torch.optim import SGD
 
 import fedlit.methods
 import fedlit.privacy
+import method_table
 from faults import Fault
-from fedlit import Client, Federated
+from fedlit import Client, Component, Federated, PhaseSettings, Run
 from fedlit.data import Digits, FeatureDomains
 from fedlit.data.base import DomainDataset
 from fedlit.federation import Everyone, FederatedLoader, Fraction, Schedule, Summed
@@ -30,8 +31,6 @@ from fedlit.methods import FedAvg, FedRFTCA
 from fedlit.models import MLP
 from fedlit.privacy import PrivacyWarning
 from fedlit.remote import Server, Site
-from fedlit.run.component import Component, PhaseSettings
-from fedlit.run.run import Run
 from helpers import QUIET, STATEFUL, build, digits, fingerprint, normalised_head, trainer, weights
 from own_modules import Net
 from processes import LAUNCHED
@@ -40,28 +39,15 @@ from relay import relayed
 SITES = ["clean", "blended", "fonts"]
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "AdaBN": {"classifier": normalised_head()},
-    "AdaBN, mixing": {"classifier": normalised_head(), "mixing": "learned"},
+    name: given | ({"warmup_rounds": 0} if "warmup_rounds" in given else {})
+    for name, given in method_table.ARGUMENTS.items()
+} | {
     "FedAvg, refined": {"refine": "network"},
     "FedAvg, moments": {"classifier": normalised_head(), "batchnorm_average": "moments"},
-    "FedRFTCA": {"num_frequencies": 16, "num_components": 8, "classifier_period": 2},
     "Voting": {"num_frequencies": 16, "num_components": 8, "classifier_period": None},
-    "FedJDA": {"num_frequencies": 16, "num_components": 8},
-    "FedRFTCAClosedForm": {"num_frequencies": 16, "num_components": 8},
-    "FedCORAL": {},
     "FedCORAL, pairwise": {"match": "pairwise", "every": "round", "average": "classifier"},
-    "FedDA": {"target_lr_ratio": 0.5, "align_magnitudes": True},
-    "FedDA auto": {"beta": "auto"},
-    "FedDAN": {"num_frequencies": 20},
-    "FedDAN, pairwise": {"num_frequencies": 20, "match": "pairwise", "every": "round"},
-    "FedGP": {"target_lr_ratio": 0.5},
-    "FedGP auto": {"beta": "auto"},
     "FedGP by layer": {"granularity": "layer"},
-    "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
-    "FADA": {"attention_samples": 50},
-    "FADA, disentangling": {"attention_samples": 50, "disentangle": True, "mi_weight": 0.1},
-    "FADE": {"schedule_rounds": 2},
-    "FedDANN": {"schedule_rounds": 2, "trust_region": 0.5},
+    "FedGP auto, one batch": {"beta": "auto"},
     "FedDANN, groups": {
         "schedule_rounds": 2,
         "param_groups": [
@@ -70,8 +56,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
             {"client": "fonts", "part": "classifier", "lr": 0.02},
         ],
     },
-    "FedWDGRL": {"critic_steps": 2},
-    "FedDaDiL": {"num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
     "FedDaDiL, phases": {
         "num_atoms": 2,
         "atom_size": 20,
@@ -79,16 +63,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "warmup_rounds": 2,
         "encoder": PhaseSettings(partial(SGD, lr=0.1), batch_size=16, local_steps=3),
     },
-    "FedMMD": {"degree": 1, "warmup_rounds": 0},
     "FedMMD, pairwise": {"degree": 1, "exchange": "pairwise", "warmup_rounds": 0},
-    "CoMDA": {"warmup_rounds": 0},
-    "CoMDA, votes": {"warmup_rounds": 0, "exchange": "votes"},
     "CoMDA, groups": {"warmup_rounds": 0, "param_groups": [{"part": "peer", "lr": 0.02}]},
-    "KD3A": {"gate": 0.3},
-    "KD3A, votes": {"gate": 0.3, "exchange": "votes"},
-    "KD3A, soft votes": {"gate": 0.3, "exchange": "votes", "vote": "soft"},
-    "KD3A, shapley": {"gate": 0.3, "focus": "shapley"},
-    "FedGP auto, one batch": {"beta": "auto"},
 }
 """What methods are given, by the name under which they are asked for."""
 
@@ -207,7 +183,6 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--own", action="store_true", help="each process knows its own clients' data alone")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--frozen", action="store_true", help="the extractor is not trained")
     parser.add_argument("--everyone", action="store_true", help="nobody is away")
     parser.add_argument("--values", action="store_true", help="tell the weights, and not their fingerprints alone")
     parser.add_argument("--privacy", default="None", help="an expression over fedlit.privacy")
@@ -242,7 +217,6 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     else:
         task = {"task": "regression"} if options.numbers else {}
         module = build(method, data, **STATEFUL, **task, **ARGUMENTS.get(options.method, {}))
-    module.originals[0].requires_grad_(not options.frozen)
     if options.trouble == "init" and os.environ.get("LOCAL_RANK") == "1":
         next(module.originals[0].parameters()).data.add_(1)
     # written by the tests, nobody else

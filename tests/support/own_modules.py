@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 import fedlit
-from fedlit.run.component import Component
-from fedlit.run.run import Run
-from helpers import fingerprint, trainer, weights
+from helpers import Snapshots, fingerprint, trainer, weights
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs
 
 
@@ -108,19 +106,9 @@ def build(kind: str, net: Net | None = None, **kwargs: Any) -> fedlit.FederatedM
     return getattr(fedlit, wrapper)(net, CLIENTS, TARGET, NUM_CLASSES, **(given | kwargs))
 
 
-class Numbers(pl.Callback, Component):
-    """What a run logs in each round."""
-
-    def __init__(self) -> None:
-        self.rounds: list[dict[str, float]] = []
-
-    def on_round_end(self, run: Run) -> None:
-        self.rounds.append({name: float(value) for name, value in run.trainer.callback_metrics.items()})
-
-
 def run(kind: str, rounds: int = 4, devices: int = 1, save: str = "", resume: str = "") -> dict[str, Any]:
     """Fingerprints of the local clients' weights, and what was logged."""
-    numbers = Numbers()
+    numbers = Snapshots()
     fitted = trainer(rounds, [numbers], devices=devices)
     method = build(kind)
     fitted.fit(method, Blobs(), ckpt_path=resume or None, weights_only=False)
@@ -128,4 +116,4 @@ def run(kind: str, rounds: int = 4, devices: int = 1, save: str = "", resume: st
         fitted.save_checkpoint(Path(save))
     prints = {client.name: fingerprint(weights(method, client.name)) for client in method.federation.local_clients}
     rates = [group["lr"] for optimizer in fitted.optimizers for group in optimizer.param_groups]
-    return {"weights": prints, "logged": numbers.rounds, "steps": fitted.global_step, "rates": sorted(set(rates))}
+    return {"weights": prints, "logged": numbers.metrics, "steps": fitted.global_step, "rates": sorted(set(rates))}

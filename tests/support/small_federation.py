@@ -10,7 +10,8 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import TensorDataset
 
-from fedlit import FederatedModule, FederatedStrategy
+import helpers
+from fedlit import FederatedModule
 from fedlit.callbacks import (
     Calibration,
     CommunicationLedger,
@@ -82,21 +83,7 @@ def trainer(
     rounds: int, callbacks: list[pl.Callback], folder: Path, federated: bool = True, **kwargs: Any
 ) -> pl.Trainer:
     """A Trainer with nothing but the given callbacks; the strategy's arguments are given as ``strategy={...}``."""
-    given = {"num_threads": 1} | kwargs.pop("strategy", {})
-    if federated:
-        kwargs["strategy"] = FederatedStrategy(**given)
-    defaults = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        "max_epochs": rounds,
-        "default_root_dir": str(folder),
-    }
-    return pl.Trainer(**(defaults | {"callbacks": callbacks} | kwargs))
+    return helpers.trainer(rounds, callbacks, federated, **({"default_root_dir": str(folder)} | kwargs))
 
 
 class EveryMetric(pl.Callback):

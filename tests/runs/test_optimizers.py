@@ -1,8 +1,12 @@
-"""Settings of parameter groups by part and by client: ``param_groups``."""
+"""Settings of parameter groups by part and client, and resumes with another optimiser or schedule."""
 
 from __future__ import annotations
 
 import copy
+import re
+import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +14,23 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.optim import SGD
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 
+from faulty_samples import CLIENTS, NUM_CLASSES, TARGET, WIDTH, load, parts
 from fedlit import Client, FederatedModule
 from fedlit.federation import RosterError
 from fedlit.methods import FADA, CoMDA, FedAvg, FedDANN, FedGP, FedWDGRL, TargetOnly
 from fedlit.models import MLP
 from helpers import STATEFUL, build, digits, loader, same, shards, trainer, weights
-from site_runs import merged, start
 
 BY_PART = [
     {"part": "extractor", "lr": 0.003},
@@ -71,33 +83,6 @@ def test_each_part_of_each_client_moves_by_its_own_settings() -> None:
             network.zero_grad()
 
 
-def test_a_discriminator_moves_by_its_own_rate_and_nothing_else_does() -> None:
-    def one_step(**kwargs: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        data = digits()
-        module = build(FedDANN, data, optimizer=lambda params: SGD(params, lr=0.1), **kwargs)
-        run = trainer(1, strategy={"local_steps": 1})
-        run.callbacks.append(first := First())
-        run.fit(module, data)
-        return first.before, weights(module, "fonts")
-
-    start_of_all, plain = one_step()
-    _, own = one_step(param_groups=[{"part": "discriminator", "lr": 0.03}])
-    for name, before in start_of_all.items():
-        if name.startswith("discriminator."):
-            assert not torch.equal(plain[name], before)
-            torch.testing.assert_close(own[name] - before, 0.3 * (plain[name] - before), rtol=1e-3, atol=1e-8)
-        else:
-            assert torch.equal(own[name], plain[name])
-
-
-class First(pl.Callback):
-    """Remembers the target's weights before training."""
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, FederatedModule)
-        self.before = weights(pl_module, "fonts")
-
-
 @pytest.mark.parametrize("method", [FedAvg, FedDANN, CoMDA])
 def test_a_division_into_equal_settings_changes_nothing(method: type[FederatedModule]) -> None:
     entries = [{"part": "classifier", "lr": 0.1}, {"client": "clean", "weight_decay": 0.0}]
@@ -139,18 +124,6 @@ def test_a_resumed_run_equals_one_in_a_row_and_needs_the_same_groups(tmp_path: P
     with pytest.warns(UserWarning, match=r"param_groups was .*: an optimizer goes"):
         changed, _ = resumable(other, 4, path)
     assert same(weights(straight, "fonts"), weights(changed, "fonts"))
-
-
-@pytest.mark.multiprocess
-def test_processes_divide_groups_alike_and_resume_on_others(tmp_path: Path) -> None:
-    path = str(tmp_path / "half.ckpt")
-    arguments = ["--method", "FedDANN, groups", "--steps", "4"]
-    (alone,) = start(*arguments, "--rounds", "4")
-    two = start(*arguments, "--rounds", "4", "--devices", "2")
-    assert merged(two) == alone["weights"]
-    assert all(result["metrics"] == alone["metrics"] for result in two)
-    start(*arguments, "--rounds", "2", "--save", path, "--devices", "3")
-    assert merged(start(*arguments, "--rounds", "4", "--resume", path, "--devices", "2")) == alone["weights"]
 
 
 @pytest.mark.parametrize(
@@ -205,3 +178,90 @@ def test_frozen_parts_and_own_optimisers_take_no_settings() -> None:
         trainer(1).fit(module, data)
     with pytest.raises(ValueError, match="would do nothing, as OwnOptimizer configures"):
         fitted(OwnOptimizer, param_groups=[{"part": "extractor", "lr": 0.1}])
+
+
+Schedule = Callable[[Optimizer], LRScheduler] | None
+ADAM = partial(Adam, lr=0.01)
+
+
+def fit(rounds: int, path: Path, optimizer: Any = ADAM, schedule: Schedule = None, resume: bool = False) -> set[float]:
+    """Learning rates at the end."""
+    torch.manual_seed(0)
+    module = FedAvg(CLIENTS, TARGET, NUM_CLASSES, MLP(WIDTH, [8]), optimizer=optimizer, lr_scheduler=schedule)
+    rates: set[float] = set()
+
+    class End(pl.Callback):
+        def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            rates.update(group["lr"] for group in trainer.optimizers[0].param_groups if group["client"] != TARGET)
+
+    run = trainer(rounds, [End()])
+    run.fit(module, load(parts()), ckpt_path=path if resume else None, weights_only=False)
+    run.save_checkpoint(path)
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        (partial(SGD, lr=0.01), partial(SGD, lr=0.1), "optimizer SGD goes on .* lr"),
+        (partial(SGD, lr=0.01), partial(SGD, lr=0.01, momentum=0.9), "momentum was 0 and is 0.9"),
+        (ADAM, partial(AdamW, lr=0.01, weight_decay=0), "decoupled_weight_decay was False and is True"),
+    ],
+)
+def test_settings_that_a_resume_does_not_take_are_named(before: Any, now: Any, message: str, tmp_path: Path) -> None:
+    rates = fit(1, tmp_path / "a.ckpt", before)
+    with pytest.warns(UserWarning, match=message):
+        assert fit(2, tmp_path / "a.ckpt", now, resume=True) == rates
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [(partial(SGD, lr=0.1), ADAM), (ADAM, partial(SGD, lr=0.1)), (ADAM, RMSprop)]
+)
+def test_another_optimizer_cannot_take_over_a_state(before: Any, now: Any, tmp_path: Path) -> None:
+    fit(1, tmp_path / "a.ckpt", before)
+    with pytest.raises(
+        ValueError, match=r"checkpoint's optimizer has the settings .* lacks: resume with the optimizer of"
+    ):
+        fit(2, tmp_path / "a.ckpt", now, resume=True)
+
+
+def step(gamma: float) -> Schedule:
+    return lambda optimizer: StepLR(optimizer, 1, gamma)
+
+
+def test_another_schedule_is_named_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    fit(1, path, schedule=step(0.5))
+    with pytest.warns(UserWarning, match="StepLR goes on with .* gamma was 0.5") as told:
+        assert fit(2, tmp_path / "a.ckpt", schedule=step(0.9), resume=True) == {0.0025}
+    assert sum("goes on" in str(each.message) for each in told) == 1
+    for other in (lambda optimizer: ExponentialLR(optimizer, 0.9), lambda optimizer: CosineAnnealingLR(optimizer, 3)):
+        with pytest.raises(ValueError, match=r"the settings \['gamma', 'step_size'\], and .* has"):
+            fit(3, path, schedule=other, resume=True)
+    with pytest.warns(UserWarning, match="lr_scheduler was given and is None"):
+        fit(3, path, resume=True)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        None, step(0.5), lambda optimizer: ConstantLR(optimizer), lambda optimizer: CosineAnnealingLR(optimizer, 4),
+        lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=9),
+        lambda optimizer: ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0),
+    ],
+)  # fmt: skip
+def test_the_same_optimizer_and_schedule_are_resumed_without_a_word(schedule: Schedule, tmp_path: Path) -> None:
+    fit(3, tmp_path / "a.ckpt", schedule=schedule)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*goes on with")
+        fit(4, tmp_path / "a.ckpt", schedule=schedule, resume=True)
+
+
+@pytest.mark.parametrize("arguments", [{"optimizer": "adam"}, {"lr_scheduler": {"step_size": 3}}, {"optimizer": None}])
+def test_what_makes_no_optimizer_is_refused_by_name(arguments: dict[str, Any]) -> None:
+    (name, given), *_ = arguments.items()
+    with pytest.raises(TypeError, match=f"{name} must be a function that makes one, .*, got {re.escape(repr(given))}"):
+        FedAvg(CLIENTS, TARGET, NUM_CLASSES, MLP(WIDTH, [8]), **arguments)
+    module = FedAvg(CLIENTS, TARGET, NUM_CLASSES, MLP(WIDTH, [8]), optimizer=lambda params: len([*params]))
+    with pytest.raises(TypeError, match=r"optimizer must make a torch.optim.Optimizer"):
+        trainer(1).fit(module, load(parts()))
