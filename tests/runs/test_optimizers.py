@@ -31,6 +31,7 @@ from fedlit.federation import RosterError
 from fedlit.methods import FADA, CoMDA, FedAvg, FedDANN, FedGP, FedWDGRL, TargetOnly
 from fedlit.models import MLP
 from helpers import STATEFUL, build, digits, loader, same, shards, trainer, weights
+from refused import refused
 
 BY_PART = [
     {"part": "extractor", "lr": 0.003},
@@ -127,41 +128,37 @@ def test_a_resumed_run_equals_one_in_a_row_and_needs_the_same_groups(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("method", "entry", "message"),
+    ("method", "entry", "argument"),
     [
-        (FedAvg, {"lr": 0.1}, r"param_groups\[0\] must name a client, a"),
-        (FedAvg, {"part": "classifier"}, r"must name a client, a part"),
-        (FedAvg, "classifier", r"must name a client, a part"),
-        (FedAvg, {"part": 0, "lr": 0.1}, r"param_groups\[0\] must name its part in"),
-        (FedAvg, {"client": "x", "lr": 0.1}, r"names client 'x', which is not"),
-        (FedAvg, {"part": "clasifier", "lr": 0.1}, r"which nobody has: give one of"),
-        (FedAvg, {"part": "extract", "lr": 0.1}, r"for part 'extract', which nobody has"),
-        (CoMDA, {"part": "peer", "client": "clean", "lr": 0.1}, r"part 'peer', which 'clean' does not"),
-        (
-            FedAvg,
-            {"part": "classifier", "learning_rate": 0.1},
-            r"sets 'learning_rate', which SGD does not",
-        ),
-        (FedAvg, {"part": "classifier", "params": []}, r"sets 'params', which SGD does not have"),
-        (FedAvg, {"part": "classifier", "lr": "0.1"}, r"sets lr of SGD, which must"),
-        (FedAvg, {"part": "classifier", "lr": -0.1}, r"sets lr of SGD, which must"),
-        (FedAvg, {"client": "clean", "lr": float("nan")}, r"must be a number, at least"),
-        (FADA, {"part": "discriminator", "lr": 0.1}, r"FADA steps part 'discriminator' .*: give identifier_lr"),
-        (FedWDGRL, {"part": "discriminator.0", "lr": 0.1}, r"FedWDGRL steps part 'discriminator' .*: give critic_lr"),
+        (FedAvg, {"lr": 0.1}, "param_groups[0]"),
+        (FedAvg, {"part": "classifier"}, "param_groups[0]"),
+        (FedAvg, "classifier", "param_groups[0]"),
+        (FedAvg, {"part": 0, "lr": 0.1}, "param_groups[0]['part']"),
+        (FedAvg, {"client": "x", "lr": 0.1}, "param_groups[0]['client']"),
+        (FedAvg, {"part": "clasifier", "lr": 0.1}, "param_groups[0]['part']"),
+        (FedAvg, {"part": "extract", "lr": 0.1}, "param_groups[0]['part']"),
+        (CoMDA, {"part": "peer", "client": "clean", "lr": 0.1}, "param_groups[0]['part']"),
+        (FedAvg, {"part": "classifier", "learning_rate": 0.1}, "param_groups[0]"),
+        (FedAvg, {"part": "classifier", "params": []}, "param_groups[0]"),
+        (FedAvg, {"part": "classifier", "lr": "0.1"}, "param_groups[0]['lr']"),
+        (FedAvg, {"part": "classifier", "lr": -0.1}, "param_groups[0]['lr']"),
+        (FedAvg, {"client": "clean", "lr": float("nan")}, "param_groups[0]['lr']"),
+        (FADA, {"part": "discriminator", "lr": 0.1}, "param_groups[0]['part']"),
+        (FedWDGRL, {"part": "discriminator.0", "lr": 0.1}, "param_groups[0]['part']"),
     ],
 )
 def test_entries_that_would_do_nothing_or_harm_are_refused(
-    method: type[FederatedModule], entry: Any, message: str
+    method: type[FederatedModule], entry: Any, argument: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with refused(argument):
         fitted(method, param_groups=[entry])
 
 
 def test_a_rate_that_a_ratio_would_scale_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"discriminator_lr_ratio=10 would scale the lr that"):
+    with refused("discriminator_lr_ratio"):
         fitted(FedDANN, discriminator_lr_ratio=10, param_groups=[{"part": "discriminator.0", "lr": 0.1}])
-    given = digits(target_labels=30)
-    with pytest.raises(ValueError, match=r"target_lr_ratio=0.5 would scale the lr that"):
+    with refused("target_lr_ratio"):
+        given = digits(target_labels=30)
         fitted(FedGP, given, target_lr_ratio=0.5, param_groups=[{"client": "fonts", "lr": 0.1}])
 
 
@@ -174,9 +171,9 @@ def test_frozen_parts_and_own_optimisers_take_no_settings() -> None:
     data = digits()
     module = build(FedAvg, data, param_groups=[{"part": "extractor", "lr": 0.1}])
     module.originals[0].requires_grad_(False)
-    with pytest.raises(ValueError, match="part 'extractor', which the optimizer does"):
+    with refused("param_groups[0]['part']"):
         trainer(1).fit(module, data)
-    with pytest.raises(ValueError, match="would do nothing, as OwnOptimizer configures"):
+    with refused("param_groups"):
         fitted(OwnOptimizer, param_groups=[{"part": "extractor", "lr": 0.1}])
 
 

@@ -207,7 +207,7 @@ def test_callbacks_that_do_not_go_by_rounds_are_refused_before_training(callback
     data = digits()
     module = build(FedAvg, data)
     run = trainer(1, [callback], federated)
-    with pytest.raises(ValueError, match=f"{type(callback).__name__} .*: "):
+    with refused("callbacks"):
         run.fit(module, data)
     assert run.global_step == 0
     assert not len(module.replicas) or same(
@@ -230,7 +230,7 @@ def test_a_tuner_finds_no_rate_and_leaves_a_trainer_that_trains(federated: bool)
     data = digits()
     tuned, plain = build(FedAvg, data), build(FedAvg, data)
     run = trainer(2, federated=federated)
-    with pytest.raises(ValueError, match=r"LearningRateFinder tries rates on steps without"):
+    with refused("callbacks"):
         Tuner(run).lr_find(tuned, datamodule=data, update_attr=False)
     run.fit(tuned, datamodule=data)
     trainer(2, federated=federated).fit(plain, data)
@@ -243,11 +243,11 @@ def test_a_batch_size_is_not_looked_for(stage: Any) -> None:
     module = build(FedAvg, data)
     run = trainer(1, federated=False)
     size = data.batch_size
-    with pytest.raises(ValueError, match=r"BatchSizeFinder tries sizes on steps without"):
+    with refused("callbacks"):
         Tuner(run).scale_batch_size(module, datamodule=data, method=stage)
     assert data.batch_size == size
     getattr(run, stage)(module, datamodule=data)
-    with pytest.raises(ValueError, match="BatchSizeFinder tries sizes"):
+    with refused("callbacks"):
         trainer(1, [BatchSizeFinder()], federated=False).fit(module, data)
 
 
@@ -255,7 +255,7 @@ def test_a_batch_size_is_not_looked_for(stage: Any) -> None:
 @pytest.mark.parametrize("stage", ["fit", "test"])
 def test_another_strategy_on_several_processes_is_refused_on_each(stage: str) -> None:
     for ended in processes.run(one_site.under_ddp, stage, 2, ranks=2):
-        assert "ValueError: DDPStrategy on 2 processes would" in ended.error
+        assert "ArgumentError: strategy must be" in ended.error
         assert "give Trainer(strategy=FederatedStrategy())" in ended.error
 
 
@@ -270,5 +270,5 @@ def test_another_strategy_on_one_process_trains_as_a_plain_trainer_does() -> Non
 
 def test_synchronised_batchnorm_is_refused_by_name() -> None:
     data = digits()
-    with pytest.raises(ValueError, match="sync_batchnorm=True would take statistics over samples"):
+    with refused("sync_batchnorm"):
         trainer(1, sync_batchnorm=True).fit(build(FedAvg, data), data)
