@@ -10,6 +10,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from fedlit.checks import refuse
+
 _OF_LIGHTNING = ("conditioned on metric", "could not find the monitored key")
 """Parts of Lightning's errors on a monitor that is not logged."""
 
@@ -60,11 +62,9 @@ def check_modes(trainer: Trainer) -> None:
         mode = getattr(each, "mode", None)
         if isinstance(monitor, str) and mode in ("min", "max") and mode != (best_mode(monitor) or mode):
             other = best_mode(monitor)
-            raise ValueError(
-                f"{type(each).__name__}(monitor={monitor!r}, mode={mode!r}) would take the worst round for the best, "
-                f"as {monitor} is the better the {'higher' if other == 'max' else 'lower'}: give mode={other!r}"
-                + (" (without mode it is 'min')" if other == "max" else "")
-            )
+            better = "higher" if other == "max" else "lower"  # without mode it is 'min'
+            rule = f"{other!r} in {type(each).__name__}(monitor={monitor!r}), which is the better the {better}"
+            refuse("mode", rule, mode, "the worst round would be taken for the best")
 
 
 def best_mode(metric: str) -> str | None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from fedlit.checks import refuse
 from fedlit.federation import Client
 from fedlit.federation.ledger import SERVER
 from fedlit.run.component import Phase
@@ -98,10 +99,8 @@ def with_schedules(
 ) -> OptimizerLRScheduler:
     """Return an optimiser and a schedule for each local client (``None`` for none), in Lightning's form."""
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"optimizer must make a torch.optim.Optimizer of parameters, and made a {type(optimizer).__name__}: give "
-            "such as functools.partial(torch.optim.Adam, lr=0.001)"
-        )
+        rule, way_out = "a maker of a torch.optim.Optimizer", "give functools.partial(torch.optim.Adam, lr=0.001)"
+        refuse("optimizer", rule, optimizer, way_out, TypeError)
     if build is None:
         return optimizer
     schedules = ClientSchedules(optimizer, build, interval)

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
+from fedlit.checks import check
 from fedlit.run.optimisation import ClientSchedules, ClientView
 
 
@@ -30,42 +31,36 @@ class OwnOptimisers:
     @classmethod
     def of(cls, module: pl.LightningModule) -> OwnOptimisers:
         """Call ``configure_optimizers``; a `ValueError` if clients cannot have its result separately."""
-        what, given = f"{type(module).__name__}.configure_optimizers gives", module.configure_optimizers()
-        if given is None:
-            raise ValueError(f"{what} None, and clients have nothing to train with")
+        given = module.configure_optimizers()
+
+        def check_made(holds: bool, rule: str, value: Any, way_out: str = "") -> None:
+            check(holds, "configure_optimizers", rule, value, way_out)
+
+        check_made(given is not None, "of optimizers, without which clients train nothing", given)
         optimizers, schedules, monitor = _configure_optimizers(cast(Any, given))
         if module.automatic_optimization:
             made = _configure_schedulers_automatic_opt(schedules, monitor)
         else:
             made = _configure_schedulers_manual_opt(schedules)
-        if module.automatic_optimization and len(optimizers) > 1:
-            raise ValueError(
-                f"{what} {len(optimizers)} optimizers, which Lightning steps in no fixed order: set "
-                "automatic_optimization = False in the module, and step each in training_step"
-            )
+        check_made(
+            not module.automatic_optimization or len(optimizers) == 1,
+            "of one optimizer, as Lightning steps several in no fixed order",
+            len(optimizers),
+            "set automatic_optimization = False in the module, and step each in training_step",
+        )
         params = {id(param) for param in module.parameters()}
         for optimizer in optimizers:
-            if isinstance(optimizer, LBFGS):
-                raise ValueError(
-                    f"{what} LBFGS, which takes one parameter group alone, and clients have one each: take an "
-                    "optimizer with groups, such as torch.optim.Adam"
-                )
-            if any(id(param) not in params for group in optimizer.param_groups for param in group["params"]):
-                raise ValueError(
-                    f"{what} an optimizer of parameters that are not its own: each client trains a copy of the "
-                    "module, so take self.parameters() when it is called"
-                )
+            rule = "of an optimizer with a parameter group for each client"
+            check_made(not isinstance(optimizer, LBFGS), rule, "LBFGS", "take another, such as torch.optim.Adam")
+            are_own = all(id(param) in params for group in optimizer.param_groups for param in group["params"])
+            way_out = "take self.parameters() when it is called, as each client trains a copy of the module"
+            check_made(are_own, "of the module's parameters", optimizer, way_out)
         for schedule in made:
-            if schedule.frequency != 1:
-                raise ValueError(
-                    f"{what} a schedule with frequency={schedule.frequency}; clients advance theirs after every round "
-                    "or step: give frequency=1, and the schedule the longer period"
-                )
-            if getattr(schedule, "reduce_on_plateau", False) and schedule.monitor not in ("loss", "train_loss"):
-                raise ValueError(
-                    f"{what} a schedule that monitors {schedule.monitor!r}; each client's watches the mean of its "
-                    "training_step: give monitor='train_loss', or a schedule that monitors nothing"
-                )
+            rule, way_out = "of a schedule with frequency=1", "give the schedule the longer period"
+            check_made(schedule.frequency == 1, rule, schedule.frequency, way_out)
+            if getattr(schedule, "reduce_on_plateau", False):
+                rule = "of a schedule that monitors train_loss, the mean of a client's training_step"
+                check_made(schedule.monitor in ("loss", "train_loss"), rule, schedule.monitor)
         return cls(optimizers, made)
 
 

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
+from fedlit.checks import refuse
 from fedlit.federation import FederatedLoader, SampleError
 from fedlit.federation.labels import known_labels
 from fedlit.federation.nested import Inputs, sample_shape, take, tensors_of
@@ -233,15 +234,12 @@ class SampleCheck:
         elif isinstance(features, Tensor) and features.ndim > 2 and len(features) == 2:
             is_odd = False  # as of each pixel, with a classifier that this replica gives something else
         if is_odd:
-            raise ValueError(
-                f"extractor {extractor} must make one tensor of features, of shape (batch, out_features) with "
-                f"out_features={width}, and makes {found}: return that from its forward, or mend out_features"
-            )
+            rule = f"a network that makes features of shape (batch, out_features), with out_features={width}"
+            way_out = "return one tensor from its forward, or mend out_features"
+            refuse("extractor", rule, replica.extractor, way_out, shown=f"{extractor}, which makes {found}")
         if reason:
-            raise ValueError(
-                f"classifier {type(replica.classifier).__name__} must make outputs of shape {wanted} of {found}, and "
-                f"{reason}: give one that does"
-            )
+            rule = f"a network that makes outputs of shape {wanted} of {found}"
+            refuse("classifier", rule, replica.classifier, shown=f"{type(replica.classifier).__name__}, which {reason}")
         trainable = [name for name, param in replica.extractor.named_parameters() if param.requires_grad]
         if trainable and isinstance(features, Tensor) and not features.requires_grad:
             warnings.warn(

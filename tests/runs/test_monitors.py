@@ -17,6 +17,7 @@ import fedlit
 from fedlit import FederatedModule
 from fedlit.cli import main
 from own_modules import Net
+from refused import refused
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, build, trainer
 
 
@@ -86,8 +87,7 @@ LOSSES = ["train/loss", "source/amazon/loss", "source/amazon/eval_loss"]
 @pytest.mark.parametrize(("mode", "monitors"), [("min", SCORES), ("max", LOSSES)])
 def test_the_worst_round_is_not_taken_for_the_best(tmp_path: Path, kind: Any, mode: str, monitors: list[str]) -> None:
     for monitor in monitors:
-        better = "the higher: give mode='max'" if mode == "min" else "the lower: give mode='min'"
-        with pytest.raises(ValueError, match=re.escape(f"as {monitor} is the better {better}")):
+        with refused("mode"):
             fit(kind(monitor=monitor, mode=mode), build(), tmp_path)
 
 
@@ -96,7 +96,7 @@ def test_a_schedule_that_waits_for_a_higher_loss_is_refused(tmp_path: Path) -> N
         return ReduceLROnPlateau(optimizer, mode)
 
     fit(EarlyStopping("target/score", mode="max"), build(lr_scheduler=partial(plateau, mode="min")), tmp_path)
-    with pytest.raises(ValueError, match=r"^ReduceLROnPlateau\(monitor='loss', mode='max'\) would take the worst"):
+    with refused("mode"):
         fit(EarlyStopping("target/score", mode="max"), build(lr_scheduler=partial(plateau, mode="max")), tmp_path)
 
 

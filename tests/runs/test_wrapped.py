@@ -301,12 +301,12 @@ HOOKS = {
     "configure_callbacks": "give the callbacks to the Trainer",
 }
 OPTIMIZERS: list[tuple[Any, str]] = [
-    (lambda module: None, "gives None"),
-    (lambda module: torch.optim.LBFGS(module.parameters()), "gives LBFGS"),
-    (lambda module: SGD(ELSEWHERE.parameters(), lr=0.1), "parameters that are not its own"),
+    (lambda module: None, "^configure_optimizers must"),
+    (lambda module: torch.optim.LBFGS(module.parameters()), "LBFGS"),
+    (lambda module: SGD(ELSEWHERE.parameters(), lr=0.1), "of the module's parameters"),
     (lambda module: [SGD(module.parameters(), lr=0.1), Adam(module.head.parameters())], "set automatic_opt"),
-    (partial(plateau, monitor="val_loss"), "monitors 'val_loss'.*monitor='train_loss'"),
-    (every_second, "frequency=2"),
+    (partial(plateau, monitor="val_loss"), "train_loss.*, got 'val_loss'"),
+    (every_second, "frequency=1, got 2"),
 ]
 ARGUMENTS: dict[str, Any] = {
     "optimizer": lambda params: SGD(params, lr=0.1),
