@@ -75,45 +75,29 @@ _LABEL, _CHANNEL = 20, 40
 
 @dataclass(frozen=True)
 class ChannelReport:
-    """One channel of a run.
+    """One channel of a run."""
 
-    Args:
-        channel: Its name.
-        description: Of its backend; ``None`` for messages from client to client, which no backend carries.
-        bytes_up: Sent by clients, key material apart.
-        bytes_down: Sent by the server, key material apart.
-        bytes_keys: Of key agreement, shares and unmasking, both ways.
-        clip_norm: Of the channel's differential privacy; ``None`` without.
-        noise_multiplier: The same.
-        sent: Protection, contents, senders, receivers and frequency of messages, as the method declares them.
-    """
-
-    channel: str
+    channel: str  # its name
+    # of its backend; ``None`` for messages from client to client, which no backend carries
     description: Description | None
-    bytes_up: int
-    bytes_down: int
-    bytes_keys: int
-    clip_norm: float | None
-    noise_multiplier: float | None
-    sent: str = ""
+    bytes_up: int  # sent by clients, key material apart
+    bytes_down: int  # sent by the server, key material apart
+    bytes_keys: int  # of key agreement, shares and unmasking, both ways
+    clip_norm: float | None  # of the channel's differential privacy; ``None`` without
+    noise_multiplier: float | None  # the same
+    sent: str = ""  # protection, contents, senders, receivers and frequency of messages, as the method declares them
 
 
 @dataclass(frozen=True)
 class Report:
-    """Protection and traffic of a run's channels; `rich` prints it as tables.
+    """Protection and traffic of a run's channels; `rich` prints it as tables."""
 
-    Args:
-        channels: Those with messages of the method.
-        epsilon_message: Greatest privacy loss of a client against observers of single messages; ``None`` without
-            differential privacy.
-        epsilon_sum: Against observers of sums only, if all clients add their noise.
-        not_protected: Sentences on what no backend protects.
-    """
-
-    channels: list[ChannelReport]
+    channels: list[ChannelReport]  # those with messages of the method
+    # greatest privacy loss of a client against observers of single messages; ``None`` without differential
+    # privacy
     epsilon_message: float | None
-    epsilon_sum: float | None
-    not_protected: tuple[str, ...] = NOT_PROTECTED
+    epsilon_sum: float | None  # against observers of sums only, if all clients add their noise
+    not_protected: tuple[str, ...] = NOT_PROTECTED  # sentences on what no backend protects
 
     def to_json(self) -> str:
         """The fields as a JSON object; an epsilon that is not finite, as with next to no noise, is ``null``."""

@@ -29,37 +29,24 @@ _MARKED = 24
 
 @dataclass(frozen=True)
 class Line:
-    """One curve.
+    """One curve."""
 
-    Args:
-        label: In the legend.
-        points: Values by round. A line leads over rounds without one, and is broken where a value is not finite.
-        place: Position that gives it its colour; ``None`` is the colour of the text.
-        emphasis: Whether it is drawn broad and dashed, as oracles and sums are.
-        spread: Standard deviation by round, drawn as a band.
-    """
-
-    label: str
+    label: str  # in the legend
+    # values by round. A line leads over rounds without one, and is broken where a value is not finite.
     points: Mapping[int, float]
-    place: int | None
-    emphasis: bool = False
-    spread: Mapping[int, float] = field(default_factory=dict)
+    place: int | None = None  # position that gives it its colour; ``None`` is the colour of the text
+    emphasis: bool = False  # whether it is drawn broad and dashed, as oracles and sums are
+    spread: Mapping[int, float] = field(default_factory=dict)  # standard deviation by round, drawn as a band
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves, each with at least one point, on the same axes.
+    """Curves, each with at least one point, on the same axes."""
 
-    Args:
-        title: Above.
-        lines: The curves.
-        limits: Of the vertical axis; ``None`` is the range of the values.
-        logarithmic: Whether that axis is logarithmic if the values are positive and span two orders of magnitude.
-    """
-
-    title: str
-    lines: Sequence[Line]
-    limits: tuple[float, float] | None = None
+    title: str  # above
+    lines: Sequence[Line]  # the curves
+    limits: tuple[float, float] | None = None  # of the vertical axis; ``None`` is the range of the values
+    # whether that axis is logarithmic if the values are positive and span two orders of magnitude
     logarithmic: bool = False
 
     def draw(self) -> str:

@@ -38,17 +38,11 @@ _SAME_METHOD = re.compile(
 
 @dataclass(frozen=True)
 class FederationRuns:
-    """Runs that may be compared.
+    """Runs that may be compared."""
 
-    Args:
-        title: The data, and what distinguishes this federation from others in the report.
-        runs: At least one, with labels.
-        number: From 1 in a report on several federations; ``None`` for the only one.
-    """
-
-    title: str
-    runs: Sequence[RunFolder]
-    number: int | None = None
+    title: str  # the data, and what distinguishes this federation from others in the report
+    runs: Sequence[RunFolder]  # at least one, with labels
+    number: int | None = None  # from 1 in a report on several federations; ``None`` for the only one
 
     @property
     def suffix(self) -> str:

@@ -51,33 +51,21 @@ class Embedded:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Content of one run's folder.
+    """Content of one run's folder."""
 
-    Args:
-        name: The last parts of its path, as many as distinguish the runs of a report.
-        summary: ``None`` if the run has not finished, or was not one of ``fedlit fit``.
-        config: Leaves of its configuration by dotted key; empty if there is none.
-        curves: By metric, its numbers by round; see `rounds_of`.
-        final: Metrics of the evaluation after training, on test samples; empty if there was none.
-        ledger: All messages; ``None`` if it was not written.
-        privacy: The file of `PrivacyReport`; ``None`` without.
-        dictionary: Of FedDaDiL, by client: its coordinates and its cost of transport by round.
-        pictures: Paths of pictures, sorted.
-        embeddings: Test samples in the plane of their features' principal components; empty if none were written.
-        label: Name in a report's tables where runs of the method differ in settings; empty is the method.
-    """
-
-    name: str
-    summary: RunSummary | None
-    config: Mapping[str, object]
-    curves: Mapping[str, Curve]
-    final: Mapping[str, float]
-    ledger: Sequence[LedgerEntry] | None
-    privacy: Report | None
+    name: str  # the last parts of its path, as many as distinguish the runs of a report
+    summary: RunSummary | None  # ``None`` if the run has not finished, or was not one of ``fedlit fit``
+    config: Mapping[str, object]  # leaves of its configuration by dotted key; empty if there is none
+    curves: Mapping[str, Curve]  # by metric, its numbers by round; see `rounds_of`
+    final: Mapping[str, float]  # metrics of the evaluation after training, on test samples; empty if there was none
+    ledger: Sequence[LedgerEntry] | None  # all messages; ``None`` if it was not written
+    privacy: Report | None  # the file of `PrivacyReport`; ``None`` without
+    # of FedDaDiL, by client: its coordinates and its cost of transport by round
     dictionary: Mapping[str, Mapping[str, Curve]]
-    pictures: Sequence[Path]
+    pictures: Sequence[Path]  # paths of pictures, sorted
+    # test samples in the plane of their features' principal components; empty if none were written
     embeddings: Sequence[Embedded] = ()
-    label: str = ""
+    label: str = ""  # name in a report's tables where runs of the method differ in settings; empty is the method
 
     @property
     def method(self) -> str:

@@ -13,7 +13,6 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from dis import opmap
 from importlib.metadata import version
 from itertools import pairwise
@@ -21,10 +20,9 @@ from typing import Any
 
 from fedlit.checks import ArgumentError
 from fedlit.cli.arguments import normalise, refuse_linked, refuse_nameless
-from fedlit.cli.loading import load
+from fedlit.cli.known import did_you_mean, load
 from fedlit.cli.memory import Answer
 from fedlit.cli.mistakes import check
-from fedlit.cli.nearest import did_you_mean
 
 INSTALL = "pip install 'fedlit["
 """How an `ImportError` of fedlit names the extra that is missing."""
@@ -45,43 +43,23 @@ _EXTRAS = {
 """Optional libraries, and the extra that installs each."""
 
 
-@dataclass(frozen=True)
-class Command:
-    """One word after ``fedlit``.
-
-    Args:
-        place: ``module:function`` that takes the words after it; imported when it is called.
-        what: It does, in half a line.
-    """
-
-    place: str
-    what: str
-
-    def __call__(self, args: list[str]) -> None:
-        """Run it."""
-        load(self.place)(args)
-
-
-COMMANDS: dict[str, Command] = {
-    "new": Command(
-        "fedlit.cli.new.command:new", "a folder with a configuration and a README that run: fedlit new csv DIR"
+COMMANDS = {
+    "new": (
+        "fedlit.cli.new.command:new",
+        "a folder with a configuration and a README that run: fedlit new csv DIR",
     ),
-    "sweep": Command("fedlit.cli.sweep:sweep", "the grid or random search of a W&B sweep file, on this machine"),
-    "list": Command(
-        "fedlit.cli.listing:list_command", "what configurations can name, with its paper and what it sends"
-    ),
-    "report": Command("fedlit.cli.report:report", "a page on runs: fedlit report RUN_DIR ..."),
-    "export": Command("fedlit.cli.export:export", "the target's model of a run, in a file that needs no fedlit"),
-    "features": Command(
-        "fedlit.cli.features:features", "what a fixed network makes of all samples, for FeatureDomains"
-    ),
-    "serve": Command("fedlit.cli.seats:serve", "take the server's seat in a federation across organisations"),
-    "join": Command("fedlit.cli.seats:join", "take a site's seat in it"),
-    "certificates": Command("fedlit.cli.certificates:certificates", "certificates of a server and sites, for a trial"),
-    "flare": Command("fedlit.cli.flare:flare", "write a job for NVIDIA FLARE"),
-    "benchmark": Command("fedlit.cli.benchmark:benchmark", "run again what the tables were made from"),
+    "sweep": ("fedlit.cli.sweep:sweep", "the grid or random search of a W&B sweep file, on this machine"),
+    "list": ("fedlit.cli.commands:list_command", "what configurations can name, with its paper and what it sends"),
+    "report": ("fedlit.cli.commands:report", "a page on runs: fedlit report RUN_DIR ..."),
+    "export": ("fedlit.cli.commands:export", "the target's model of a run, in a file that needs no fedlit"),
+    "features": ("fedlit.cli.features:features", "what a fixed network makes of all samples, for FeatureDomains"),
+    "serve": ("fedlit.cli.seats:serve", "take the server's seat in a federation across organisations"),
+    "join": ("fedlit.cli.seats:join", "take a site's seat in it"),
+    "certificates": ("fedlit.cli.commands:certificates", "certificates of a server and sites, for a trial"),
+    "flare": ("fedlit.cli.flare:flare", "write a job for NVIDIA FLARE"),
+    "benchmark": ("fedlit.cli.benchmark:benchmark", "run again what the tables were made from"),
 }
-"""What ``fedlit`` does besides running a Trainer."""
+"""Commands without a Trainer: the ``module:function`` that takes the arguments, and what it does."""
 
 TRAINER = {
     "fit": "train and evaluate, one run or an experiment: fedlit fit --config experiments/first",
@@ -135,26 +113,24 @@ def run() -> None:
 def _answer(args: list[str]) -> None:
     """`main`; what it prints of ``--help`` and ``--print_config`` is kept, and printed again without torch."""
     answer = Answer(args)
-    printed = answer.recall()
-    if printed is None and not answer.is_kept:
+    if answer.file is None:
         main(args)
         return
-    status = SystemExit(0)
-    if printed is None:
-        out, err = io.StringIO(), io.StringIO()
-        try:
-            with redirect_stdout(out), redirect_stderr(err):
-                main(args)
-        except SystemExit as end:
-            status = end
-        finally:
-            printed = [out.getvalue(), err.getvalue()]
-            _print(printed)
-        if not status.code:
-            own = [line for line in printed[1].splitlines(keepends=True) if line.startswith("fedlit")]
-            answer.keep([printed[0], "".join(own)])  # what libraries warn of is not of the answer
-    else:
+    printed, status = answer.recall(), SystemExit(0)
+    if printed is not None:
         _print(printed)
+        raise status
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main(args)
+    except SystemExit as end:
+        status = end
+    finally:
+        _print([out.getvalue(), err.getvalue()])
+    if not status.code:
+        lines = [line for line in err.getvalue().splitlines(keepends=True) if line.startswith("fedlit")]
+        answer.keep([out.getvalue(), "".join(lines)])  # without warnings of libraries
     raise status
 
 
@@ -236,7 +212,7 @@ def _main(args: list[str]) -> None:
         print(f"fedlit {version('fedlit')}")
         return
     if args[0] in COMMANDS:
-        COMMANDS[args[0]](args[1:])
+        load(COMMANDS[args[0]][0])(args[1:])
         return
     if not args[0].startswith("-") and args[0] not in TRAINER:
         sys.exit(
@@ -250,14 +226,14 @@ def _main(args: list[str]) -> None:
             "fedlit: --config must come after fit, which reads seeds, targets and compare: fedlit fit --config FILE"
         )
     check(args)
-    load("fedlit.cli.fit:run_trainer")(args)
+    load("fedlit.cli.experiment:run_trainer")(args)
 
 
 def _help() -> str:
     lines = ["usage: fedlit COMMAND ...", "", "Federated domain adaptation on PyTorch Lightning.", ""]
     for title, commands in (
         ("With a Trainer", TRAINER),
-        ("Besides", {word: command.what for word, command in COMMANDS.items()}),
+        ("Besides", {name: about for name, (_, about) in COMMANDS.items()}),
     ):
         lines.append(f"{title}:")
         width = max(map(len, [*TRAINER, *COMMANDS])) + 4

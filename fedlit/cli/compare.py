@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from fedlit.cli.arguments import as_word, content_of, find_config, flow, options
+from fedlit.cli.known import did_you_mean
 from fedlit.cli.mistakes import installed
-from fedlit.cli.nearest import did_you_mean
 from fedlit.configs import flat
 
 _ENTRY = ("class_path", "init_args", "name", "data", "trainer")
@@ -30,17 +30,11 @@ _NOTHING = "False"
 
 @dataclass(frozen=True)
 class Method:
-    """What the runs of a method add to the command line, and what the closing table calls them.
+    """What the runs of a method add to the command line, and what the closing table calls them."""
 
-    Args:
-        name: ``None`` is the name of the configuration's class.
-        arguments: Command line arguments; none is the method of the configuration.
-        preset: Arguments for data and Trainer, which give way to those of the command line.
-    """
-
-    name: str | None = None
-    arguments: tuple[str, ...] = ()
-    preset: tuple[str, ...] = ()
+    name: str | None = None  # ``None`` is the name of the configuration's class
+    arguments: tuple[str, ...] = ()  # command line arguments; none is the method of the configuration
+    preset: tuple[str, ...] = ()  # arguments for data and Trainer, which give way to those of the command line
 
     def command(self, args: Sequence[str]) -> list[str]:
         """The whole command line: configurations, what this method presets, what the user gave, and what it must have.
@@ -62,16 +56,11 @@ class Method:
 
 @dataclass(frozen=True)
 class _Context:
-    """What an experiment sets itself, beside what it compares.
+    """What an experiment sets itself, beside what it compares."""
 
-    Args:
-        explicit: Keys that it sets.
-        given: Those of them that options of the command line set.
-        listed: By list of the Trainer, such as ``"callbacks"``, the classes in it.
-    """
-
-    explicit: Collection[str] = ()
-    given: Collection[str] = ()
+    explicit: Collection[str] = ()  # keys that it sets
+    given: Collection[str] = ()  # those of them that options of the command line set
+    # by list of the Trainer, such as ``"callbacks"``, the classes in it
     listed: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 

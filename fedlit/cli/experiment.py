@@ -1,14 +1,17 @@
-"""The runs that one ``fedlit fit`` stands for: every method of ``compare`` on every target with every seed."""
+"""``fedlit {fit,validate,test,predict}``; of fit, every method of ``compare`` on every target with every seed."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from pathlib import Path
 from pydoc import locate
 
+import yaml
 from lightning.fabric.utilities.seed import max_seed_value
 
 from fedlit.callbacks import RunSummary
@@ -18,24 +21,22 @@ from fedlit.callbacks.selection import as_json, select
 from fedlit.cli.arguments import refuse_linked
 from fedlit.cli.compare import Method, read_methods
 from fedlit.cli.folders import SELECTED, ExperimentFolder, fingerprint, first_process
-from fedlit.cli.lightning_cli import FedlitCLI
+from fedlit.cli.lightning_cli import FedlitCLI, in_sweep
+from fedlit.cli.memory import is_question
 from fedlit.cli.parsed import Parsed, in_plain_words
 from fedlit.cli.plan import Plan, print_table, say
+
+_OF_TWO_TYPES = ("target_labels", "overfit_batches", "val_check_interval", "limit_{}_batches")
+"""Ends of parameters that take a number if whole, and a share if not: 1 and 1.0 are one and all."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an experiment.
+    """One run of an experiment."""
 
-    Args:
-        method: What is trained.
-        target: Client name; ``None`` is the target of the configuration.
-        seed: ``None`` is the seed of the configuration.
-    """
-
-    method: Method
-    target: str | None
-    seed: int | None
+    method: Method  # what is trained
+    target: str | None  # client name; ``None`` is the target of the configuration
+    seed: int | None  # ``None`` is the seed of the configuration
 
     def __str__(self) -> str:
         axes = {"seed_everything": self.seed, "data.target": self.target}
@@ -60,6 +61,8 @@ class Experiment(Plan):
         self.seeds: Sequence[int | None] = arguments.seeds or [None]
         self.methods = read_methods(arguments.compare or (), args)
         self._check()
+        self.targets_tried = [target for target in self.targets if target is not None]
+        self.runs = [Run(*each) for each in product(self.methods, self.targets, self.seeds)]  # methods change slowest
 
     def _targets(self, targets: Sequence[str | None]) -> Sequence[str | None]:
         """Targets that there are; of a single one the first run finds out."""
@@ -94,11 +97,6 @@ class Experiment(Plan):
                 sys.exit(f"fedlit: seeds must be between 0 and {max_seed_value}, got {seed}")
 
     @cached_property
-    def runs(self) -> list[Run]:
-        """All combinations, methods changing slowest."""
-        return [Run(*each) for each in product(self.methods, self.targets, self.seeds)]
-
-    @cached_property
     def by_method(self) -> dict[Method, Parsed]:
         """The configuration with each method: parsed once for all targets and seeds, on which it does not depend."""
         for method in self.methods:
@@ -107,18 +105,13 @@ class Experiment(Plan):
         return {first: self.parsed} | {each: self.parsed.instead(each.command(self.args)[1:]) for each in others}
 
     def configuration(self, number: int) -> Parsed:
-        """What a run is trained with."""
+        """The arguments that a run is trained with."""
         run = self.runs[number]
         return self.by_method[run.method].on(run.target, run.seed)
 
     def name(self, number: int) -> str | None:
-        """What tables call a run; ``None`` for its method's class."""
+        """The run's name in tables; ``None`` for its method's class."""
         return self.runs[number].method.name
-
-    @property
-    def targets_tried(self) -> list[str]:
-        """Targets of the experiment; none where it is that of the configuration."""
-        return [target for target in self.targets if target is not None]
 
     @cached_property
     def folder(self) -> ExperimentFolder:
@@ -138,7 +131,7 @@ class Experiment(Plan):
                 )
         super().run(args)
 
-    def close(self, done: Mapping[int, RunSummary], failed: Mapping[int, str]) -> None:
+    def close(self, done: Mapping[int, RunSummary], failed: Collection[int]) -> None:
         """Print and write the closing table, and which method to take the model of."""
         summaries = [*done.values()]
         print_table(summaries)
@@ -169,3 +162,49 @@ def all_clients(parsed: Parsed) -> tuple[str, ...]:
     with in_plain_words(config):
         data = parsed.parser.instantiate_classes(config)["data"]
     return tuple(client.name for client in data.check_roster())
+
+
+def run_trainer(args: list[str]) -> None:
+    """Run one subcommand of Lightning's CLI, of fit all runs that it stands for.
+
+    Args:
+        args: Normalised, and without what is refused before they are parsed.
+    """
+    if "fit" not in args[:1] or is_question(args):
+        FedlitCLI(args)
+        return
+    _refuse_lost_types()
+    experiment = Experiment(args)
+    if experiment.parsed.arguments.get("seat") is not None:
+        sys.exit("fedlit: fit has no seat: take it with fedlit serve (the server's) or fedlit join (a site's)")
+    runs = experiment.runs
+    if len(runs) > 1 and any(each.arguments.get("ckpt_path") for each in experiment.by_method.values()):
+        sys.exit(
+            f"fedlit: ckpt_path resumes one run, but this is {len(runs)} runs (seeds, targets, compare): resume "
+            "each by itself, with --seeds null --targets null --compare null"
+        )
+    if len(runs) > 1 and in_sweep():
+        sys.exit(
+            f"fedlit: a trial of a W&B sweep is one run, but this is {len(runs)} (seeds, targets, compare): sweep over "
+            "data.target, seed_everything and config, and give --seeds=null --targets=null --compare=null"
+        )
+    if len(runs) == 1:
+        print_table([experiment.start(0)])
+        return
+    experiment.run(args)
+
+
+def _refuse_lost_types() -> None:
+    """End a trial of W&B's service that may have been sent 1 for 1.0."""
+    path = os.environ.get("WANDB_SWEEP_PARAM_PATH", "")
+    if not in_sweep() or not os.path.isfile(path):
+        return
+    parameters = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    ends = [end.format(part) for end in _OF_TWO_TYPES for part in ("train", "val", "test", "predict")]
+    for name, about in (parameters if isinstance(parameters, dict) else {}).items():
+        value = about.get("value") if isinstance(about, dict) else None
+        if type(value) is int and value == 1 and str(name).rpartition(".")[2] in ends:
+            sys.exit(
+                f"fedlit: the sweep gives {name}=1, and W&B's service sends 1.0 as 1, so that it may mean one or all: "
+                "for all write '1.0' in quotes in the sweep file, for one put the option into its command"
+            )

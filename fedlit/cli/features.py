@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from fedlit.cli.loading import load
+from fedlit.cli.known import load
 
 PROG = "fedlit features"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import os
 import sys
@@ -15,11 +16,12 @@ from typing import Any, ClassVar, Literal
 
 import lightning
 import torch
+import yaml
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined, unused-ignore]
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 # So that short names such as `FedAvg`, `MLP` and `federated` are known.
@@ -43,7 +45,6 @@ from fedlit.cli.folders import first_process
 from fedlit.cli.parsed import Parsed, Parser, in_a_line, in_plain_words, keep_whole_numbers
 from fedlit.cli.plugins import load_plugins
 from fedlit.cli.reports import refuse_nulls
-from fedlit.cli.run_files import SaveConfig, WarnOfRepeats, go_on
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataModule
 from fedlit.federation import FederationError, RosterError
 from fedlit.module import FederatedModule
@@ -62,6 +63,17 @@ _USAGE = """%(prog)s [--config FILE] [--KEY VALUE ...]
        what keys can name: fedlit list; how a key's class is made: fedlit fit --model.help FedAvg"""
 
 
+class SaveConfig(SaveConfigCallback):
+    """Writes ``config.yaml`` as Lightning does, and logs the configuration to W&B, TensorBoard and others."""
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Log to all loggers but those of CSV files, which lie next to ``config.yaml``."""
+        loggers = [logger for logger in trainer.loggers if not isinstance(logger, CSVLogger)]
+        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False)) if loggers else {}
+        for logger in loggers:
+            logger.log_hyperparams(config)
+
+
 class FedlitCLI(LightningCLI):
     """Lightning's CLI with the federation's defaults.
 
@@ -77,7 +89,7 @@ class FedlitCLI(LightningCLI):
         run_classes: bool = True,
         one_of_many: bool = False,
         name: str | None = None,
-        repeats: WarnOfRepeats | None = None,
+        repeats: Callback | None = None,
         place: Callable[[Path], Path] | None = None,
         checkpoint: Path | None = None,
         seat: Seat | None = None,
@@ -278,7 +290,7 @@ class FedlitCLI(LightningCLI):
             place = self._place or partial(claim, name=os.environ.get("WANDB_RUN_ID") if in_sweep() else None)
             first._version = place(parent).name
             if self._checkpoint is not None:
-                go_on(first, self._checkpoint)
+                _keep_rows(first, self._checkpoint)
         return loggers
 
     def _check_versions(self, loggers: Iterable[Logger]) -> None:
@@ -339,6 +351,18 @@ class FedlitCLI(LightningCLI):
         self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
         record = next(callback for callback in self.trainer.callbacks if isinstance(callback, RunRecord))  # type: ignore[attr-defined]
         self.summary = record.summary
+
+
+def _keep_rows(logger: CSVLogger, checkpoint: Path) -> None:
+    """Keep the rows that an interrupted run wrote until a checkpoint, which Lightning would delete."""
+    path = Path(logger.log_dir, "metrics.csv")
+    if not path.is_file():
+        return
+    last = torch.load(checkpoint, map_location="cpu", weights_only=True)["global_step"]
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
+    logger.experiment.metrics += [row for row in rows if int(row["step"]) <= last]
+    logger.experiment.save()
 
 
 def in_sweep() -> bool:

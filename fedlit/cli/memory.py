@@ -27,8 +27,6 @@ _VARIABLES = ("COLUMNS", "CUDA", "FEDLIT", "HOME", "JSONARGPARSE", "LANG", "LC_"
 _KEPT = 20
 """Answers in the folder; each has a list of some thousand modules."""
 
-Stamp = list[int]
-
 
 def is_question(args: Sequence[str]) -> bool:
     """Whether a command only asks what there is, and runs nothing."""
@@ -41,58 +39,52 @@ class Answer:
 
     Args:
         args: Of the command line.
+
+    Attributes:
+        file: In which the answer is kept; ``None`` if the command is no question.
     """
 
     def __init__(self, args: Sequence[str]) -> None:
-        self._file: Path | None = None
+        self.file: Path | None = None
         asked = args[:1] and args[0] in _COMMANDS and is_question(args) and "LOCAL_RANK" not in os.environ
         with suppress(OSError, ValueError, RuntimeError, yaml.YAMLError):  # an error of the command, which says more
             if asked:
                 cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fedlit")
-                self._file = cache / f"answer_{_fingerprint(args)}.json"
+                self.file = cache / f"answer_{_fingerprint(args)}.json"
 
     def recall(self) -> list[str] | None:
         """Return what was printed, and what as an error, unless something that it depends on has changed."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            if self._file is not None:
-                kept: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
+            if self.file is not None:
+                kept: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
                 if all(_stamp(path) == stamp for path, stamp in kept["made_of"].items()):
                     printed: list[str] = kept["printed"]
                     return printed
         return None
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether an answer that is made now is to be kept."""
-        return self._file is not None
-
     def keep(self, printed: list[str]) -> None:
         """Keep what `recall` returns; without a folder that can be written to, nothing is kept."""
-        files = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
+        assert self.file is not None
+        files = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
         # a folder changes with the packages in it: one that is installed later may be a plug-in, or hide another
-        made_of = {
-            path: _stamp(path)
-            for path in {*files, *(path or os.getcwd() for path in sys.path)}
-            if isinstance(path, str)
-        }
+        paths = {*files, *(path or os.getcwd() for path in sys.path)}
+        made_of = {path: _stamp(path) for path in paths if isinstance(path, str)}
         with suppress(OSError):
-            assert self._file is not None
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            writing = self._file.with_suffix(f".{os.getpid()}")
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            writing = self.file.with_suffix(f".{os.getpid()}")
             writing.write_text(json.dumps({"printed": printed, "made_of": made_of}), encoding="utf-8")
-            os.replace(writing, self._file)
-            answers = sorted(self._file.parent.glob("answer_*.json"), key=lambda file: file.stat().st_mtime_ns)
+            os.replace(writing, self.file)
+            answers = sorted(self.file.parent.glob("answer_*.json"), key=lambda file: file.stat().st_mtime_ns)
             for file in answers[:-_KEPT]:
                 file.unlink(missing_ok=True)
 
 
-def _stamp(path: str) -> Stamp | None:
+def _stamp(path: str) -> list[int] | None:
     """Size and time of change; ``None`` if there is no such file."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return [found.st_size, found.st_mtime_ns]
+    with suppress(OSError):
+        status = os.stat(path)
+        return [status.st_size, status.st_mtime_ns]
+    return None
 
 
 def _fingerprint(args: Sequence[str]) -> str:

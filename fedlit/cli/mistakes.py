@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 import yaml
 
 from fedlit.cli.arguments import content_of, nested, options
-from fedlit.cli.known import known, offered
-from fedlit.cli.nearest import did_you_mean, nearest
+from fedlit.cli.known import did_you_mean, known, nearest, offered
 from fedlit.configs import flat
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
@@ -49,14 +48,10 @@ _SYNONYMS = {"learning_rate": "lr", "n_classes": "num_classes", "batchsize": "ba
 
 @dataclass
 class Given:
-    """What a command line and its configurations set, in their order.
+    """What a command line and its configurations set, in their order."""
 
-    Args:
-        sources: A file, or an option with its hyphens, and what it sets, from the top.
-        classes: The class that is named last at a key; keys go without ``init_args``.
-    """
-
-    sources: list[tuple[str, dict[str, Any]]]
+    sources: list[tuple[str, dict[str, Any]]]  # a file, or an option with its hyphens, and what it sets, from the top
+    # the class that is named last at a key; keys go without ``init_args``
     classes: dict[str, str] = field(default_factory=lambda: {"trainer.strategy": "fedlit.FederatedStrategy"})
 
     @classmethod

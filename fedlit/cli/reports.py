@@ -17,8 +17,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace
 
+from fedlit.cli.known import did_you_mean, nearest
 from fedlit.cli.mistakes import MEANT, Given, no_such_argument, placed, short
-from fedlit.cli.nearest import did_you_mean, nearest
 from fedlit.federation.names import how_to_quote
 
 _WORDS = {

@@ -14,8 +14,8 @@ import pytest
 
 from fedlit.cli import main
 from fedlit.cli.command import COMMANDS, TRAINER
+from fedlit.cli.known import nearest
 from fedlit.cli.memory import Answer
-from fedlit.cli.nearest import nearest
 
 HEAVY = {"torch", "lightning", "torchvision", "torchmetrics", "numpy", "scipy", "sklearn", "matplotlib"}
 
@@ -109,7 +109,7 @@ def test_features_help_without_classes_has_all_options(capsys: pytest.CaptureFix
 def test_each_command_leads_to_a_function(word: str) -> None:
     from importlib import import_module
 
-    module, _, name = COMMANDS[word].place.partition(":")
+    module, _, name = COMMANDS[word][0].partition(":")
     assert callable(getattr(import_module(module), name))
     assert word not in TRAINER
 
@@ -133,9 +133,9 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_an_answer_is_kept_for_the_same_question_alone(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert Answer(asked).recall() == ["printed", "warned"]
     assert Answer([*asked, "--seeds=[0]"]).recall() is None
-    assert not Answer(["fit", "--config=a.yaml"]).is_kept
-    assert not Answer(["list", "--help"]).is_kept
-    assert not Answer([*asked, "--data=[*.csv"]).is_kept  # an error, which is the command's
+    assert Answer(["fit", "--config=a.yaml"]).file is None
+    assert Answer(["list", "--help"]).file is None
+    assert Answer([*asked, "--data=[*.csv"]).file is None  # an error, which is the command's
     monkeypatch.setenv("COLUMNS", "66")
     assert Answer(asked).recall() is None
 

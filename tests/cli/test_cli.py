@@ -460,9 +460,9 @@ def test_a_full_disk_is_named_and_no_other_failure_of_files_is_hidden(monkeypatc
 
         return fails
 
-    monkeypatch.setitem(COMMANDS, "list", failing(errno.ENOSPC))
+    monkeypatch.setattr("fedlit.cli.commands.list_command", failing(errno.ENOSPC))
     assert "no space left for 'last.ckpt'" in refusal("list")
-    monkeypatch.setitem(COMMANDS, "list", failing(errno.EACCES))
+    monkeypatch.setattr("fedlit.cli.commands.list_command", failing(errno.EACCES))
     with pytest.raises(PermissionError):
         main(["list"])
 

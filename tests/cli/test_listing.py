@@ -17,7 +17,7 @@ import fedlit.methods
 import fedlit.models
 from fedlit import methods
 from fedlit.callbacks import Validators
-from fedlit.cli import catalogue, known, listing, main
+from fedlit.cli import catalogue, commands, known, main
 from fedlit.cli.catalogue import rows
 from fedlit.cli.plugins import KINDS, PlugIn
 from fedlit.data import DomainDataModule
@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _no_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is installed beside fedlit where the tests run."""
-    monkeypatch.setattr(listing, "offered", lambda kind: ())
-    listing._plug_ins.cache_clear()
+    monkeypatch.setattr(commands, "offered", lambda kind: ())
+    commands._plug_ins.cache_clear()
 
 
 def test_what_is_printed_without_the_classes_is_what_they_say() -> None:
@@ -39,7 +39,7 @@ def test_what_is_printed_without_the_classes_is_what_they_say() -> None:
     assert Path(str(known.FILE)).read_text(encoding="utf-8") == catalogue.made(), again
     assert set(known.KINDS) == set(KINDS)
     for kind in KINDS:
-        assert listing.rows(kind) == rows(kind)
+        assert known.known().listed[kind] == rows(kind)
 
 
 def test_every_class_that_a_shipped_configuration_names_is_known_with_its_arguments() -> None:
@@ -104,7 +104,7 @@ def test_every_configuration_is_listed_with_its_class(kind: str) -> None:
 def test_names_and_configurations_are_whole_on_a_narrow_screen(kind: str) -> None:
     screen = Console(width=80)
     with screen.capture() as shown:
-        screen.print(listing._table(kind, by_lines=False))
+        screen.print(commands._table(kind, by_lines=False))
     words = set(shown.get().split())
     for row in rows(kind):
         assert len(row.what) > 20, row.name
@@ -123,7 +123,7 @@ def test_methods_are_listed_with_their_channels_in_the_clear_and_summed() -> Non
     assert all(listed.values())
     screen = Console(width=200)
     with screen.capture() as shown:
-        screen.print(listing._table("methods", by_lines=True))
+        screen.print(commands._table("methods", by_lines=True))
     assert "target_features" in shown.get()
 
 
@@ -163,10 +163,10 @@ def test_plug_ins_are_listed_with_the_package_that_they_are_from(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = (PlugIn("validators", Watch, "their-package"), PlugIn("models", nn.Linear, "another"))
-    monkeypatch.setattr(listing, "offered", lambda kind: ("Watch",))
+    monkeypatch.setattr(commands, "offered", lambda kind: ("Watch",))
     monkeypatch.setattr(catalogue, "load_plugins", lambda: found)
     main(["list"])
-    listing._plug_ins.cache_clear()
+    commands._plug_ins.cache_clear()
     printed = capsys.readouterr().out
     (watch,) = [line for line in printed.splitlines() if "their-package" in line]
     assert "Watch" in watch

@@ -292,6 +292,6 @@ def test_an_option_before_what_it_is_of_is_refused_and_one_that_is_replaced_is_n
 
 
 def test_a_refused_argument_of_a_run_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlit.cli.fit.run_trainer", lambda args: check_at_least("rounds", 0, 1, "round"))
+    monkeypatch.setattr("fedlit.cli.experiment.run_trainer", lambda args: check_at_least("rounds", 0, 1, "round"))
     words = ["fit", "--config=data/heart_disease", "--config=methods/fedavg"]
     assert told(*words) == "fedlit: ValueError: rounds must be at least 1 round, got 0"

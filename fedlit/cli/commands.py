@@ -1,0 +1,138 @@
+"""Small commands, ``fedlit {list,report,export,certificates}``, which import what takes seconds when they need it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import cache
+from pathlib import Path
+
+from fedlit.cli.known import KINDS, Row, known, load, offered
+from fedlit.tables import Column, Table, show
+from fedlit.tables import Row as TableRow
+
+
+def list_command(args: list[str]) -> None:
+    """Print what there is."""
+    parser = argparse.ArgumentParser(
+        "fedlit list",
+        description="What a configuration can name: fedlit's own classes and those of plug-ins, and scores by which a "
+        "model can be chosen without labels of the target.",
+    )
+    parser.add_argument("kind", nargs="?", choices=KINDS, help="what to list; everything if it is left out")
+    kind = parser.parse_args(args).kind
+    for each in KINDS if kind is None else (kind,):
+        show(_table(each, by_lines=not sys.stdout.isatty()))
+
+
+@cache
+def _plug_ins() -> list[tuple[str, Row]]:
+    """Rows of plug-ins by their kinds, whose classes are imported only if there are any."""
+    rows: list[tuple[str, Row]] = load("fedlit.cli.catalogue:plugin_rows")() if any(map(offered, KINDS)) else []
+    return rows
+
+
+def _table(kind: str, by_lines: bool) -> Table:
+    """What there is of a kind; ``by_lines`` for other programs, or else for a screen, which may be narrow."""
+    listed = [*known().listed[kind], *(row for of, row in _plug_ins() if of == kind)]
+    names, last = [row.name for row in listed], [row.extra for row in listed]
+    below = kind != "validators" and not by_lines and any(last)
+    if below:
+        names, last = ["\n  ".join([row.name, *row.extra.splitlines()]) for row in listed], []
+    columns = {
+        "name, and its configurations" if below else "name": names,
+        "what it is": [row.what for row in listed],
+        "where from": [row.origin for row in listed],
+        "sends": [row.sends for row in listed],
+        "source statistics" if kind == "validators" else "configuration": last,
+    }
+    shown = {header: cells for header, cells in columns.items() if any(cells)}
+    headings = [Column(header, folds=not header.startswith("name"), min_width=12) for header in shown]
+    return Table(headings, [TableRow(list(cells)) for cells in zip(*shown.values(), strict=True)], kind)
+
+
+def report(args: list[str]) -> None:
+    """Write a page on runs, and print its path."""
+    parser = argparse.ArgumentParser(
+        "fedlit report",
+        description="Make one HTML page of what runs of fedlit fit left in their folders, and the same as Markdown. "
+        "The page has the closing table of all runs, what differs in their configurations, and for each run its "
+        "accuracy per client, label-free scores and losses over rounds, weights of the sources, the ledger by channel, "
+        "what was hidden from whom, and its pictures. It needs no other file and no network. Numbers on the target's "
+        "hidden labels are marked ORACLE.",
+    )
+    runs = (
+        "folder of a run (runs/METHOD/version_N, if nothing else was set), or one above several runs, all of which are "
+        "taken; a run that was interrupted is reported as far as it came"
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help=runs)
+    output = (
+        "the HTML page (default: report.html); beside it, under the same name, go the Markdown page with .md and a "
+        "folder of its pictures with _files (report.md, report_files)"
+    )
+    parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="PATH", help=output)
+    options = parser.parse_args(args)
+    if options.output.suffix != ".html":
+        parser.error(f"--output must end in .html, as the Markdown page goes beside it as .md, got '{options.output}'")
+    read_runs, write_report = (load(f"fedlit.callbacks.report:{name}") for name in ("read_runs", "write_report"))
+    try:
+        paths = write_report(read_runs(options.runs), options.output)
+    except (OSError, ValueError) as error:
+        sys.exit(f"fedlit report: {error}")
+    print(f"wrote {paths[0]} and {paths[1]} (pictures in {paths[2]})")
+
+
+def export(args: list[str]) -> None:
+    """Write the target's model of a run."""
+    parser = argparse.ArgumentParser(
+        "fedlit export",
+        description="Write the target's model of a run to a file that needs no fedlit, from inputs (n, ...) to class "
+        "probabilities (n, C), in regression to numbers. Inputs are those that the run's data module has before it "
+        "normalises them. Run it where the run was trained: relative paths of data in its config.yaml are looked for "
+        "from there.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="Folder that fedlit fit left, with config.yaml.")
+    config = (
+        "Configuration of the run, if RUN_DIR has none, as at a site whose process is not the first; several are laid "
+        "over each other."
+    )
+    parser.add_argument("--config", action="append", help=config)
+    ckpt_path = (
+        "Checkpoint; default is the one in RUN_DIR/checkpoints, and of several the one that has trained for most "
+        "rounds, of equals the one written last."
+    )
+    parser.add_argument("--ckpt_path", type=Path, help=ckpt_path)
+    output = "File: NAME.pt2 for torch.export.load, NAME.onnx for ONNX; default is RUN_DIR/target.pt2."
+    parser.add_argument("--output", type=Path, help=output)
+    options = parser.parse_args(args)
+    configs = options.config or [str(options.run_dir / "config.yaml")]
+    if options.config is None and not Path(configs[0]).is_file():
+        sys.exit(
+            f"fedlit: RUN_DIR must be a folder that fedlit fit left, but '{configs[0]}' is not there: give one such as "
+            "runs/FedAvg/version_0, or the configuration of the run (--config). A script exports its model itself: "
+            "RunRecord(export='target.onnx'), or fedlit.export.export_target"
+        )
+    load("fedlit.cli.stored:write")(options.run_dir, configs, options.ckpt_path, options.output)
+
+
+def certificates(args: list[str]) -> None:
+    """Make certificates for a trial across organisations."""
+    parser = argparse.ArgumentParser(
+        "fedlit certificates",
+        description="Make a certificate authority, and certificates and keys of a server and sites, for a trial.",
+    )
+    parser.add_argument("--sites", required=True, help="names of the sites, as in north,south")
+    parser.add_argument("--server", required=True, help="host by which sites call the server")
+    parser.add_argument("--out", required=True, type=Path, help="folder for the files, made if need be")
+    parser.add_argument("--days", type=int, default=365, help="for which they are valid (default: 365)")
+    options = parser.parse_args(args)
+    sites = [name.strip() for name in options.sites.split(",")]
+    make_certificates = load("fedlit.remote.certificates:make_certificates")
+    try:
+        make_certificates(options.out, options.server, sites, options.days)
+    except ValueError as error:
+        sys.exit(f"fedlit: {error}")
+    for party, name in (("The server", "server"), *((f"Site {name}", name) for name in sites)):
+        files = [str(options.out / file) for file in (f"{name}.crt", f"{name}.key", "ca.crt")]
+        print(f"{party} gets {files[0]!r}, {files[1]!r} and {files[2]!r}.")
+    print(f"Nobody gets '{options.out / 'ca.key'}': who has it can make certificates in any name.")
