@@ -291,9 +291,7 @@ def _privacy(run: RunFolder, anchor: str) -> list[Block]:
     if report is not None and report.channels:
         blocks.append(channel_table(report.channels))
     spent = _lines(
-        run,
-        ("privacy/epsilon", "who sees single messages", 0),
-        ("privacy/epsilon_sum", "who sees sums only", 1),
+        run, ("privacy/epsilon", "who sees single messages", 0), ("privacy/epsilon_sum", "who sees sums only", 1)
     )
     panels = panel_of("epsilon spent by a client, at most, against those", spent)
     return [*blocks, *(drawn(panels, f"{anchor}_privacy", run.name) if panels else [])]

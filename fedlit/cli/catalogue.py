@@ -70,11 +70,7 @@ def plugin_rows() -> list[tuple[str, Row]]:
         (
             plug_in.kind,
             Row(
-                plug_in.thing.__name__,
-                summary(plug_in.thing),
-                f"from {plug_in.distribution}",
-                "",
-                sends(plug_in.thing),
+                plug_in.thing.__name__, summary(plug_in.thing), f"from {plug_in.distribution}", "", sends(plug_in.thing)
             ),
         )
         for plug_in in load_plugins()

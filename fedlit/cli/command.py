@@ -44,10 +44,7 @@ _EXTRAS = {
 
 
 COMMANDS = {
-    "new": (
-        "fedlit.cli.new.command:new",
-        "a folder with a configuration and a README that run: fedlit new csv DIR",
-    ),
+    "new": ("fedlit.cli.new.command:new", "a folder with a configuration and a README that run: fedlit new csv DIR"),
     "sweep": ("fedlit.cli.sweep:sweep", "the grid or random search of a W&B sweep file, on this machine"),
     "list": ("fedlit.cli.commands:list_command", "what configurations can name, with its paper and what it sends"),
     "report": ("fedlit.cli.commands:report", "a page on runs: fedlit report RUN_DIR ..."),

@@ -141,10 +141,7 @@ def write(
             "executors": [
                 {
                     "tasks": ["fedlit"],
-                    "executor": {
-                        "path": f"{COMPONENTS}.FedlitExecutor",
-                        "args": {"arguments": arguments, **times},
-                    },
+                    "executor": {"path": f"{COMPONENTS}.FedlitExecutor", "args": {"arguments": arguments, **times}},
                 }
             ],
             "components": [],

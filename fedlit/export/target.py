@@ -39,11 +39,7 @@ class TargetModel(nn.Module):
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        task: Classification | Regression,
-        temperature: float = 1.0,
-        client: str | None = None,
+        self, network: nn.Module, task: Classification | Regression, temperature: float = 1.0, client: str | None = None
     ) -> None:
         super().__init__()
         self.network = network

@@ -104,11 +104,7 @@ def test_scores_are_of_all_validation_samples(plain: Any) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "changed"),
-    [
-        ({"bandwidth": 1.0}, {"iwv", "dev"}),
-        ({"ridge": 10.0}, {"iwv", "dev"}),
-        ({"temperature": 1.0}, {"density"}),
-    ],
+    [({"bandwidth": 1.0}, {"iwv", "dev"}), ({"ridge": 10.0}, {"iwv", "dev"}), ({"temperature": 1.0}, {"density"})],
 )
 def test_a_setting_changes_the_scores_that_it_is_of(setting: Any, changed: set[str], tmp_path: Path) -> None:
     module, scores = run(tmp_path, validators=Validators(**setting))

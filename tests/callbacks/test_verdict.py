@@ -44,7 +44,7 @@ def test_differences_and_their_spread_are_those_by_hand():
 def test_one_seed_says_nothing_about_chance_and_what_is_not_known_is_left_out():
     runs = [run(name, "dslr", each, target_score=None) for name, each in (("SourceOnly", 0.5), ("FedMMD", 0.75))]
     assert lines(runs) == [
-        "ORACLE: FedMMD - SourceOnly is +25.0 points on dslr, of one seed, which shows nothing about chance.",
+        "ORACLE: FedMMD - SourceOnly is +25.0 points on dslr, of one seed, which shows nothing about chance."
     ]
     assert lines([run("FedAvg", "dslr", None, target_score=None)]) == []
 

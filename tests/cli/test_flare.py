@@ -167,8 +167,7 @@ def test_a_process_is_watched_to_its_end_or_to_that_of_the_job(capfd: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    "method",
-    [pytest.param("FedAvg", marks=pytest.mark.packaging), pytest.param("FedMMD", marks=pytest.mark.slow)],
+    "method", [pytest.param("FedAvg", marks=pytest.mark.packaging), pytest.param("FedMMD", marks=pytest.mark.slow)]
 )
 def test_a_job_in_the_simulator_ends_in_the_model_of_one_process(tmp_path: Path, experiment: str, method: str) -> None:
     pytest.importorskip("nvflare")
