@@ -1,4 +1,4 @@
-"""Helpers of several callbacks: the module they watch, files of a run, random features, and numbers as text."""
+"""Helpers of several callbacks: the module they watch, files of a run, and numbers as text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import torch
-import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
 
 from fedlit.checks import check
 from fedlit.federation import KEYS
-from fedlit.federation.nested import Inputs
-from fedlit.functional import random_fourier_features, sample_frequencies
 from fedlit.module import FederatedModule
 
 LOGGING_CHANNELS = ("metrics", "oracle")
@@ -109,51 +104,6 @@ def _fits(value: object, annotation: Any) -> bool:
     if is_dataclass(value):
         check_fields(value)
     return isinstance(value, annotation)
-
-
-# ---------------------------------------------------------------- statistics
-
-
-class RandomBasis:
-    """Random features of a client's extracted features scaled to length 1; the same for all clients.
-
-    Args:
-        num_frequencies: N, at least 1; there are 2 N features.
-        bandwidth: Of their Gaussian kernel, positive, in units of features scaled to length 1.
-
-    Attributes:
-        size: 2 N.
-    """
-
-    def __init__(self, num_frequencies: int = 32, bandwidth: float = 0.5) -> None:
-        self.num_frequencies, self.bandwidth = num_frequencies, bandwidth
-        self.size = 2 * num_frequencies
-        self.forget_()
-
-    def forget_(self) -> None:
-        """Draw new frequencies for the next module, which may have another width and seed."""
-        self._frequencies: Tensor | None = None
-
-    def of(self, module: FederatedModule, name: str, inputs: Inputs) -> Tensor:
-        """Features of a batch of a local client's inputs, shape (n, 2 N), float64."""
-        extracted: Tensor = module.replicas[name].get_submodule("extractor")(inputs)
-        unit = F.normalize(extracted.detach().flatten(1).double(), dim=1)
-        if self._frequencies is None:
-            drawn = (self.num_frequencies, unit.shape[1], self.bandwidth)
-            self._frequencies = sample_frequencies(*drawn, seed=module.federation.seed)
-        return random_fourier_features(unit, self._frequencies)
-
-
-def triangle(size: int) -> tuple[Tensor, ...]:
-    """Indices of the upper triangle of a square matrix."""
-    return tuple(torch.triu_indices(size, size))
-
-
-def unfold(numbers: Tensor, size: int) -> Tensor:
-    """The symmetric matrix, float64, with these numbers as its upper triangle."""
-    full = torch.zeros(size, size, dtype=torch.float64)
-    full[triangle(size)] = numbers.double()
-    return full + full.T - full.diagonal().diag()
 
 
 def megabytes(num_bytes: float) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from fedlit.cli.arguments import as_word, content_of, find_config, flow, options
+from fedlit.cli.arguments import as_word, content_of, find_config, flow, options, trees
 from fedlit.cli.known import did_you_mean
 from fedlit.cli.mistakes import installed
 from fedlit.configs import flat
@@ -169,22 +169,15 @@ def _beside_lists(trainer: dict[str, Any], listed: Mapping[str, Collection[str]]
 def _listed(args: Sequence[str]) -> dict[str, set[str]]:
     """By list of the Trainer that an experiment sets or appends to, the classes in it."""
     listed: dict[str, set[str]] = {}
-    for key, value in options(args):
-        name = key.removeprefix("trainer.")
-        if value is None or not (key in ("config", "c", "trainer") or _base(name) in _LISTS):
-            continue
-        content = content_of(value)
-        if key in ("config", "c"):
-            content = content.get("trainer") if isinstance(content, dict) else None
-        elif key != "trainer":
-            content = {name: content}
-        lists = content if isinstance(content, dict) else {}
-        for name in _LISTS:
-            if lists.get(name) is not None:
+    for _, tree in trees(args):
+        trainer = tree.get("trainer") if isinstance(tree, dict) else None
+        for key, items in trainer.items() if isinstance(trainer, dict) else ():
+            name = key.removesuffix("+")
+            if name not in _LISTS or items is None or (isinstance(items, dict) and "class_path" not in items):
+                continue  # or arguments of what was appended before
+            if key == name:
                 listed[name] = set()  # what was there before is replaced
-            for items in (lists[each] for each in (name, f"{name}+") if lists.get(each) is not None):
-                classes = map(_class_of, items if isinstance(items, list) else [items])
-                listed.setdefault(name, set()).update(classes)
+            listed.setdefault(name, set()).update(map(_class_of, items if isinstance(items, list) else [items]))
     return listed
 
 
@@ -232,18 +225,8 @@ def _keys(word: str) -> set[str]:
 
 def _explicit(args: Sequence[str], configurations: bool = True) -> set[str]:
     """Leaves that options set, and configuration files or not, without ``init_args``."""
-    leaves: set[str] = set()
-    for key, value in options(args):
-        content: object = {key: None}
-        if key in ("config", "c") and value is not None:
-            content = content_of(value) if configurations else {}
-        elif key in ("model", "data", "trainer") and value is not None:
-            whole = content_of(value)
-            content = {key: whole if isinstance(whole, dict) else {"class_path": whole}}
-        elif key.endswith("init_args") and value is not None:
-            content = {key: content_of(value)}
-        leaves.update(map(_short, flat(content)))
-    return leaves
+    leaves = (leaf for where, tree in trees(args) if configurations or where.startswith("--") for leaf in flat(tree))
+    return {f"{leaf}.class_path" if leaf in ("model", "data", "trainer") else _short(leaf) for leaf in leaves}
 
 
 def _short(key: str) -> str:

@@ -25,7 +25,7 @@ from fedlit.cli.experiment import Experiment
 from fedlit.cli.folders import ExperimentFolder, fingerprint, first_process
 from fedlit.cli.parsed import Parsed
 from fedlit.cli.plan import Plan, print_table, say
-from fedlit.cli.sweep_file import SweepFile
+from fedlit.cli.sweep import SweepFile
 from fedlit.tables import Column, Figure, Row, Table, show
 
 Method = tuple[str, Any, bool]

@@ -21,9 +21,8 @@ from fedlit.callbacks import RunSummary
 from fedlit.cli import main
 from fedlit.cli.arguments import type_true
 from fedlit.cli.distributions import DISTRIBUTIONS
-from fedlit.cli.ranking import Ranking
-from fedlit.cli.sweep_file import SweepFile
-from fedlit.cli.trials import Sweep, Trial, name_trials
+from fedlit.cli.sweep import SweepFile
+from fedlit.cli.trials import Ranking, Sweep, Trial, name_trials
 from refused import refused
 
 ROOT = Path(__file__).parents[2]
