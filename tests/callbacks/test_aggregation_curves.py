@@ -68,7 +68,7 @@ def curves(figure: Figure) -> dict[str, dict[str, dict[int, float]]]:
 
 
 @pytest.mark.parametrize("federated", [True, False])
-def test_the_table_holds_what_was_logged_and_is_empty_where_nothing_was(tmp_path: Path, federated: bool):
+def test_the_table_holds_what_was_logged_and_is_empty_where_nothing_was(tmp_path, federated):
     logger, callback = CSVLogger(tmp_path), AggregationCurves()
     trainer(4, [callback], tmp_path, federated, logger=logger).fit(build(Logs, weighting="uniform"), Blobs())
     assert callback.rounds == expected(range(4))
@@ -92,7 +92,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Figure:
     return callback.plot()
 
 
-def test_lines_are_the_numbers_and_are_interrupted_where_a_source_was_absent(drawn: Figure):
+def test_lines_are_the_numbers_and_are_interrupted_where_a_source_was_absent(drawn):
     beta, distance, tau = curves(drawn).values()
     assert beta["mean of sources"] == pytest.approx({r: 0.5 / r for r in range(1, 5)})
     assert beta["dslr"] == {1: 0.25, 3: 0.25, 4: 0.25}
@@ -102,7 +102,7 @@ def test_lines_are_the_numbers_and_are_interrupted_where_a_source_was_absent(dra
     assert tau["amazon"] == {r: 0.125 * r for r in range(1, 5)}
 
 
-def test_estimates_that_no_logarithm_shows_are_marks_at_the_foot(drawn: Figure):
+def test_estimates_that_no_logarithm_shows_are_marks_at_the_foot(drawn):
     """Of dslr, 1 + r - 3 <= 0 in round 1 (it is absent from round 2); of caltech, 1 + r - 6 <= 0 in rounds 1 to 4."""
     axis = drawn.axes[1]
     assert axis.get_yscale() == "log"
@@ -156,7 +156,7 @@ def test_what_was_never_logged_has_no_panel():
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.parametrize("steps", [8, 10])
-def test_a_resumed_run_has_the_rounds_before(tmp_path: Path, steps: int):
+def test_a_resumed_run_has_the_rounds_before(tmp_path, steps):
     saving = ModelCheckpoint(tmp_path, filename="mid", every_n_train_steps=steps, save_top_k=-1)
     first: list[pl.Callback] = [AggregationCurves(), saving]
     trainer(3, first, tmp_path / "stopped", enable_checkpointing=True).fit(build(Logs), Blobs())
@@ -168,20 +168,20 @@ def test_a_resumed_run_has_the_rounds_before(tmp_path: Path, steps: int):
     assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]
 
 
-def test_another_fit_forgets_the_one_before(tmp_path: Path):
+def test_another_fit_forgets_the_one_before(tmp_path):
     callback = AggregationCurves()
     trainer(4, [callback], tmp_path).fit(build(Logs), Blobs())
     trainer(2, [callback], tmp_path).fit(build(Logs), Blobs())
     assert callback.rounds == expected(range(2))
 
 
-def test_a_method_that_logs_none_is_named_and_nothing_is_written(tmp_path: Path):
+def test_a_method_that_logs_none_is_named_and_nothing_is_written(tmp_path):
     with pytest.warns(UserWarning, match="FedAvg logged none of beta"):
         trainer(1, [AggregationCurves()], tmp_path).fit(build(FedAvg), Blobs())
     assert not list(tmp_path.rglob("aggregation_curves.*"))
 
 
-def test_fast_dev_run_writes_no_file(tmp_path: Path):
+def test_fast_dev_run_writes_no_file(tmp_path):
     callback = AggregationCurves()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="AggregationCurves")
@@ -190,7 +190,7 @@ def test_fast_dev_run_writes_no_file(tmp_path: Path):
     assert not list(tmp_path.rglob("aggregation_curves.*"))
 
 
-def test_fedgp_is_drawn(tmp_path: Path):
+def test_fedgp_is_drawn(tmp_path):
     callback = AggregationCurves()
     torch.manual_seed(0)
     clients = [*SOURCES, Client(TARGET, role="target", labelled=True)]

@@ -96,7 +96,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run(tmp_path_factory.mktemp("plain"))
 
 
-def test_scores_are_of_all_validation_samples(plain: Any) -> None:
+def test_scores_are_of_all_validation_samples(plain):
     module, scores = plain
     assert scores == pytest.approx(by_hand(module), abs=1e-6)
     assert len(set(scores.values())) == len(NAMES)
@@ -106,7 +106,7 @@ def test_scores_are_of_all_validation_samples(plain: Any) -> None:
     ("setting", "changed"),
     [({"bandwidth": 1.0}, {"iwv", "dev"}), ({"ridge": 10.0}, {"iwv", "dev"}), ({"temperature": 1.0}, {"density"})],
 )
-def test_a_setting_changes_the_scores_that_it_is_of(setting: Any, changed: set[str], tmp_path: Path) -> None:
+def test_a_setting_changes_the_scores_that_it_is_of(setting, changed, tmp_path):
     module, scores = run(tmp_path, validators=Validators(**setting))
     assert scores == pytest.approx(by_hand(module, **setting), abs=1e-6)
     default = by_hand(module)
@@ -114,9 +114,7 @@ def test_a_setting_changes_the_scores_that_it_is_of(setting: Any, changed: set[s
 
 
 @pytest.mark.parametrize(("seed", "width"), [(7, 8), (0, 6)])
-def test_one_object_scores_modules_of_other_seeds_and_widths(
-    seed: int, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_object_scores_modules_of_other_seeds_and_widths(seed, width, tmp_path, monkeypatch):
     validators = Validators()
     run(tmp_path, 1, validators=validators)  # of seed 0 and width 8
     monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
@@ -143,7 +141,7 @@ class Extractions(Callback):
         self.number += 1
 
 
-def test_a_sanity_check_sends_and_extracts_nothing(tmp_path: Path, plain: Any) -> None:
+def test_a_sanity_check_sends_and_extracts_nothing(tmp_path, plain):
     module, scores = plain
     checked, same = run(tmp_path, callbacks=[seen := Extractions()], num_sanity_val_steps=2)
     assert same == scores
@@ -151,7 +149,7 @@ def test_a_sanity_check_sends_and_extracts_nothing(tmp_path: Path, plain: Any) -
     assert seen.number == 2, "those of the module's predictions"
 
 
-def test_moments_through_masking_are_the_same(tmp_path: Path, plain: Any) -> None:
+def test_moments_through_masking_are_the_same(tmp_path, plain):
     module, masked = run(tmp_path, strategy={"privacy": PairwiseMasking()})
     assert masked == pytest.approx(plain[1], abs=1e-3)
     assert module.federation.channels["source_moments"].description.backend == "PairwiseMasking"
@@ -160,14 +158,14 @@ def test_moments_through_masking_are_the_same(tmp_path: Path, plain: Any) -> Non
 @pytest.mark.parametrize(
     ("channel", "numbers"), [("source_moments", 4 * 32**2 + 6 * 32 + 41 + 1), ("class_means", 4 * 129 + 1)]
 )
-def test_the_target_is_sent_the_means_alone(plain: Any, channel: str, numbers: int) -> None:
+def test_the_target_is_sent_the_means_alone(plain, channel, numbers):
     sent = [entry for entry in plain[0].federation.ledger if entry.channel == channel]
     once = [*((name, "server") for name in CLIENTS[:-1]), ("server", TARGET)]
     assert [(entry.sender, entry.receiver) for entry in sent] == 2 * once
     assert all(numbers * 8 <= entry.num_bytes < numbers * 8 + 300 for entry in sent)
 
 
-def test_scores_of_the_target_alone_cost_the_sources_nothing(tmp_path: Path) -> None:
+def test_scores_of_the_target_alone_cost_the_sources_nothing(tmp_path):
     module = build()
     done = trainer(1, [Validators(names=["information", "density", "neighbourhood"])], tmp_path)
     done.fit(module, Blobs())
@@ -180,7 +178,7 @@ def test_scores_of_the_target_alone_cost_the_sources_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["dev", "density"])
-def test_a_checkpoint_is_kept_by_a_score(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_is_kept_by_a_score(name, tmp_path):
     metrics, monitor = EveryMetric(), f"validator/{name}"
     best = ModelCheckpoint(tmp_path, monitor=monitor, mode="max", filename="{epoch}")
     stop = EarlyStopping(monitor, mode="max", patience=50, check_on_train_epoch_end=False)
@@ -205,7 +203,7 @@ class Only(Blobs):
         return FederatedLoader(own, batch_size=8, training=False, guarded=TARGET, seed=0)
 
 
-def test_a_source_without_validation_samples_does_not_count(tmp_path: Path) -> None:
+def test_a_source_without_validation_samples_does_not_count(tmp_path):
     module, scores = run(tmp_path, data=Only({"amazon", "caltech", TARGET}))
     assert scores == pytest.approx(by_hand(module, ["amazon", "caltech"]), abs=1e-6)
     assert scores["iwv"] != pytest.approx(by_hand(module)["iwv"], abs=1e-4)
@@ -247,7 +245,7 @@ def weighted_in_numpy(module: Any, mean: Mean) -> dict[str, float]:
     return {"iwv": float(1 - mean_wl), "dev": float(1 - (mean_wl + eta * (mean_w - 1)))}
 
 
-def test_sources_have_equal_shares_however_many_samples_they_have(tmp_path: Path) -> None:
+def test_sources_have_equal_shares_however_many_samples_they_have(tmp_path):
     module, scores = run(tmp_path, data=Uneven())
     shared = weighted_in_numpy(module, lambda values: np.mean([own.mean(axis=0) for own in values.values()], axis=0))
     pooled = weighted_in_numpy(module, lambda values: np.concatenate(list(values.values())).mean(axis=0))
@@ -267,7 +265,7 @@ def test_sources_have_equal_shares_however_many_samples_they_have(tmp_path: Path
         (["density"], {TARGET: 2}, r"\['density'\] .* at least 3 .* got 2"),
     ],
 )
-def test_nothing_to_score_is_an_error(names: Any, left: Any, problem: str, tmp_path: Path) -> None:
+def test_nothing_to_score_is_an_error(names, left, problem, tmp_path):
     with pytest.raises(RosterError, match=problem):
         trainer(1, [Validators(names=names)], tmp_path).fit(build(), Only(left))
 
@@ -283,13 +281,13 @@ def test_nothing_to_score_is_an_error(names: Any, left: Any, problem: str, tmp_p
     ],
     ids=str,
 )
-def test_arguments_are_checked_at_once(argument: dict[str, Any]) -> None:
+def test_arguments_are_checked_at_once(argument):
     with refused(*argument):
         Validators(**argument)
 
 
 @pytest.mark.parametrize("privacy", [None, PairwiseMasking()])
-def test_watching_is_not_counted_as_the_methods_traffic(privacy: Any, tmp_path: Path) -> None:
+def test_watching_is_not_counted_as_the_methods_traffic(privacy, tmp_path):
     def watched(callbacks: list[Any]) -> tuple[dict[str, float], int, Any]:
         module, ledger = build(), CommunicationLedger(print_table=False)
         done = trainer(2, [*callbacks, ledger], tmp_path, strategy={"privacy": privacy})
@@ -310,7 +308,7 @@ def test_watching_is_not_counted_as_the_methods_traffic(privacy: Any, tmp_path: 
     assert any(note.startswith("privacy: source_moments -> ") for note in closing_table([summary]).footnotes)
 
 
-def test_a_target_without_a_classifier_has_no_scores_until_it_has_one(tmp_path: Path) -> None:
+def test_a_target_without_a_classifier_has_no_scores_until_it_has_one(tmp_path):
     seen = EveryMetric()
     module = build(FedRFTCA, num_frequencies=8, num_components=4, classifier_period=3)
     trainer(4, [Validators(), seen], tmp_path).fit(module, Blobs())
@@ -319,6 +317,6 @@ def test_a_target_without_a_classifier_has_no_scores_until_it_has_one(tmp_path: 
     assert {f"validator/{name}" for name in NAMES} <= {*seen.rows[-1]}
 
 
-def test_regression_is_refused(tmp_path: Path) -> None:
+def test_regression_is_refused(tmp_path):
     with pytest.raises(ValueError, match="task='regression'"):
         trainer(1, [Validators()], tmp_path).fit(build(task="regression"), Blobs())

@@ -49,7 +49,7 @@ AT_ONCE: dict[str, str] = {
 """What is written after ``fedlit``, and what the answer has."""
 
 
-def test_what_needs_no_torch_answers_without_it(tmp_path: Path) -> None:
+def test_what_needs_no_torch_answers_without_it(tmp_path):
     """All in one process, which imports nothing heavy, and so each costs no more than all of them."""
     code = """
 import contextlib, io, json, resource, sys
@@ -87,11 +87,11 @@ print(json.dumps([told, sum(resource.getrusage(resource.RUSAGE_SELF)[:2])]))
         ("fit", [], None),
     ],
 )
-def test_the_nearest_word_is_found_whatever_its_capitals(word: str, known: list[str], found: str | None) -> None:
+def test_the_nearest_word_is_found_whatever_its_capitals(word, known, found):
     assert nearest(word, known) == found
 
 
-def test_features_help_without_classes_has_all_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_help_without_classes_has_all_options(capsys):
     from fedlit.cli.features import make_parser
     from fedlit.data import DomainDataModule
 
@@ -106,7 +106,7 @@ def test_features_help_without_classes_has_all_options(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("word", COMMANDS)
-def test_each_command_leads_to_a_function(word: str) -> None:
+def test_each_command_leads_to_a_function(word):
     from importlib import import_module
 
     module, _, name = COMMANDS[word][0].partition(":")
@@ -130,7 +130,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return words
 
 
-def test_an_answer_is_kept_for_the_same_question_alone(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_kept_for_the_same_question_alone(asked, monkeypatch):
     assert Answer(asked).recall() == ["printed", "warned"]
     assert Answer([*asked, "--seeds=[0]"]).recall() is None
     assert Answer(["fit", "--config=a.yaml"]).file is None
@@ -141,14 +141,14 @@ def test_an_answer_is_kept_for_the_same_question_alone(asked: list[str], monkeyp
 
 
 @pytest.mark.parametrize("changed", ["a.yaml", "other.yaml", "mine.py", "empty/plugin.py"])
-def test_an_answer_is_made_again_where_what_it_depends_on_has_changed(asked: list[str], changed: str) -> None:
+def test_an_answer_is_made_again_where_what_it_depends_on_has_changed(asked, changed):
     Path(changed).write_text("data: {class_path: Other}")
     assert Answer(asked).recall() is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], ["--config=experiments/first", "--print_config"]])
-def test_the_command_prints_the_same_again_within_two_seconds(words: list[str], tmp_path: Path) -> None:
+def test_the_command_prints_the_same_again_within_two_seconds(words, tmp_path):
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "fedlit.cli", "fit", *words]
     first = subprocess.run(command, capture_output=True, check=True, env=environment)
