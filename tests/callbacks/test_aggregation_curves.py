@@ -102,14 +102,13 @@ def test_lines_are_the_numbers_and_are_interrupted_where_a_source_was_absent(dra
     assert tau["amazon"] == {r: 0.125 * r for r in range(1, 5)}
 
 
-def test_estimates_that_no_logarithm_shows_are_marks_at_the_foot(drawn):
+def test_estimates_that_no_logarithm_shows_are_drawn(drawn):
     """Of dslr, 1 + r - 3 <= 0 in round 1 (it is absent from round 2); of caltech, 1 + r - 6 <= 0 in rounds 1 to 4."""
     axis = drawn.axes[1]
-    assert axis.get_yscale() == "log"
-    marks = [line for line in axis.lines if line.get_marker() == "_" and len(line.get_xdata())]
-    assert [list(line.get_xdata()) for line in marks] == [[1], [1, 2, 3, 4]]
-    assert all(0 < height < 0.2 for line in marks for height in line.get_ydata())
-    assert r"$d^2$ estimated $\leq 0$" in {str(line.get_label()) for line in axis.lines}
+    assert axis.get_yscale() == "symlog"
+    _, distance, _ = curves(drawn).values()
+    assert distance["dslr"] == {1: -1.0, 3: 1.0, 4: 2.0}
+    assert distance["caltech"] == {1: -4.0, 2: -3.0, 3: -2.0, 4: -1.0}
 
 
 def test_nine_sources_have_nine_colours_and_one_legend_entry_each():
@@ -126,22 +125,7 @@ def test_nine_sources_have_nine_colours_and_one_legend_entry_each():
     for axis in figure.axes:
         lines = [line for line in axis.lines if line.get_label() in names]
         assert len({line.get_color() for line in lines}) == 9
-        assert len({line.get_marker() for line in lines}) == 9
-        # nine equal curves: each shows markers, none where another one does
-        marked = [set(line.get_markevery()) for line in lines]
-        assert all(marked)
-        assert sum(map(len, marked)) == len(set().union(*marked))
-
-
-def test_a_value_between_two_gaps_has_a_marker():
-    callback = AggregationCurves()
-    for round_idx in range(40):
-        row = {"beta/dslr": 0.5} if round_idx in (3, 10, 11) else {}
-        callback.rounds[round_idx] = row | {"beta": 0.5, "distance/dslr": 1.0 if round_idx in (7, 20, 21) else -1.0}
-    for axis, alone, pair in zip(callback.plot().axes, (3, 7), ({10, 11}, {20, 21}), strict=True):
-        (line,) = (line for line in axis.lines if line.get_label() == "dslr")
-        assert alone in line.get_markevery()
-        assert not pair <= set(line.get_markevery())
+        assert len({line.get_markersize() for line in lines}) == 9, "or equal curves would be one"
 
 
 def test_what_was_never_logged_has_no_panel():

@@ -22,7 +22,6 @@ from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import MLP, Features
 from fedlit.run.component import Component
 from fedlit.run.run import Run
-from refused import refused
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, trainer
 
 
@@ -76,10 +75,8 @@ def test_each_client_has_a_table_and_a_picture_and_the_atoms_have_one(tmp_path):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
 
 
-@pytest.mark.parametrize("plane", ["pca", "tsne"])
-def test_the_target_is_drawn_next_to_its_reconstruction_by_predicted_classes(plane, trained):
+def test_the_target_is_drawn_next_to_its_reconstruction_by_predicted_classes(trained):
     callback, module = trained
-    callback.plane = plane
     figure = callback.plot_client(module, TARGET)
     samples, points = figure.axes[2].collections[:2]
     assert len(samples.get_offsets()) == 30
@@ -92,11 +89,10 @@ def test_the_target_is_drawn_next_to_its_reconstruction_by_predicted_classes(pla
     _, labels = module.reconstruct(module.target)
     colors = [mpl.colormaps["tab10"](label)[:3] for label in labels.argmax(dim=1).tolist()]
     np.testing.assert_allclose(points.get_facecolors()[:, :3], colors)
-    if plane == "pca":  # of all together, by singular vectors
-        both = torch.cat([x, module.reconstruct(module.target)[0]]).double()
-        scores = both - both.mean(dim=0)
-        scores = scores @ torch.linalg.svd(scores, full_matrices=False).Vh[:2].T
-        np.testing.assert_allclose(np.abs(samples.get_offsets()), scores[:30].abs(), atol=1e-4)
+    both = torch.cat([x, module.reconstruct(module.target)[0]]).double()
+    scores = both - both.mean(dim=0)
+    scores = scores @ torch.linalg.svd(scores, full_matrices=False).Vh[:2].T  # of all together, by singular vectors
+    np.testing.assert_allclose(np.abs(samples.get_offsets()), scores[:30].abs(), atol=1e-4)
 
 
 def test_bars_are_shares_of_label_mass(trained):
@@ -137,9 +133,7 @@ def test_a_resumed_run_has_the_rounds_before(tmp_path):
     assert resumed.rounds == straight.rounds
 
 
-def test_unknown_planes_and_other_methods_are_refused(tmp_path):
-    with refused("plane"):
-        DictionaryPictures("umap")
+def test_other_methods_are_refused(tmp_path):
     other = FedAvg(CLIENTS, TARGET, NUM_CLASSES, MLP(5, [8]))
     with pytest.raises(TypeError, match="FedDaDiL learns, got FedAvg"):
         trainer(1, [DictionaryPictures()], tmp_path).fit(other, Blobs())
