@@ -10,8 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from fedlit.callbacks.plots import colors_of, over_rounds
-from fedlit.callbacks.shared import federated, is_dry, log_folder, write_rows
+from fedlit.callbacks.shared import colors_of, federated, is_dry, log_folder, over_rounds, write_rows
 from fedlit.run.component import Component
 from fedlit.run.run import Run
 

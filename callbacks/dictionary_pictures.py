@@ -10,8 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fedlit.callbacks.plots import colors_of, over_rounds
-from fedlit.callbacks.shared import is_dry, log_folder, write_rows
+from fedlit.callbacks.shared import colors_of, is_dry, log_folder, over_rounds, write_rows
 from fedlit.methods import FedDaDiL
 from fedlit.run.component import Component
 from fedlit.run.run import Run

@@ -7,13 +7,16 @@ import types
 from collections.abc import Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from lightning.pytorch import LightningModule, Trainer
 
 from fedlit.checks import check
 from fedlit.federation import KEYS
 from fedlit.module import FederatedModule
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LOGGING_CHANNELS = ("metrics", "oracle")
 """Channels of logged numbers, which are sent as plaintext."""
@@ -114,3 +117,19 @@ def megabytes(num_bytes: float) -> str:
     if amount >= 0.001:
         return f"{amount:#.3g}"
     return f"{amount:.6f}" if num_bytes else "0"
+
+
+def colors_of(number: int) -> list[Any]:
+    """Colours that distinguish so many things."""
+    import matplotlib as mpl
+
+    if number <= 10:
+        return [mpl.colormaps["tab10"](place) for place in range(number)]
+    return [mpl.colormaps["turbo"](0.04 + 0.92 * place / (number - 1)) for place in range(number)]
+
+
+def over_rounds(axis: Axes) -> None:
+    """Make the horizontal axis one of communication rounds."""
+    axis.set_xlabel("round")
+    axis.locator_params(axis="x", integer=True)
+    axis.grid(alpha=0.25)

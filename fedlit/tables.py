@@ -35,21 +35,13 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
 
 @dataclass(frozen=True)
 class Figure:
-    """A cell with the values of repetitions, shown as mean ± sample standard deviation.
+    """A cell with the values of repetitions, shown as mean ± sample standard deviation."""
 
-    Args:
-        values: One per repetition; without any the cell is a dash.
-        scale: Factor of mean and deviation, 100 for shares that are shown in per cent.
-        form: Format of the mean and of the deviation.
-        collapsed: Number of models behind it that predict a single class; they are marked with a dagger.
-        bold: Whether it stands out.
-    """
-
-    values: Sequence[float]
-    scale: float = 1
-    form: str = "{:.1f}"
-    collapsed: int = 0
-    bold: bool = False
+    values: Sequence[float]  # one per repetition; without any the cell is a dash
+    scale: float = 1  # factor of mean and deviation, 100 for shares that are shown in per cent
+    form: str = "{:.1f}"  # format of the mean and of the deviation
+    collapsed: int = 0  # number of models behind it that predict a single class; they are marked with a dagger
+    bold: bool = False  # whether it stands out
 
     @property
     def parts(self) -> tuple[float | None, float | None, int, int]:
@@ -68,23 +60,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Column:
-    """A column.
+    """A column."""
 
-    Args:
-        title: Heading; only terminals keep its line breaks.
-        numeric: Whether it has numbers, which are aligned to the right, or words.
-        form: Turns a value into text; texts, figures and ``None``, which is a dash, need none.
-        folds: Whether a narrow terminal may break its cells.
-        min_width: Characters that a narrow terminal leaves it.
-        parts: Headings of `Figure.parts` in a CSV file; empty for columns without figures.
-    """
-
-    title: str
-    numeric: bool = False
-    form: Callable[[Any], str] = str
-    folds: bool = False
-    min_width: int = 1
-    parts: tuple[str, ...] = ()
+    title: str  # heading; only terminals keep its line breaks
+    numeric: bool = False  # whether it has numbers, which are aligned to the right, or words
+    form: Callable[[Any], str] = str  # turns a value into text; texts, figures and ``None``, which is a dash, need none
+    folds: bool = False  # whether a narrow terminal may break its cells
+    min_width: int = 1  # characters that a narrow terminal leaves it
+    parts: tuple[str, ...] = ()  # headings of `Figure.parts` in a CSV file; empty for columns without figures
 
     def text(self, value: object) -> str:
         """The text of a cell."""
@@ -102,20 +85,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows, with a caption above and footnotes below.
+    """Columns and rows, with a caption above and footnotes below."""
 
-    Args:
-        columns: At least one.
-        rows: With a cell for each column.
-        caption: States what the table has, and how to read its numbers.
-        footnotes: Sentences on single cells.
-        split: Columns from which a second table is made on a terminal too narrow for all, and columns repeated in it.
-    """
-
-    columns: Sequence[Column]
-    rows: Sequence[Row]
-    caption: str | None = None
-    footnotes: Sequence[str] = ()
+    columns: Sequence[Column]  # at least one
+    rows: Sequence[Row]  # with a cell for each column
+    caption: str | None = None  # states what the table has, and how to read its numbers
+    footnotes: Sequence[str] = ()  # sentences on single cells
+    # columns from which a second table is made on a terminal too narrow for all, and columns repeated in it
     split: tuple[int, int] | None = None
 
     @classmethod

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from fedlit.callbacks.report.svg import standalone
+from fedlit.callbacks.report.charts import standalone
 from fedlit.tables import Table, as_markdown
 
 

@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 import yaml
 
 from fedlit.callbacks.communication_ledger import read_csv
-from fedlit.callbacks.embeddings import HEADER, MAX_SAMPLES
 from fedlit.callbacks.privacy_report import Report
-from fedlit.callbacks.run_record import EMBEDDINGS, METRICS, SETTINGS, SUMMARY
+from fedlit.callbacks.run_record import EMBEDDINGS, HEADER, MAX_SAMPLES, METRICS, SETTINGS, SUMMARY
 from fedlit.callbacks.run_summary import RunSummary
 from fedlit.configs import flat
 from fedlit.federation import LedgerEntry

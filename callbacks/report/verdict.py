@@ -27,6 +27,12 @@ _HOW = (
     "--trainer.callbacks+=fedlit.callbacks.Validators"
 )
 
+_SURE = 2.0
+"""Standard deviations over seeds that a difference must have to count."""
+
+SPREAD = "mean, and one standard deviation over seeds to either side"
+"""Below a picture of methods by targets."""
+
 
 def ranking(runs: Sequence[RunFolder]) -> list[Block]:
     """Sentences on the method to take, and a table of all selections, for finished runs of one federation.
@@ -83,13 +89,6 @@ def _row(selection: Selection) -> list[str]:
     row = [selection.target, selection.seed, chosen.method, str(chosen.round_idx), f"{chosen.trust:.3f}"]
     others = [each for each in selection.candidates if each is not chosen]
     return [*row, *([others[0].method, f"{others[0].trust:.3f}"] if others else ["-", "-"])]
-
-
-_SURE = 2.0
-"""Standard deviations over seeds that a difference must have to count."""
-
-SPREAD = "mean, and one standard deviation over seeds to either side"
-"""Below a picture of methods by targets."""
 
 
 def verdict(runs: Sequence[RunSummary], trust: Picture | None = None, prefix: str = "") -> list[Block]:

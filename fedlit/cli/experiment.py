@@ -19,10 +19,10 @@ from fedlit.callbacks.report.run_folder import read_runs
 from fedlit.callbacks.run_record import write_whole
 from fedlit.callbacks.selection import as_json, select
 from fedlit.cli.arguments import refuse_linked
+from fedlit.cli.command import is_question
 from fedlit.cli.compare import Method, read_methods
 from fedlit.cli.folders import SELECTED, ExperimentFolder, fingerprint, first_process
 from fedlit.cli.lightning_cli import FedlitCLI, in_sweep
-from fedlit.cli.memory import is_question
 from fedlit.cli.parsed import Parsed, in_plain_words
 from fedlit.cli.plan import Plan, print_table, say
 

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from fedlit.cli.arguments import normalise
+from fedlit.cli.catalogue import load_plugins
 from fedlit.cli.features import PROG, make_parser
 from fedlit.cli.lightning_cli import quieten
 from fedlit.cli.parsed import in_plain_words
-from fedlit.cli.plugins import load_plugins
 from fedlit.data import DomainDataModule
 from fedlit.data.files import read_npz
 from fedlit.federation.documents import fingerprint

@@ -41,10 +41,9 @@ from fedlit.callbacks import (
 )
 from fedlit.callbacks.run_record import RunLogger, claim
 from fedlit.cli.arguments import LINKED
+from fedlit.cli.catalogue import load_plugins
 from fedlit.cli.folders import first_process
-from fedlit.cli.parsed import Parsed, Parser, in_a_line, in_plain_words, keep_whole_numbers
-from fedlit.cli.plugins import load_plugins
-from fedlit.cli.reports import refuse_nulls
+from fedlit.cli.parsed import Parsed, Parser, in_a_line, in_plain_words, keep_whole_numbers, refuse_nulls
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataModule
 from fedlit.federation import FederationError, RosterError
 from fedlit.module import FederatedModule

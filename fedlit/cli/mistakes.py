@@ -1,7 +1,7 @@
 """Mistakes in a command line and its configurations, in one line each: where it is, what is wrong, what to write.
 
 `check` finds those that need no class: files that are not there, misspelt keys, classes and arguments of fedlit's own.
-The others are found by jsonargparse; see `fedlit.cli.reports`.
+The others are found by jsonargparse; see `fedlit.cli.parsed`.
 """
 
 from __future__ import annotations

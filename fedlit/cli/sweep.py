@@ -38,6 +38,13 @@ _MOST = 10_000
 _COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")
 _VARIABLE = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 
+_DESCRIPTION = """
+Run the trials of a W&B sweep file here, without W&B and its service: the same parameters, combinations, distributions
+and command, which must be fedlit fit. A table ranks settings by the metric of the file, which must need no label of the
+target; methods are ranked by validator/trust alone. Trials that the same command, or the file with other values, has
+finished are taken as they are, interrupted ones go on, and one that fails does not end the others.
+"""
+
 
 @dataclass(frozen=True)
 class SweepFile:
@@ -211,14 +218,6 @@ def _after_fit(words: Sequence[str]) -> list[str]:
             f"--config=FILE, '${{args}}'], and it starts {' '.join(words[:4])!r}: wandb starts other programs"
         )
     return rest[2:]
-
-
-_DESCRIPTION = """
-Run the trials of a W&B sweep file here, without W&B and its service: the same parameters, combinations, distributions
-and command, which must be fedlit fit. A table ranks settings by the metric of the file, which must need no label of the
-target; methods are ranked by validator/trust alone. Trials that the same command, or the file with other values, has
-finished are taken as they are, interrupted ones go on, and one that fails does not end the others.
-"""
 
 
 def sweep(args: list[str]) -> None:

@@ -31,6 +31,9 @@ from fedlit.tables import Column, Figure, Row, Table, show
 Method = tuple[str, Any, bool]
 """The class of a method, its ``refine``, and whether the target has labels."""
 
+_AXES = {"seed_everything": "seed", "data.target": "target"}
+"""Parameters whose values are no settings to choose among, but what settings are tried on."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -225,10 +228,6 @@ def _target_labels(trained: Mapping[int, tuple[str, Parsed]]) -> dict[int, str]:
 def plain(name: str) -> str:
     """A parameter as options may have it."""
     return name.replace(".init_args", "")
-
-
-_AXES = {"seed_everything": "seed", "data.target": "target"}
-"""Parameters whose values are no settings to choose among, but what settings are tried on."""
 
 
 @dataclass(frozen=True)

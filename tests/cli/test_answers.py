@@ -13,9 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedlit.cli import main
-from fedlit.cli.command import COMMANDS, TRAINER
+from fedlit.cli.command import COMMANDS, TRAINER, Answer
 from fedlit.cli.known import nearest
-from fedlit.cli.memory import Answer
 
 HEAVY = {"torch", "lightning", "torchvision", "torchmetrics", "numpy", "scipy", "sklearn", "matplotlib"}
 

@@ -26,9 +26,9 @@ from fedlit.callbacks.run_record import claim
 from fedlit.callbacks.summary import write_tables
 from fedlit.cli import main
 from fedlit.cli.arguments import normalise, type_true
+from fedlit.cli.catalogue import load_plugins
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.folders import ExperimentFolder
-from fedlit.cli.plugins import load_plugins
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -18,8 +18,7 @@ import fedlit.models
 from fedlit import methods
 from fedlit.callbacks import Validators
 from fedlit.cli import catalogue, commands, known, main
-from fedlit.cli.catalogue import rows
-from fedlit.cli.plugins import KINDS, PlugIn
+from fedlit.cli.catalogue import KINDS, PlugIn, rows
 from fedlit.data import DomainDataModule
 from fedlit.methods import FedAvg
 from helpers import build, digits, trainer

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedlit.cli import main
-from fedlit.cli.plugins import KINDS, load_plugins
+from fedlit.cli.catalogue import KINDS, load_plugins
 
 CODE = '''
 from typing import final
