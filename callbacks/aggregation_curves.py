@@ -98,10 +98,7 @@ class AggregationCurves(Callback, Component):
     def plot(self) -> Figure:
         """Curves over rounds: beta, variance and squared distances, and tau; metrics never logged get no panel.
 
-        The axis of distances is logarithmic, and linear around 0: an estimate can be zero or negative.
-
-        Raises:
-            ValueError: If no round has been collected.
+        The axis of distances is linear around 0, as an estimate can be negative. A `ValueError` without any round.
         """
         from matplotlib.figure import Figure
 

@@ -139,10 +139,7 @@ def split(channels: Iterable[str]) -> tuple[list[str], list[str]]:
 def ledger_table(ledger: Iterable[LedgerEntry], exact: bool = False) -> Table:
     """Per channel: rounds in which it was used, messages and traffic; the channels of watched numbers come last.
 
-    Args:
-        ledger: The entries.
-        exact: Whether traffic is in bytes; or else in MB, without a column for messages between clients if there are
-            none.
+    Traffic is in bytes if ``exact``, or else in MB, and without a column of messages between clients if there are none.
     """
     channels, method, everything = sums_of(ledger)
     unit, form = ("", "{:,}".format) if exact else (" MB", megabytes)

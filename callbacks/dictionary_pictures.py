@@ -129,11 +129,7 @@ class DictionaryPictures(Callback, Component):
         return figure
 
     def plot_client(self, module: FedDaDiL, client: str) -> Figure:
-        """Coordinates and cost of a client over rounds; the target also next to its reconstruction.
-
-        Args:
-            module: The trained module.
-            client: Name of a client that this process hosts.
+        """Coordinates and cost of a client that this process hosts over rounds; the target's reconstruction, too.
 
         Raises:
             ValueError: If no round of it has been collected.

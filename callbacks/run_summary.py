@@ -269,11 +269,9 @@ def averages(runs: Sequence[RunSummary]) -> list[float]:
 
 
 def gains(summaries: Sequence[RunSummary], method: str) -> dict[str, dict[int, float]]:
-    """Points of accuracy, or of R2 in %, above the floor: by target and by seed, where both have runs.
+    """Points of accuracy, or of R2 in %, of a method above the floor: by target and by seed, where both have runs.
 
-    Args:
-        summaries: Runs of one task, see `split_by_task`.
-        method: The method that is compared with the floor.
+    The runs are of one task, see `split_by_task`.
     """
 
     def points(name: str, of: RunSummary) -> list[float]:

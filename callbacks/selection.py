@@ -98,10 +98,7 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
     """Select the most trusted round of the most trusted method, for each target and seed with a score.
 
     SourceOnly, which adapts nothing and receives nothing from the target, is taken instead if it has at least 95 % of
-    the highest trust. Where no trust is above `NO_TRUST`, no model is chosen.
-
-    Args:
-        runs: Finished runs, by the path of their folder.
+    the highest trust. Where no trust is above `NO_TRUST`, no model is chosen. Runs are by the path of their folder.
     """
     groups: dict[tuple[str, str], dict[str, RunFolder]] = {}
     for path, run in runs.items():

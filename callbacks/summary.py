@@ -36,15 +36,11 @@ def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> 
 
     Repetitions with several seeds are shown as mean ± sample standard deviation of the accuracy (in regression, of R2),
     and the mean of the other columns. An average over targets is within each seed first, of seeds that have them all.
-    Accuracies and R2 have separate rows, and no average has both. Rows are in the order of the runs: no column ranks
-    methods. Models that predict a single class are marked.
+    Accuracies and R2 have separate rows. No column ranks methods. Models that predict a single class are marked.
 
     Args:
         summaries: Of all runs, in the order of the rows.
         one_method: Whether all are of one method and named by its settings, which the target score does compare.
-
-    Returns:
-        A table that rich can print, as two tables where the terminal is too narrow for one.
 
     Raises:
         ValueError: If there is no run.

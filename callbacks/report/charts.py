@@ -255,11 +255,7 @@ def _band(drawing: Drawing, line: Line, x: Scale, y: Scale) -> None:
 def dots(title: str, groups: Sequence[str], values: Mapping[str, Sequence[Sequence[float]]], unit: str) -> str:
     """Mean and spread of several methods in several groups: a dot, and a line of a standard deviation to either side.
 
-    Args:
-        title: Above.
-        groups: Names, from top to bottom.
-        values: By method, the values over seeds of each group; none where there is no run.
-        unit: Below the axis.
+    ``values`` has, by method, the values over seeds of each group; ``unit`` is below the axis.
     """
     row, gap = 15, 14
     inner = row * len(values) + gap
@@ -294,9 +290,7 @@ def dots(title: str, groups: Sequence[str], values: Mapping[str, Sequence[Sequen
 def reliability(title: str, bins: Mapping[str, Sequence[Sequence[float]]]) -> str:
     """Share of right predictions by their probability: a line for each method, and the diagonal of calibration.
 
-    Args:
-        title: Above.
-        bins: By method, rows with the number of samples, their mean probability, and the share that is right.
+    ``bins`` has, by method, rows with the number of samples, their mean probability, and the share that is right.
     """
     drawing = Drawing(title, height=HEIGHT + 20)
     x = Scale(0, 1, LEFT + 8, WIDTH - RIGHT - 8)
@@ -315,14 +309,7 @@ def reliability(title: str, bins: Mapping[str, Sequence[Sequence[float]]]) -> st
 
 
 def shares(title: str, classes: Sequence[str], predicted: Mapping[str, Sequence[int]], true: Sequence[int]) -> str:
-    """Share of each class among the samples: a bar for the true share, and a dot for each method.
-
-    Args:
-        title: Above.
-        classes: Names.
-        predicted: By method, the number of predictions of each class.
-        true: Number of samples of each class.
-    """
+    """Share of each class among the samples: a bar for the number that is ``true``, and a dot for each method."""
     drawing = Drawing(title)
     every = {name: [100 * each / max(1, sum(counts)) for each in counts] for name, counts in predicted.items()}
     bars = [100 * each / max(1, sum(true)) for each in true]
@@ -349,13 +336,7 @@ def shares(title: str, classes: Sequence[str], predicted: Mapping[str, Sequence[
 
 
 def confusion(title: str, classes: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
-    """A confusion matrix: shares of each true class as shades with counts in them.
-
-    Args:
-        title: Above.
-        classes: Names.
-        counts: A row for each true class with a number for each predicted class.
-    """
+    """A confusion matrix: shares of each true class (a row of ``counts``) as shades with counts in them."""
     size = min(34.0, 300 / max(1, len(classes)))
     small = size < 18
     letters = max(map(len, classes))
@@ -388,14 +369,9 @@ def points(
     classes: Sequence[str],
     target: str,
 ) -> str:
-    """Samples of several clients in a plane.
+    """Samples of several clients in a plane, coloured by the index of their class; those of the target are large.
 
-    Args:
-        title: Above.
-        samples: By client, coordinates.
-        colors: By client, the index of each sample's class, which gives its colour.
-        classes: Names of the colours, which repeat themselves where there are more classes.
-        target: The client whose samples are drawn large; those of the others are small and faint.
+    Colours repeat themselves where there are more classes.
     """
     drawing = Drawing(title, 440, 340)
     every = [point for some in samples.values() for point in some]

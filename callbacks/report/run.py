@@ -25,13 +25,7 @@ _PRIVACY_KEYS = tuple(f"trainer.strategy.init_args.{name}" for name in ("privacy
 
 
 def blocks_of(run: RunFolder, anchor: str, pictured: bool = True) -> list[Block]:
-    """Clients, curves, communication and privacy of a run.
-
-    Args:
-        run: Finished or not.
-        anchor: With which names of its pictures begin.
-        pictured: Whether pictures in its folder are shown, or only named.
-    """
+    """Clients, curves, communication and privacy of a run; ``pictured`` ones of its folder are shown, or else named."""
     blocks: list[Block] = []
     if run.summary is None:
         blocks.append(

@@ -105,11 +105,8 @@ class RunFolder:
 def read_runs(places: Sequence[Path]) -> list[RunFolder]:
     """Read all runs in or below some folders, in natural order (version_2 before version_10), each once.
 
-    Args:
-        places: Folders of runs, or parents of such folders.
-
     Raises:
-        FileNotFoundError: If one of ``places`` is missing, or has no run at any depth.
+        FileNotFoundError: If a folder is missing, or has no run at any depth.
         ValueError: If a file of a run cannot be read.
     """
     folders = list(dict.fromkeys(folder for place in places for folder in _folders(place)))

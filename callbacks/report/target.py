@@ -31,13 +31,7 @@ _MEANING = (
 
 
 def target_blocks(target: str, runs: Mapping[str, Sequence[RunFolder]], file: str) -> list[Block]:
-    """Tables and pictures of the test samples of one target; nothing if no run has recorded them.
-
-    Args:
-        target: Name of the client.
-        runs: Finished runs on it, by their names in tables.
-        file: With which names of the pictures begin.
-    """
+    """Tables and pictures of the target's test samples, of runs by their names in tables; nothing if none has any."""
     summaries = {name: [run.summary for run in some if run.summary is not None] for name, some in runs.items()}
     recorded = [run for some in summaries.values() for run in some if run.oracle_confusion]
     classes = recorded[0].classes if recorded else []

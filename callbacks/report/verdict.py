@@ -92,16 +92,11 @@ def _row(selection: Selection) -> list[str]:
 
 
 def verdict(runs: Sequence[RunSummary], trust: Picture | None = None, prefix: str = "") -> list[Block]:
-    """Sentences, and pictures of methods by targets, on finished runs of at least one method.
+    """Sentences, and pictures of methods by targets, on finished runs of one federation.
 
     Methods are compared with the floor on targets and seeds that both have, and are not ranked: hidden labels may not
-    choose among them. A difference counts where its mean over seeds is more than two standard deviations of it. That is
-    a rule of thumb, no test, and with few seeds a weak one; the page states so.
-
-    Args:
-        runs: Of one federation.
-        trust: A picture of the score that may rank methods, which comes first.
-        prefix: Of the pictures' file names.
+    choose among them. A difference counts where its mean over seeds is more than two standard deviations of it: a rule
+    of thumb, no test, and with few seeds a weak one. ``trust`` pictures the score that may rank methods.
     """
     by_task = {task: part for task, part in split_by_task(runs).items() if accuracies(part)}
     lines = [line for part in by_task.values() for line in _against_floor([run for run in part if accuracies([run])])]

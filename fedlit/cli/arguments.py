@@ -58,13 +58,10 @@ def find_config(name: str) -> str:
 
 
 def as_word(key: str, value: object, text: str | None = None) -> str:
-    """One word of a command line that gives a key a value of the same type.
+    """An argument of the command line that gives a key a plain value of the same type.
 
-    Args:
-        key: Without hyphens.
-        value: Plain: a number, a text, ``None``, or lists and mappings of them.
-        text: Of the value after ``--KEY=``; by default as YAML. It is used if it reads as the same value, and a
-            configuration otherwise: ``None`` in a list, an infinite number or the text "null" would be another value.
+    It is ``--KEY=text``, by default the value as YAML, if that reads as the same value, and a configuration otherwise:
+    ``None`` in a list, an infinite number or the text "null" would be another value.
     """
     text = (value if isinstance(value, str) else flow(value)) if text is None else text
     return f"--{key}={text}" if _reads_as(text, value) else f"--config={flow(nested(key, value))}"

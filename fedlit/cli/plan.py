@@ -129,7 +129,7 @@ class Plan(ABC):
         Args:
             number: Of the run.
             place: Makes its folder in the one that is passed; ``None`` takes the next number.
-            checkpoint: Of this run, in that folder, from which it goes on.
+            checkpoint: From which it goes on.
             seat: In a federation across organisations.
         """
         cli = FedlitCLI(
@@ -145,11 +145,7 @@ class Plan(ABC):
         return cli.summary
 
     def run(self, args: list[str]) -> None:
-        """Train the runs that are not finished, and close.
-
-        Args:
-            args: Of the command line, for processes that train single runs.
-        """
+        """Train the runs that are not finished, and close; ``args`` are the command line, for processes of single runs."""
         one = os.environ.get(_ONE)  # left there for further processes of the same run
         if one is not None:
             threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
@@ -179,13 +175,7 @@ class Plan(ABC):
         say(f"tables: {', '.join(map(str, paths))}")
 
     def train(self, number: int, seat: Seat | None = None, until: int | None = None) -> None:
-        """Train one run, unless another command has done so by now.
-
-        Args:
-            number: Of the run.
-            seat: In a federation across organisations.
-            until: Round that a checkpoint to go on from comes before at the latest.
-        """
+        """Train one run, unless another command has done so by now; from a checkpoint before round ``until``."""
         folder, afresh = self.folder, self._afresh()
         with folder.held(number):
             if first_process() and folder.finished(number) is not None and not (seat and afresh):

@@ -34,13 +34,9 @@ class _StoredCLI(FedlitCLI):
 
 
 def write(run_dir: Path, configs: Sequence[str], ckpt_path: Path | None, output: Path | None) -> None:
-    """Write the target's model of a run, and what it takes and gives beside it.
+    """Write the target's model of a run's folder, and its model card; ``configs`` of the run are laid over each other.
 
-    Args:
-        run_dir: Folder that ``fedlit fit`` left.
-        configs: Of the run, laid over each other.
-        ckpt_path: ``None`` is the checkpoint in the folder that has trained for most rounds.
-        output: The file; ``None`` is ``target.pt2`` in the folder.
+    Defaults are the checkpoint that has trained for most rounds, and ``target.pt2`` in the folder.
     """
     try:
         file = check_path(output or run_dir / "target.pt2")

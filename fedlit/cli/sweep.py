@@ -114,13 +114,9 @@ class SweepFile:
     def trials(self, method: str, number: int | None, seed: int) -> list[dict[str, Any]]:
         """Settings of each trial, by parameter; each combination once.
 
-        Args:
-            method: ``"grid"`` takes all combinations, the last parameter changing fastest; ``"random"`` draws.
-            number: Most trials; a grid's first ones. ``None`` takes all of a grid.
-            seed: Of random trials. More trials of the same seed begin with the same.
-
-        Raises:
-            ValueError: If a parameter has no grid, or the grid is too large.
+        Of a ``"grid"`` these are all combinations, or the first, the last parameter changing fastest; of ``"random"``
+        search a number is drawn, and more trials of the same seed begin with the same. A `ValueError` if a parameter has no
+        grid, or the grid is too large.
         """
         drawn: Iterator[Sequence[Any]]
         if method == "random":

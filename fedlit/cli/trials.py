@@ -245,16 +245,7 @@ class Trial:
 
 
 class Sweep(Plan):
-    """Trials of a sweep file on this machine.
-
-    Args:
-        file: That they are of.
-        values: Of each trial, by parameter.
-        more: Words that are added to each.
-        jobs: Trials trained side by side.
-        fresh: Whether to train trials again that are finished.
-        wandb: Whether to keep W&B's logger.
-    """
+    """Trials of a sweep file on this machine, with ``more`` arguments; W&B's logger is left out unless ``wandb``."""
 
     goes_on = True
     is_many = True  # a trial may be one of many later
