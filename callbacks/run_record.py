@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
 from pydoc import locate
@@ -251,13 +251,9 @@ class RunRecord(Callback):
 
     def _add_callbacks(self, trainer: Trainer, module: FederatedModule) -> None:
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        needed: list[Any] = [OracleAccuracy, RoundTimer, TargetPredictions]
-        needed += [] if self.path is None else [CommunicationLedger]
-        needed += [locate(path) for path in getattr(module, "watched_by", ())]
-        lacking = [cls for cls in needed if not any(isinstance(each, cls) for each in callbacks)]
-        new = [cls(print_table=False) if cls is CommunicationLedger else cls() for cls in lacking]
+        ledger = None if self.path is None else CommunicationLedger(print_table=False)
         behind = callbacks.index(self) + 1  # Lightning is iterating: their setup is still to come there
-        callbacks[behind:behind] = new
+        callbacks[behind:behind] = lacking(callbacks, module, ledger)
         module.run.declare_channels()
 
     # ---------------------------------------------------------------- results
@@ -321,6 +317,15 @@ class RunRecord(Callback):
             data = trainer.datamodule  # type: ignore[attr-defined]
             form = data if isinstance(data, DomainDataModule) else self._shape
             export_target(module, self.path / self.export, form)
+
+
+def lacking(
+    callbacks: Sequence[Callback], module: object, ledger: CommunicationLedger | None, *more: Callback | None
+) -> list[Callback]:
+    """Callbacks of fedlit, and of the method, of whose types there are none yet."""
+    needed: list[Any] = [OracleAccuracy(), ledger, RoundTimer(), TargetPredictions(), *more]
+    needed += [locate(path)() for path in getattr(module, "watched_by", ())]  # type: ignore[operator]
+    return [each for each in needed if each is not None and not any(isinstance(one, type(each)) for one in callbacks)]
 
 
 def settings(trainer: Trainer, module: FederatedModule) -> dict[str, Any]:

@@ -34,8 +34,8 @@ class TargetPredictions(Callback):
 
     Raises:
         TypeError: If the module is no `FederatedModule`.
-        ValueError: If ``classes`` do not fit the module or the file's columns, if ``costs`` do not fit the classes, or if
-            no sample was one of the target's.
+        ValueError: If ``classes`` do not fit the module or the file's columns, if ``costs`` do not fit the classes, or
+            if no sample was one of the target's.
     """
 
     def __init__(self, csv: str | None = None, costs: list[list[float]] | None = None) -> None:

@@ -50,7 +50,8 @@ def benchmark(args: list[str]) -> None:
     there = {path.stem: path for path in sorted(folder.glob("*.py")) if path.with_suffix(".json").is_file()}
     if options.name is None:
         for name, path in there.items():
-            print(f"{name:22s} {_first_line(path)}")
+            about = ast.get_docstring(ast.parse(path.read_text())) or ""
+            print(f"{name:22s} {about.partition(chr(10))[0]}")
         return
     if options.name not in there:
         sys.exit(f"fedlit: name must be one of {', '.join(there)}, got {options.name!r}")
@@ -88,10 +89,6 @@ def _folder() -> Path:
         f"fedlit: fedlit benchmark must be run in a clone of fedlit's repository, which {str(here)!r} is not: "
         "benchmarks are not installed with the package"
     )
-
-
-def _first_line(script: Path) -> str:
-    return (ast.get_docstring(ast.parse(script.read_text())) or "").split("\n")[0]
 
 
 def figures(results: Any, path: tuple[str, ...] = ()) -> Iterator[Figure]:

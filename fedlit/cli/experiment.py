@@ -165,7 +165,7 @@ def all_clients(parsed: Parsed) -> tuple[str, ...]:
 
 
 def run_trainer(args: list[str]) -> None:
-    """Run one subcommand of Lightning's CLI, of fit all runs that it stands for; ``args`` are normalised and checked."""
+    """Run a subcommand of Lightning's CLI, of fit all runs that it stands for; ``args`` are normalised and checked."""
     if "fit" not in args[:1] or is_question(args):
         FedlitCLI(args)
         return

@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from pydoc import locate
 from typing import Any, ClassVar, Literal
 
 import lightning
@@ -30,16 +29,13 @@ import fedlit.models
 import fedlit.strategy  # noqa: F401
 from fedlit.callbacks import (
     CommunicationLedger,
-    OracleAccuracy,
     RoundProgressBar,
-    RoundTimer,
     RunRecord,
     RunSummary,
-    TargetPredictions,
     TrustedRound,
     Validators,
 )
-from fedlit.callbacks.run_record import RunLogger, claim
+from fedlit.callbacks.run_record import RunLogger, claim, lacking
 from fedlit.cli.arguments import LINKED
 from fedlit.cli.catalogue import load_plugins
 from fedlit.cli.folders import first_process
@@ -229,16 +225,13 @@ class FedlitCLI(LightningCLI):
         given = config.get("callbacks") or []
         given = given if isinstance(given, list) else [given]
         ledger = CommunicationLedger(print_table=not self._one_of_many)
-        extra: list[Callback] = [OracleAccuracy(), ledger, RoundTimer(), TargetPredictions()]
-        extra.append(RunRecord(method=self._name, awaits_test=True))
-        extra += [] if self._repeats is None else [self._repeats]
-        extra += [locate(path)() for path in getattr(self.model, "watched_by", ())]  # type: ignore[operator]
+        record = RunRecord(method=self._name, awaits_test=True)
+        new: list[Callback] = lacking(given, self.model, ledger, record, self._repeats)
         if not any(isinstance(callback, ProgressBar) for callback in given):  # Lightning takes one
             if config.get("enable_progress_bar") is not False and (sys.stdout.isatty() or not self._one_of_many):
-                extra.append(RoundProgressBar())
+                new.append(RoundProgressBar())
             else:
                 kwargs["enable_progress_bar"] = False
-        new = (callback for callback in extra if not any(isinstance(each, type(callback)) for each in given))
         kwargs["callbacks"] = [*given, *new, *self._selecting(given, config.get("enable_checkpointing") is not False)]
         kwargs["logger"] = self._loggers(config.get("logger"), config.get("default_root_dir") or "runs")
         local = os.environ.get("LOCAL_WORLD_SIZE")

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from fedlit.cli.arguments import content_of, nested, options
+from fedlit.cli.arguments import content_of, options, trees
 from fedlit.cli.known import did_you_mean, known, nearest, offered
 from fedlit.configs import flat
 
@@ -59,15 +59,10 @@ class Given:
         """Read them; ends the command at a file that is none, or no mapping of keys."""
         sources: list[tuple[str, dict[str, Any]]] = []
         for key, value in options(args):
-            if key in ("config", "c"):
-                if value is not None and _is_read(value):
-                    sources.append((value, _whole(value)))
-                continue
-            tree: Any = value
-            if value is not None and value.startswith(("{", "[")):
-                with suppress(yaml.YAMLError):  # as [*.csv], which jsonargparse takes for text
-                    tree = yaml.safe_load(value)
-            sources.append((f"--{key}", nested(key.removesuffix("+"), tree)))
+            if key not in ("config", "c"):
+                sources += trees([f"--{key.removesuffix('+')}" + ("" if value is None else f"={value}")])
+            elif value is not None and _is_read(value):
+                sources.append((value, _whole(value)))
         return cls(sources)
 
     @cached_property

@@ -145,7 +145,7 @@ class Plan(ABC):
         return cli.summary
 
     def run(self, args: list[str]) -> None:
-        """Train the runs that are not finished, and close; ``args`` are the command line, for processes of single runs."""
+        """Train the runs that are not finished, and close; processes of single runs get the command line ``args``."""
         one = os.environ.get(_ONE)  # left there for further processes of the same run
         if one is not None:
             threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
