@@ -115,8 +115,8 @@ class SweepFile:
         """Settings of each trial, by parameter; each combination once.
 
         Of a ``"grid"`` these are all combinations, or the first, the last parameter changing fastest; of ``"random"``
-        search a number is drawn, and more trials of the same seed begin with the same. A `ValueError` if there is no grid,
-        or if it is too large.
+        search a number is drawn, and more trials of the same seed begin with the same. A `ValueError` if there is no
+        grid, or it is too large.
         """
         drawn: Iterator[Sequence[Any]]
         if method == "random":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -162,15 +161,6 @@ def test_another_fit_forgets_the_one_before(tmp_path):
 def test_a_method_that_logs_none_is_named_and_nothing_is_written(tmp_path):
     with pytest.warns(UserWarning, match="FedAvg logged none of beta"):
         trainer(1, [AggregationCurves()], tmp_path).fit(build(FedAvg), Blobs())
-    assert not list(tmp_path.rglob("aggregation_curves.*"))
-
-
-def test_fast_dev_run_writes_no_file(tmp_path):
-    callback = AggregationCurves()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="AggregationCurves")
-        trainer(1, [callback], tmp_path, fast_dev_run=True).fit(build(AtOnce), Blobs())
-    assert callback.rounds == {0: pytest.approx(numbers(1))}
     assert not list(tmp_path.rglob("aggregation_curves.*"))
 
 

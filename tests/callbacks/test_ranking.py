@@ -12,7 +12,7 @@ from fedlit.callbacks.report import read_runs, report_on
 from fedlit.callbacks.report.federations import labelled
 from fedlit.callbacks.report.pages import Bullets, Heading, Pictures, Text
 from fedlit.tables import Table
-from summaries import COLLAPSED, HEALTHY, summary, write_run
+from summaries import summary, write_run
 
 
 def write(
@@ -151,14 +151,6 @@ def test_runs_of_other_arguments_rounds_and_seeds_have_rows_of_their_own(tmp_pat
         write(tmp_path / f"{seed}-{rounds}", "FedAvg", accuracy, None, seed, rounds=rounds)
         (tmp_path / f"{seed}-{rounds}" / "config.yaml").unlink()
     assert closing(tmp_path) == [[["FedAvg (rounds=5)", "fonts", "55.0 ± 7.1"], ["FedAvg (rounds=9)", "fonts", "90.0"]]]
-
-
-def test_a_collapsed_model_is_marked_in_the_table(tmp_path):
-    write(tmp_path / "a", "FedAvg", 0.5, None, **COLLAPSED)
-    write(tmp_path / "b", "SourceOnly", 0.5, None, **HEALTHY)
-    assert closing(tmp_path) == [[["FedAvg", "fonts", "50.0 †"], ["SourceOnly", "fonts", "50.0"]]]
-    assert "† predicts one class alone." in texts(tmp_path)
-    assert "FedAvg on fonts, seed 0, predicts nothing but 'yes'." in texts(tmp_path)
 
 
 def test_equal_runs_of_settings_that_differ_in_much_have_a_name_each(tmp_path):

@@ -112,12 +112,6 @@ def test_the_exported_file_gives_what_the_targets_network_gives(recorded):
     assert json.loads((record.path / "summary.json").read_text())["method"] == "Mine"
 
 
-def test_the_command_does_not_export_a_scripts_model(recorded):
-    record, *_ = recorded
-    with pytest.raises(SystemExit, match=r"RunRecord\(export='target.onnx'\)"):
-        main(["export", str(record.path)])
-
-
 def test_embeddings_are_principal_components_of_test_features(recorded):
     record, module, data = recorded
     header, *rows = csv.reader((record.path / "embeddings.csv").open(newline=""))

@@ -13,8 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedlit.cli import main
-from fedlit.cli.command import COMMANDS, TRAINER, Answer
-from fedlit.cli.known import nearest
+from fedlit.cli.command import Answer
 
 HEAVY = {"torch", "lightning", "torchvision", "torchmetrics", "numpy", "scipy", "sklearn", "matplotlib"}
 
@@ -75,21 +74,6 @@ print(json.dumps([told, sum(resource.getrusage(resource.RUSAGE_SELF)[:2])]))
     assert seconds < 1.5
 
 
-@pytest.mark.parametrize(
-    ("word", "known", "found"),
-    [
-        ("fitt", ["fit", "list"], "fit"),
-        ("fedavg", ["FedAvg", "FedAdam"], "FedAvg"),
-        ("max_epoch", ["max_epochs", "max_steps"], "max_epochs"),
-        ("unlike", ["fit", "list"], None),
-        ("", ["fit"], None),
-        ("fit", [], None),
-    ],
-)
-def test_the_nearest_word_is_found_whatever_its_capitals(word, known, found):
-    assert nearest(word, known) == found
-
-
 def test_features_help_without_classes_has_all_options(capsys):
     from fedlit.cli.features import make_parser
     from fedlit.data import DomainDataModule
@@ -102,15 +86,6 @@ def test_features_help_without_classes_has_all_options(capsys):
     options = {name for action in whole._actions for name in action.option_strings} - {"--print_config", "--data.help"}
     assert {"--data", "--extractor", "--out"} <= options
     assert not [name for name in options if name not in printed]
-
-
-@pytest.mark.parametrize("word", COMMANDS)
-def test_each_command_leads_to_a_function(word):
-    from importlib import import_module
-
-    module, _, name = COMMANDS[word][0].partition(":")
-    assert callable(getattr(import_module(module), name))
-    assert word not in TRAINER
 
 
 @pytest.fixture

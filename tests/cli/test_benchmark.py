@@ -45,11 +45,6 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_lists_what_has_results(clone, capsys):
-    main(["benchmark"])
-    assert capsys.readouterr().out.split() == ["dice", "Throws", "dice."]
-
-
 def test_the_repository_lists_every_benchmark_with_results(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     main(["benchmark"])

@@ -13,7 +13,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -21,9 +20,7 @@ import yaml
 
 import processes
 from commands import parsed, refusal, summaries
-from fedlit.callbacks import RunSummary
 from fedlit.callbacks.run_record import claim
-from fedlit.callbacks.summary import write_tables
 from fedlit.cli import main
 from fedlit.cli.arguments import normalise, type_true
 from fedlit.cli.catalogue import load_plugins
@@ -317,34 +314,6 @@ def test_methods_are_compared_by_their_configurations(tmp_path):
         assert f"'{entry}' is no file" in refusal("fit", *TINY, f"--compare=[{entry}]")
     (tmp_path / "text.yaml").write_text("nothing")
     assert "text.yaml in compare must be a configuration" in refusal("fit", *TINY, "--compare=[text.yaml]")
-
-
-def summary(method: str, target: str, seed: int, accuracy: float) -> RunSummary:
-    return RunSummary(
-        method=method, target=target, seed=seed, oracle_accuracy=accuracy, target_score=0.5, rounds=3,
-        bytes_by_channel={"weights": 10}, seconds={}, seconds_total=1.0, processes=1, target_sha256="", backends={},
-    )  # fmt: skip
-
-
-def test_tables_have_means_deviations_and_the_best_in_bold(tmp_path):
-    accuracies = {("Fed_A", "north"): (0.5, 0.7), ("Fed_A", "south"): (0.9, 0.8), ("B", "north"): (0.8, 0.9)}
-    runs = [summary(*key, seed, each) for key, both in accuracies.items() for seed, each in enumerate(both)]
-    paths = write_tables(runs, tmp_path / "tables")
-    assert [path.name for path in paths] == ["table.csv", "table.md", "table.tex"]
-    first, second = csv.DictReader(paths[0].open())
-    assert first["method"] == "Fed_A"
-    assert float(first["oracle accuracy in %: north"]) == pytest.approx(100 * fmean((0.5, 0.7)))
-    assert float(first["standard deviation: average"]) == pytest.approx(100 * stdev((0.7, 0.75)))
-    assert [second[f"{name}: south"] for name in ("oracle accuracy in %", "seeds")] == ["", "0"]
-    text = paths[1].read_text()
-    assert "hidden labels (oracle), mean ± sample standard deviation over seeds" in text
-    assert f"**{100 * fmean((0.8, 0.9)):.1f} ± {100 * stdev((0.8, 0.9)):.1f}**" in text
-    assert "| Fed_A | 60.0 ± 14.1 | **85.0 ± 7.1** | **72.5 ± 3.5** |" in text
-    assert "| B | **85.0 ± 7.1** | - | - |" in text  # no average over targets that the others have more of
-    latex = paths[2].read_text()
-    assert r"Fed\_A & 60.0 $\pm$ 14.1 & \textbf{85.0 $\pm$ 7.1} & \textbf{72.5 $\pm$ 3.5} \\" in latex
-    alone = write_tables([summary("A", "north", 0, 0.5)], tmp_path)
-    assert "| A | 50.0 |" in alone[1].read_text()
 
 
 def test_an_experiment_is_known_by_its_configurations(tmp_path):

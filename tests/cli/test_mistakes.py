@@ -236,6 +236,7 @@ def test_the_help_of_a_method_says_what_the_data_give(capsys):
         assert "required" not in options[name]
         assert "Taken from the data module, and not given here." in options[name]
     assert "(required," in options["extractor"]
+    assert "Strength of the proximal term" in printed
     assert "[--model.extractor " not in printed
 
 

@@ -113,12 +113,6 @@ def test_a_grid_is_that_of_wandb():
     assert nested(file, file.trials("grid", 5, 0)) == expected[:5]
 
 
-def test_probabilities_are_kept():
-    file = SweepFile.read(written(method="random", parameters={"p": RANDOM["p"], "n": RANDOM["n"]}))
-    drawn = [values["p"] for values in file.trials("random", 4000, seed=0)]
-    assert [drawn.count(value) / 4000 for value in (1, 2, 3)] == pytest.approx([0.2, 0.5, 0.3], abs=0.03)
-
-
 @pytest.mark.parametrize(
     "placeholder", ["args", "args_no_hyphens", "args_no_equals", "args_no_boolean_flags", "args_json", "args_json_file"]
 )
@@ -522,17 +516,6 @@ def test_trials_that_log_no_such_metric_are_told(capsys):
 def test_a_trial_is_one_run():
     path = written(command=[*TINY, "--seeds=[0,1]"], metric=SCORE, parameters={"model.init_args.mu": {"values": [0.1]}})
     assert "a trial is one run from its start, but sweep.yaml has seeds: " in refusal("sweep", path)
-
-
-@pytest.mark.slow
-def test_trials_side_by_side_equal_those_one_after_the_other():
-    path = written(command=TINY, metric=SCORE, parameters={"model.init_args.mu": {"values": [0.1, 1.0]}})
-    main(["sweep", path])
-    serial = [row["target/score"] for row in rows()]
-    Path("runs").rename("serial")
-    main(["sweep", path, "--jobs=2"])
-    assert [row["target/score"] for row in rows()] == serial
-    assert len([*Path("runs/sweep_sweep").glob("trial_*.txt")]) == 2
 
 
 @pytest.mark.slow
