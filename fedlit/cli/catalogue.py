@@ -149,34 +149,20 @@ def rows(kind: str) -> list[Row]:
     """What fedlit has itself of a kind."""
     if kind == "validators":
         return _scores()
-    own = KINDS[kind].own()
+    own, home = KINDS[kind].own(), KINDS[kind].home.__name__
     if kind == "models":  # what can be an extractor; the others are what methods make of it
         own = {name: thing for name, thing in own.items() if "out_features" in thing.__annotations__}
-    configurations = _configurations(kind)
-    home = KINDS[kind].home.__name__
-    return [
-        Row(
-            name,
-            _SOURCE.sub(".", summary(thing)),
-            _citation(thing),
-            "\n".join(configurations.get(f"{home}.{name}", ())),
-            sends(thing),
-        )
-        for name, thing in own.items()
-    ]
+    configured = _configurations(kind)
+    return [_row(each, _citation(each), "\n".join(configured.get(f"{home}.{name}", ()))) for name, each in own.items()]
 
 
 def plugin_rows() -> list[tuple[str, Row]]:
     """Each class of another package that can be used, after its kind."""
-    return [
-        (
-            plug_in.kind,
-            Row(
-                plug_in.thing.__name__, summary(plug_in.thing), f"from {plug_in.distribution}", "", sends(plug_in.thing)
-            ),
-        )
-        for plug_in in load_plugins()
-    ]
+    return [(each.kind, _row(each.thing, f"from {each.distribution}", "")) for each in load_plugins()]
+
+
+def _row(thing: type, origin: str, extra: str) -> Row:
+    return Row(thing.__name__, _SOURCE.sub(".", summary(thing)), origin, extra, sends(thing))
 
 
 def arguments() -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from fedlit.cli.arguments import content_of, find_config, normalise, options, refuse_linked, refuse_nameless
+from fedlit.cli.arguments import find_config, normalise, options, refuse_linked, refuse_nameless, trees
 from fedlit.cli.command import is_question
 from fedlit.cli.experiment import Experiment, all_clients
 from fedlit.cli.mistakes import check
@@ -144,14 +144,8 @@ def make_seat(word: str, given: object, args: Sequence[str]) -> Seat:
 
 def _folders(args: Sequence[str]) -> dict[str, Path]:
     """The folder of the configuration that names each file of the seat."""
-    folders: dict[str, Path] = {}
-    for key, value in options(args):
-        if key in ("config", "c") and value is not None and os.path.isfile(find_config(value)):
-            content = content_of(find_config(value))
-            seat = content.get("seat") if isinstance(content, dict) else None
-            for name in seat if isinstance(seat, dict) else ():
-                folders[name] = Path(find_config(value)).parent
-    return folders
+    configs = ((Path(where).parent, tree) for where, tree in trees(args) if os.path.isfile(where))
+    return {name: folder for folder, tree in configs if isinstance(tree, dict) for name in tree.get("seat") or ()}
 
 
 def _beside(file: str, folder: Path | None) -> str:
