@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
-from fedlit.callbacks.shared import check_fields, class_names
+from fedlit.callbacks.shared import check_fields, class_names, grouped
 from fedlit.checks import check
 from fedlit.federation import KEYS
 from fedlit.federation.documents import fingerprint
@@ -242,11 +242,9 @@ def targets_of(runs: Iterable[RunSummary]) -> list[str]:
 
 
 def split_by_task(runs: Iterable[RunSummary]) -> dict[str, list[RunSummary]]:
-    """Runs with ``"accuracy"``, and those with ``"R2"``: scores that are never compared."""
-    by_task: dict[str, list[RunSummary]] = {"accuracy": [], "R2": []}
-    for run in runs:
-        by_task["accuracy" if run.oracle_r2 is None else "R2"].append(run)
-    return by_task
+    """Runs with ``"accuracy"``, and those with ``"R2"``, if there are any: scores that are never compared."""
+    by_task = grouped(runs, lambda run: "accuracy" if run.oracle_r2 is None else "R2")
+    return dict(sorted(by_task.items(), reverse=True))  # accuracy first
 
 
 def accuracies(runs: Iterable[RunSummary]) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -30,7 +30,7 @@ CLASS_MEANS = "class_means"
 CALIBRATION = "calibration"
 """Channel of the losses that `Calibration` averages over the sources, through its privacy backend."""
 
-_T = TypeVar("_T")
+_T, _K = TypeVar("_T"), TypeVar("_K")
 
 
 def watched(channel: str) -> bool:
@@ -65,6 +65,14 @@ def class_names(trainer: Trainer, module: FederatedModule) -> list[str]:
 
 
 # ---------------------------------------------------------------- files of a run
+
+
+def grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
+    """Items by a key, in the order in which keys first occur."""
+    groups: dict[_K, list[_T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def log_folder(trainer: Trainer) -> Path:

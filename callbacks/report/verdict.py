@@ -19,7 +19,8 @@ from fedlit.callbacks.run_summary import (
     targets_of,
 )
 from fedlit.callbacks.selection import TRUST, Selection, select
-from fedlit.callbacks.summary import marks
+from fedlit.callbacks.shared import grouped
+from fedlit.callbacks.summary import marks, named_seeds
 from fedlit.tables import COLLAPSED, Table, mean_and_deviation
 
 _HOW = (
@@ -64,17 +65,14 @@ def ranking(runs: Sequence[RunFolder]) -> list[Block]:
 
 def _line(target: str, selections: Sequence[Selection]) -> str:
     """The method to take on a target, by seed."""
-    seeds: dict[str | None, list[str]] = {}
-    for each in selections:
-        seeds.setdefault(None if each.chosen is None else each.chosen.method, []).append(each.seed)
+    seeds = grouped(selections, lambda each: None if each.chosen is None else each.chosen.method)
     if [*seeds] == [None]:
         highest = max(selections, key=lambda each: each.candidates[0].trust)
         return f"No model can be trusted on {target}, and none is named: {highest.refusal}."
-    taken = [
-        ("no model" if method is None else method)
-        + ("" if len(selections) == 1 else f" with seed{'' if len(some) == 1 else 's'} {', '.join(some)}")
-        for method, some in seeds.items()
-    ]
+    taken = [method or "no model" for method in seeds]
+    if len(selections) > 1:
+        of_seeds = [named_seeds([each.seed for each in some]) for some in seeds.values()]
+        taken = [f"{name} with {which}" for name, which in zip(taken, of_seeds, strict=True)]
     text = f"By {TRUST}, without labels of the target: on {target} take {'; '.join(taken)}."
     if any(each.in_doubt for each in selections):
         text += " SourceOnly is taken where no other is trusted by 5% more."

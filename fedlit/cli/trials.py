@@ -19,6 +19,7 @@ from fedlit.callbacks.report.run_folder import differences
 from fedlit.callbacks.run_record import METRICS
 from fedlit.callbacks.run_summary import FLOOR, accuracies
 from fedlit.callbacks.selection import NO_TRUST, TRUST, choose
+from fedlit.callbacks.shared import grouped
 from fedlit.cli.arguments import normalise, refuse_linked, refuse_nameless, type_true
 from fedlit.cli.compare import name_of
 from fedlit.cli.experiment import Experiment
@@ -88,9 +89,7 @@ class Ranking:
         self.goal = "the highest" if sweep.file.maximises else "the lowest"
         labels = _target_labels({number: (run.target, sweep.configuration(number)) for number, run in done.items()})
         self.targets = [*dict.fromkeys(labels.values())]
-        settings: dict[tuple[str, str], list[int]] = {}
-        for number, run in done.items():
-            settings.setdefault((labels[number], run.method), []).append(number)
+        settings = grouped(done, lambda number: (labels[number], done[number].method))
         groups = []
         for (target, label), numbers in settings.items():
             scores = [score for number in numbers if (score := sweep.metric(number)) is not None]
@@ -116,11 +115,8 @@ class Ranking:
 
     def _comparable(self, groups: Iterable[Group]) -> list[list[Group]]:
         """Complete groups with a score, by which of them may be compared."""
-        parts: dict[Method | None, list[Group]] = {}
-        for group in groups:
-            if group.complete and group.scores:
-                parts.setdefault(None if self.between else group.method, []).append(group)
-        return [*parts.values()]
+        scored = (group for group in groups if group.complete and group.scores)
+        return [*grouped(scored, lambda group: None if self.between else group.method).values()]
 
     def best(self) -> list[str]:
         """A sentence for each target, and one on their average where all settings were tried on all of them."""
@@ -153,10 +149,8 @@ class Ranking:
 
     def _on_average(self, groups: Sequence[Group]) -> list[str]:
         """The best on average, of settings tried on all targets; nothing of one target, or one such setting."""
-        by_label: dict[str, list[Group]] = {}
-        for group in groups:
-            by_label.setdefault(group.label, []).append(group)
-        everywhere = [each for each in by_label.values() if len(each) == len(self.targets)]
+        by_label = grouped(groups, lambda group: group.label).values()
+        everywhere = [each for each in by_label if len(each) == len(self.targets)]
         if len(self.targets) < 2 or len(everywhere) < 2:
             return []
         means = [fmean(group.score for group in each) for each in everywhere]
