@@ -120,9 +120,10 @@ class AggregationCurves(Callback, Component):
         return figure
 
     def _draw(self, axis: Axes, metric: str, whole: str | None, label: str | None) -> None:
-        sources = self._sources()
+        sources, values = self._sources(), list[float]()
         for place, (source, color) in enumerate(zip(sources, colors_of(len(sources)), strict=True)):
             x, y = self._curve(f"{metric}/{source}")
+            values += y
             if x:  # smaller dots on top show that equal curves are several; a dot shows a round between two gaps
                 size = 6 - 4 * place / len(sources)
                 axis.plot(x, y, color=color, marker="o", markersize=size, linewidth=1.3, label=source)
@@ -130,22 +131,10 @@ class AggregationCurves(Callback, Component):
         if x:
             axis.plot(x, y, color="black", linestyle="--", marker="" if len(x) > 1 else ".", linewidth=2, label=label)
         if metric == "distance":
-            values = [abs(value) for line in axis.lines for value in line.get_ydata() if value and math.isfinite(value)]
-            axis.set_yscale("symlog", linthresh=min(values, default=1.0))
+            sizes = [abs(value) for value in values + y if value and math.isfinite(value)]
+            axis.set_yscale("symlog", linthresh=min(sizes, default=1.0))
         else:
             axis.set_ylim(-0.03, 1.03)
-
-    def _sources(self) -> list[str]:
-        """Names of sources, in the order of the columns."""
-        names = (name.partition("/") for row in self.rounds.values() for name in row)
-        return list(dict.fromkeys(source for metric, slash, source in names if slash and metric in PER_SOURCE))
-
-    def _curve(self, name: str) -> tuple[list[int], list[float]]:
-        """Rounds and values; NaN where a round between lacks it interrupts the line."""
-        if not any(name in row for row in self.rounds.values()):
-            return [], []
-        rounds = list(range(min(self.rounds), max(self.rounds) + 1))
-        return rounds, [self.rounds.get(round_idx, {}).get(name, math.nan) for round_idx in rounds]
 
 
 def _columns(sources: Iterable[str]) -> list[str]:

@@ -101,7 +101,8 @@ class Report:
 
     def to_json(self) -> str:
         """The fields as a JSON object; an epsilon that is not finite, as with next to no noise, is ``null``."""
-        epsilons = {name: _finite(getattr(self, name)) for name in ("epsilon_message", "epsilon_sum")}
+        losses = {"epsilon_message": self.epsilon_message, "epsilon_sum": self.epsilon_sum}
+        epsilons = {name: each if math.isfinite(each or 0) else None for name, each in losses.items()}
         return json.dumps(asdict(self) | epsilons, indent=2, allow_nan=False)
 
     @classmethod
@@ -151,7 +152,13 @@ def channel_table(channels: Sequence[ChannelReport], with_traffic: bool = True) 
             ["bytes up", *(f"{channel.bytes_up:,}" for channel in channels)],
             ["bytes down", *(f"{channel.bytes_down:,}" for channel in channels)],
             ["bytes of keys", *(f"{channel.bytes_keys:,}" for channel in channels)],
-            ["differential privacy", *(_noise(channel) for channel in channels)],
+            [
+                "differential privacy",
+                *(
+                    "none" if c.clip_norm is None else f"clip {c.clip_norm:g}, noise {c.noise_multiplier:g}"
+                    for c in channels
+                ),
+            ],
         ]
     columns = [Column(""), *(Column(channel.channel, folds=True) for channel in channels)]
     return Table(columns, [Row(list(row)) for row in rows])
@@ -164,12 +171,8 @@ def _described(description: Description | None, field: str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _noise(report: ChannelReport) -> str:
-    return "none" if report.clip_norm is None else f"clip {report.clip_norm:g}, noise {report.noise_multiplier:g}"
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
+def _noise(channel: ChannelReport) -> str:
+    return "none" if channel.clip_norm is None else f"clip {channel.clip_norm:g}, noise {channel.noise_multiplier:g}"
 
 
 def report(federation: Federation) -> Report:

@@ -267,15 +267,12 @@ def _communication(run: RunFolder, anchor: str) -> list[Block]:
     return [Text(about), table, *drawn(panels, f"{anchor}_communication", run.name)]
 
 
-def _epsilon(value: float | None) -> str:
-    return "without bound" if value is None else f"{value:.3g}"  # JSON has no infinity
-
-
 def _privacy(run: RunFolder, anchor: str) -> list[Block]:
     report = run.privacy
     blocks = _configured(run) if report is None else []
     if report is not None and any(channel.clip_norm is not None for channel in report.channels):
-        by_message, by_sum = map(_epsilon, (report.epsilon_message, report.epsilon_sum))
+        losses = (report.epsilon_message, report.epsilon_sum)  # JSON has no infinity
+        by_message, by_sum = ("without bound" if each is None else f"{each:.3g}" for each in losses)
         blocks.append(
             Text(
                 f"Greatest privacy loss of a client, at most: epsilon {by_message} against those who see single "

@@ -149,7 +149,9 @@ def _read(folder: Path, name: str) -> RunFolder:
     config = flat(content) if content else {}
     rows = _parsed(folder / METRICS, _metrics) or []
     final: Mapping[str, float] = {}
-    if summary is not None and _ends_with_test(rows, _rounds_per_epoch(config)):
+    per_epoch = config.get("trainer.strategy.init_args.rounds_per_epoch")
+    per_epoch = per_epoch if isinstance(per_epoch, int) and per_epoch > 0 else 1  # foreign settings have no such number
+    if summary is not None and _ends_with_test(rows, per_epoch):
         last = max(place for place, row in enumerate(rows) if "epoch" in row)
         final, rows = rows[last], rows[:last]
     prefix = "dictionary_"
@@ -166,12 +168,6 @@ def _read(folder: Path, name: str) -> RunFolder:
         pictures=sorted(map(_picture, folder.glob("*.png")), key=lambda path: _natural(path.name)),
         embeddings=_parsed(folder / EMBEDDINGS, _embedded) or (),
     )
-
-
-def _rounds_per_epoch(config: Mapping[str, object]) -> int:
-    """As configured; 1, the strategy's default, where foreign settings have no such number."""
-    value = config.get("trainer.strategy.init_args.rounds_per_epoch")
-    return value if isinstance(value, int) and value > 0 else 1
 
 
 def _ends_with_test(rows: Sequence[Mapping[str, float]], rounds_per_epoch: int) -> bool:

@@ -181,7 +181,8 @@ def main(args: list[str] | None = None) -> None:
             if _subcommand(args) in ("fit", "sweep")
             else ""
         )
-        if _is_first_process():
+        utilities: Any = sys.modules.get("lightning.pytorch.utilities")  # without Lightning there is one process
+        if getattr(getattr(utilities, "rank_zero_only", None), "rank", 0) == 0:
             print(f"fedlit: ended by {by.name}{advice}", file=sys.stderr, flush=True)
         sys.exit(128 + by)  # as shells have it
 
@@ -275,12 +276,6 @@ def _ended_by(error: BaseException) -> signal.Signals | None:
         if isinstance(each, KeyboardInterrupt):
             return signal.SIGINT
     return None
-
-
-def _is_first_process() -> bool:
-    """Whether this is the process of a run that speaks; without Lightning there is but one."""
-    utilities: Any = sys.modules.get("lightning.pytorch.utilities")
-    return getattr(getattr(utilities, "rank_zero_only", None), "rank", 0) == 0
 
 
 def _what_to_install(error: ImportError) -> str | None:

@@ -52,6 +52,8 @@ class Experiment(Plan):
         args: Of the user: command line with its configuration files.
     """
 
+    runs: list[Run]
+
     def __init__(self, args: list[str]) -> None:
         cli = FedlitCLI(args, run_classes=False)
         self.args = args

@@ -119,7 +119,12 @@ def _network(given: Namespace) -> nn.Module:
         made = single.parse_object({"extractor": {"class_path": name, "init_args": given.extractor_args}})
         network = single.instantiate_classes(made).extractor
         if weights is not None:
-            _load(network, Path(weights))
+            try:
+                network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+            except Exception as error:  # at bytes of another format, torch raises errors of any kind
+                raise ValueError(
+                    f"weights '{weights}' is not a state dict of {type(network).__name__}: {error}"
+                ) from error
     return network.eval().requires_grad_(False)
 
 
@@ -142,13 +147,6 @@ def _read_as_trained(arguments: Namespace | dict[str, Any], network: nn.Module) 
         print(f"images as the network was trained on: {', '.join(taken)}", flush=True)
     if given:
         print(f"images as data gives them: {'; '.join(given)}, which the network was trained on", flush=True)
-
-
-def _load(network: nn.Module, path: Path) -> None:
-    try:
-        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # at bytes of another format, torch raises errors of any kind
-        raise ValueError(f"weights '{path}' is not a state dict of {type(network).__name__}: {error}") from error
 
 
 def _names(data: DomainDataModule, wanted: list[str] | None) -> list[str]:

@@ -210,11 +210,7 @@ class FedlitCLI(LightningCLI):
         refuse_nulls(self.config[self.subcommand], [f"model.init_args.{name}" for name in LINKED])
         with in_plain_words(self.config[self.subcommand]):
             super().instantiate_classes()
-        self._check_optimizer()
-
-    def _check_optimizer(self) -> None:
-        """Make one now, and throw it away: the methods make theirs when training has begun."""
-        try:
+        try:  # one is made now, and thrown away: the methods make theirs when training has begun
             self.model.run.local.optimizer([torch.nn.Parameter(torch.zeros(1, 1))])
         except (ValueError, TypeError) as error:
             sys.exit(f"fedlit: model.init_args.optimizer cannot be made: {error}")
@@ -320,7 +316,10 @@ class FedlitCLI(LightningCLI):
         self._check_ckpt_path(subcommand, self.config[subcommand].get("ckpt_path"))
         super()._run_subcommand(subcommand)
         if subcommand == "fit":
-            self._close_fit()
+            # the final model, which no target label has helped to choose
+            self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
+            record = next(each for each in self.trainer.callbacks if isinstance(each, RunRecord))  # type: ignore[attr-defined]
+            self.summary = record.summary
         if isinstance(self.trainer.strategy, FederatedStrategy):
             self.trainer.strategy.leave()
         for logger in self.trainer.loggers:
@@ -337,12 +336,6 @@ class FedlitCLI(LightningCLI):
             sys.exit(f"fedlit: ckpt_path {str(path)!r} is not a file: {where}")
         if path is not None and not zipfile.is_zipfile(files_of(path)[0]):
             sys.exit(f"fedlit: ckpt_path {str(path)!r} is no checkpoint: {where}")
-
-    def _close_fit(self) -> None:
-        """Evaluate the final model, which no target label has helped to choose, and leave a summary."""
-        self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
-        record = next(callback for callback in self.trainer.callbacks if isinstance(callback, RunRecord))  # type: ignore[attr-defined]
-        self.summary = record.summary
 
 
 def _keep_rows(logger: CSVLogger, checkpoint: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import yaml
 
 from fedlit.cli.arguments import content_of, options, trees
-from fedlit.cli.known import did_you_mean, known, nearest, offered
+from fedlit.cli.known import KINDS, did_you_mean, known, nearest, offered
 from fedlit.configs import flat
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
@@ -273,7 +273,7 @@ class _Walk:
         table = known().arguments
         if "." in cls:
             return table.get(cls)
-        paths = [path for path in table if path.endswith(f".{cls}") and cls not in _offered()]
+        paths = [path for path in table if path.endswith(f".{cls}") and not any(cls in offered(kind) for kind in KINDS)]
         return table[paths[0]] if paths else None
 
     def _name(self, key: str, name: str, kind: str | None) -> None:
@@ -292,10 +292,6 @@ class _Walk:
                 refuse(
                     self.where, key, f"there is no class {name!r}{guess} fedlit list {kind} has all, others need a path"
                 )
-
-
-def _offered() -> set[str]:
-    return {name for kind in ("methods", "data", "privacy", "models") for name in offered(kind)}
 
 
 def short(key: str) -> str:

@@ -93,18 +93,15 @@ def explain(message: str, given: Given, keys: Collection[str]) -> str:
     for chain in chains:
         several = next(filter(None, map(_SEVERAL.search, chain[-1].reasons)), None)
         if several is not None:
-            key = _key_of(chain)
-            return placed(given.where(key), key, f"there are several classes {several[1]}: write {_one_of(several[2])}")
+            key, paths = _key_of(chain), sorted(several[2].split(", "), key=lambda path: not path.startswith("fedlit."))
+            text = f"there are several classes {several[1]}: write {' or '.join(paths)}"
+            return placed(given.where(key), key, text)
     chain = max(chains, key=len)
     key = _key_of(chain)
     lacking = next(filter(None, (re.match(_LACKING, reason) for reason in chain[-1].reasons)), None)
     if lacking is not None:
         key += f".init_args.{lacking[1]}"
     return placed(given.where(key), key, _reason(chain, key, given))
-
-
-def _one_of(paths: str) -> str:
-    return " or ".join(sorted(paths.split(", "), key=lambda path: not path.startswith("fedlit.")))
 
 
 def _unknown_key(word: str, given: Given, keys: Collection[str]) -> str:

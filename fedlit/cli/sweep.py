@@ -240,8 +240,8 @@ def sweep(args: list[str]) -> None:
         "--wandb", action="store_true", help="keep W&B's logger, which is left out otherwise; see docs/sweeps.md"
     )
     parser.add_argument("--list", action="store_true", dest="only_list", help="print the trials, and train none")
-    own, more = _split(args)
-    options = parser.parse_args(own)
+    end = args.index("--") if "--" in args else len(args)
+    options, more = parser.parse_args(args[:end]), args[end + 1 :]
     path = find_config(options.file)
     try:
         file = SweepFile.read(path)
@@ -279,13 +279,6 @@ def _method(file: SweepFile, options: argparse.Namespace) -> str:
     if method == "random" and options.trials is None and file.run_cap is None:
         raise ValueError("random trials have no end: give --trials N, or run_cap in the file")
     return method
-
-
-def _split(args: list[str]) -> tuple[list[str], list[str]]:
-    if "--" not in args:
-        return args, []
-    place = args.index("--")
-    return args[:place], args[place + 1 :]
 
 
 def _count(text: str) -> int:

@@ -241,6 +241,7 @@ class Trial:
 class Sweep(Plan):
     """Trials of a sweep file on this machine, with ``more`` arguments; W&B's logger is left out unless ``wandb``."""
 
+    runs: list[Trial]
     goes_on = True
     is_many = True  # a trial may be one of many later
 

@@ -48,7 +48,8 @@ def raw_inputs_of(data: DomainDataModule) -> RawInputs | None:
     _ = data.input_shape  # an error where samples have several tensors, which are not compared
     raw, loaded = data.raw_inputs(), data.load(data.target).x
     finished = data._domain(data.target).x
-    if isinstance(loaded, Tensor) and (raw is None or _comparable(loaded, raw)):
+    form = None if raw is None else (raw.sample.shape[1:], raw.sample.dtype)
+    if isinstance(loaded, Tensor) and form in (None, (loaded.shape[1:], loaded.dtype)):
         indices = torch.linspace(0, len(loaded) - 1, min(len(loaded), _MAX_SAMPLES)).round().long()
         prepared, x = _prepared(data, indices), loaded[indices]
         expected = x if raw is None else raw.network(x)
@@ -68,10 +69,6 @@ def raw_inputs_of(data: DomainDataModule) -> RawInputs | None:
         "would predict wrongly on raw ones: override raw_inputs() to return a RawInputs whose network prepares samples "
         "so, or export a model of prepared samples by their shape: export_target(module, path, data.input_shape)"
     )
-
-
-def _comparable(loaded: Tensor, raw: RawInputs) -> bool:
-    return loaded.shape[1:] == raw.sample.shape[1:] and loaded.dtype == raw.sample.dtype
 
 
 def _prepared(data: DomainDataModule, indices: Tensor) -> Tensor:

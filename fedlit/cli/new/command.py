@@ -68,7 +68,9 @@ def _check(given: argparse.Namespace) -> None:
     own = [key for key in vars(given) if key not in ("kind", "dir", "data") and getattr(given, key) is not None]
     if own:
         sys.exit(f"fedlit: --{own[0]} is of your own data: give --data PATH, too, or leave it out for the example")
-    data = _data_in(folder, given.kind)
+    kind = KINDS[given.kind]
+    candidates = (file for depth in kind.depths for file in folder.glob(depth) if file.suffix.lower() in kind.suffixes)
+    data = sorted({file.relative_to(folder).parts[0] for file in candidates})
     if data:
         sys.exit(
             f"fedlit: '{folder}' has data already ({', '.join(data[:3])}{', ...' if len(data) > 3 else ''}): give "
@@ -80,13 +82,6 @@ def _check(given: argparse.Namespace) -> None:
                 f"fedlit: '{folder / name}' is there, where the example would be, and nothing is written over: give "
                 f"--data {folder / name} if these are your data, or another DIR"
             )
-
-
-def _data_in(folder: Path, kind: str) -> list[str]:
-    """Names of what looks like one's own data."""
-    suffixes = KINDS[kind].suffixes
-    candidates = (file for depth in KINDS[kind].depths for file in folder.glob(depth))
-    return sorted({file.relative_to(folder).parts[0] for file in candidates if file.suffix.lower() in suffixes})
 
 
 # ---------------------------------------------------------------- what is written
