@@ -152,13 +152,7 @@ def channel_table(channels: Sequence[ChannelReport], with_traffic: bool = True) 
             ["bytes up", *(f"{channel.bytes_up:,}" for channel in channels)],
             ["bytes down", *(f"{channel.bytes_down:,}" for channel in channels)],
             ["bytes of keys", *(f"{channel.bytes_keys:,}" for channel in channels)],
-            [
-                "differential privacy",
-                *(
-                    "none" if c.clip_norm is None else f"clip {c.clip_norm:g}, noise {c.noise_multiplier:g}"
-                    for c in channels
-                ),
-            ],
+            ["differential privacy", *map(_noise, channels)],
         ]
     columns = [Column(""), *(Column(channel.channel, folds=True) for channel in channels)]
     return Table(columns, [Row(list(row)) for row in rows])
