@@ -119,6 +119,18 @@ class AggregationCurves(Callback, Component):
         figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize=9, frameon=False)
         return figure
 
+    def _sources(self) -> list[str]:
+        """Names of sources, in the order of the columns."""
+        names = (name.partition("/") for row in self.rounds.values() for name in row)
+        return list(dict.fromkeys(source for metric, slash, source in names if slash and metric in PER_SOURCE))
+
+    def _curve(self, name: str) -> tuple[list[int], list[float]]:
+        """Rounds and values; NaN where a round between lacks it interrupts the line."""
+        if not any(name in row for row in self.rounds.values()):
+            return [], []
+        rounds = list(range(min(self.rounds), max(self.rounds) + 1))
+        return rounds, [self.rounds.get(round_idx, {}).get(name, math.nan) for round_idx in rounds]
+
     def _draw(self, axis: Axes, metric: str, whole: str | None, label: str | None) -> None:
         sources, values = self._sources(), list[float]()
         for place, (source, color) in enumerate(zip(sources, colors_of(len(sources)), strict=True)):

@@ -30,7 +30,8 @@ CLASS_MEANS = "class_means"
 CALIBRATION = "calibration"
 """Channel of the losses that `Calibration` averages over the sources, through its privacy backend."""
 
-_T, _K = TypeVar("_T"), TypeVar("_K")
+_T = TypeVar("_T")
+_K = TypeVar("_K")
 
 
 def watched(channel: str) -> bool:

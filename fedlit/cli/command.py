@@ -60,12 +60,12 @@ COMMANDS = {
     "list": ("fedlit.cli.commands:list_command", "what configurations can name, with its paper and what it sends"),
     "report": ("fedlit.cli.commands:report", "a page on runs: fedlit report RUN_DIR ..."),
     "export": ("fedlit.cli.commands:export", "the target's model of a run, in a file that needs no fedlit"),
-    "features": ("fedlit.cli.features:features", "what a fixed network makes of all samples, for FeatureDomains"),
+    "features": ("fedlit.cli.commands:features", "what a fixed network makes of all samples, for FeatureDomains"),
     "serve": ("fedlit.cli.seats:serve", "take the server's seat in a federation across organisations"),
     "join": ("fedlit.cli.seats:join", "take a site's seat in it"),
     "certificates": ("fedlit.cli.commands:certificates", "certificates of a server and sites, for a trial"),
     "flare": ("fedlit.cli.seats:flare", "write a job for NVIDIA FLARE"),
-    "benchmark": ("fedlit.cli.benchmark:benchmark", "run again what the tables were made from"),
+    "benchmark": ("fedlit.cli.commands:benchmark", "run again what the tables were made from"),
 }
 """Commands without a Trainer: the ``module:function`` that takes the arguments, and what it does."""
 

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from fedlit.cli.arguments import normalise
 from fedlit.cli.catalogue import load_plugins
-from fedlit.cli.features import PROG, make_parser
+from fedlit.cli.commands import PROG, make_parser
 from fedlit.cli.lightning_cli import quieten
 from fedlit.cli.parsed import in_plain_words
 from fedlit.data import DomainDataModule

@@ -21,8 +21,7 @@ from fedlit.callbacks.run_summary import FLOOR, accuracies
 from fedlit.callbacks.selection import NO_TRUST, TRUST, choose
 from fedlit.callbacks.shared import grouped
 from fedlit.cli.arguments import normalise, refuse_linked, refuse_nameless, type_true
-from fedlit.cli.compare import name_of
-from fedlit.cli.experiment import Experiment
+from fedlit.cli.experiment import Experiment, name_of
 from fedlit.cli.folders import ExperimentFolder, fingerprint, first_process
 from fedlit.cli.parsed import Parsed
 from fedlit.cli.plan import Plan, print_table, say

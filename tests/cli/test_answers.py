@@ -75,7 +75,7 @@ print(json.dumps([told, sum(resource.getrusage(resource.RUSAGE_SELF)[:2])]))
 
 
 def test_features_help_without_classes_has_all_options(capsys):
-    from fedlit.cli.features import make_parser
+    from fedlit.cli.commands import make_parser
     from fedlit.data import DomainDataModule
 
     with pytest.raises(SystemExit) as done:

@@ -9,7 +9,7 @@ import pytest
 
 from commands import refusal
 from fedlit.cli import main
-from fedlit.cli.benchmark import Figure, comparison, figures
+from fedlit.cli.commands import Figure, comparison, figures
 from fedlit.tables import Table
 
 ROOT = Path(__file__).parents[2]
