@@ -325,22 +325,6 @@ def test_figures_reach_tensorboard(tmp_path):
     assert [event.step for event in events.Scalars("time/round_s")] == [4, 8, 12]
 
 
-@pytest.mark.slow
-def test_figures_reach_wandb_offline(tmp_path):
-    wandb = pytest.importorskip("wandb")
-    from lightning.pytorch.loggers import WandbLogger
-
-    logger, module = WandbLogger(save_dir=str(tmp_path), offline=True), build()
-    callbacks = [OracleAccuracy(), CommunicationLedger(print_table=False), RoundTimer()]
-    trainer(2, callbacks, tmp_path, logger=logger).fit(module, Blobs())
-    summary = dict(logger.experiment.summary)
-    wandb.finish()
-    assert summary["comm/MB"] == pytest.approx(module.federation.ledger.bytes_by_channel()["weights"] / 1e6)
-    assert 0 <= summary["oracle/target/acc"] <= 1
-    assert summary["time/round_s"] > 0
-    assert (tmp_path / "ledger.csv").exists()
-
-
 @pytest.mark.multiprocess
 def test_two_processes_log_what_one_logs(tmp_path):
     results: dict[str, Any] = {}

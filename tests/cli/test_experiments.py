@@ -186,24 +186,6 @@ def metrics(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_commands_that_start_at_once_have_a_folder_each(monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    command = [sys.executable, "-m", "fedlit.cli", "fit", *TINY, "--config", "loggers/wandb"]
-    started = [subprocess.Popen([*command, f"--seed_everything={seed}"]) for seed in range(4)]
-    assert [process.wait() for process in started] == [0] * 4
-    folders = sorted(Path("runs/FedAvg").iterdir())
-    assert [folder.name for folder in folders] == [f"version_{number}" for number in range(4)]
-    assert {seed for _, seed in found()} == {0, 1, 2, 3}
-    for folder in folders:
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        assert config["seed_everything"] == json.loads((folder / "summary.json").read_text())["seed"]
-        rows = metrics(folder)
-        assert sum("oracle/target/acc" in row for row in rows) <= 2  # of the only epoch, and of the test
-        assert len(rows) == len(metrics(folders[0]))
-
-
-@pytest.mark.slow
 def test_one_experiment_that_starts_twice_at_once_trains_each_run_once():
     command = [sys.executable, "-m", "fedlit.cli", "fit", *SEVERAL]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]

@@ -13,14 +13,14 @@ from fedlit.cli import main
 from fedlit.cli.catalogue import KINDS, load_plugins
 
 CODE = '''
-from typing import final
+from dataclasses import replace
 
 import torch
 
 from fedlit.data.base import Domain, DomainDataModule
 from fedlit.methods import FedAvg
 from fedlit.models import MLP
-from fedlit.privacy import Plain, SecureAggregation
+from fedlit.privacy import Plain
 from lightning.pytorch import Callback
 
 
@@ -42,26 +42,11 @@ class {prefix}Points(DomainDataModule):
         return Domain(torch.stack([y.float(), torch.full((40,), float(domain == "there"))], dim=1), y)
 
 
-class {prefix}Sum(SecureAggregation):
+class {prefix}Sum(Plain):
     """Sums in the clear."""
 
-    key_holder = "server"
-    min_clients = 1
-    codec = None
-
-    def client(self, name):
-        return Plain().client(name)
-
-    def server(self):
-        return Plain().server()
-
-    def error_bound(self, num_clients):
-        return 0.0
-
     def describe(self):
-        from dataclasses import replace
-
-        return replace(Plain().describe(), backend="{prefix}Sum")
+        return replace(super().describe(), backend="{prefix}Sum")
 
 
 class {prefix}Net(MLP):

@@ -344,21 +344,6 @@ def test_without_test_samples_the_last_validation_stays_in_the_curve(tmp_path):
     assert {row[4] for row in page.table("client")} == {""}
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("_undrawn")
-def test_an_evaluation_is_of_the_last_round_before_it(tmp_path):
-    """Three epochs of three rounds, validated after the second epoch alone; the test is in no curve."""
-    main(["fit", "--config", "experiments/digits_fedavg", *SMALL, "--trainer.max_epochs=3",
-          "--trainer.strategy.init_args.rounds_per_epoch=3", "--trainer.strategy.init_args.local_steps=1",
-          "--trainer.check_val_every_n_epoch=2", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
-    page = page_of(tmp_path)
-    assert sorted(page.numbers("training loss, mean over the local steps of a round")["clean"]) == list(range(9))
-    assert sorted(page.numbers(ACCURACY)["clean"]) == [5]
-    (path,) = tmp_path.rglob("metrics.csv")
-    test = rows(path)[-1]
-    assert {row[0]: row[4] for row in page.table("client")}["clean"] == f"{100 * float(test['source/clean/acc']):.1f}"
-
-
 @pytest.mark.parametrize(
     ("made", "problem"),
     [

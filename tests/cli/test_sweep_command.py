@@ -192,25 +192,6 @@ def test_a_file_that_is_not_there_or_no_yaml_is_refused():
     refusal("sweep", str(SWEEPS[0]), "--trials", "0")
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])
-def test_trials_of_the_shipped_files_are_configured(path, capsys):
-    file = SweepFile.read(str(path))
-    method = "random" if file.method == "bayes" else file.method
-    trials = file.trials(method, None if method == "grid" else 6, seed=0)
-    sweep = Sweep(file, trials, [], jobs=1, fresh=False, wandb=False)
-    for number in {0, len(trials) // 2, len(trials) - 1}:
-        arguments = sweep.configuration(number).arguments
-        assert arguments.trainer.logger is None  # of W&B's
-        for name, value in trials[number].items():
-            section, *rest = name.split(".")
-            where = ".".join([section, "init_args", *rest]) if section == "data" else name
-            assert name == "config" or arguments[where] == value
-    assert len({str(trial) for trial in sweep.runs}) == len(trials)
-    method_given = ["--method=random"] if file.method == "bayes" else []
-    main(["sweep", f"sweeps/{path.stem}", *method_given, "--trials=2", "--list"])
-    assert capsys.readouterr().out.count("fedlit fit --config=data/") == 2
-
-
 ARRIVE: list[tuple[str, Any]] = [
     ("data.init_args.target_labels", 1.0),
     ("data.init_args.target_labels", 1),
@@ -518,18 +499,6 @@ def test_a_trial_is_one_run():
     assert "a trial is one run from its start, but sweep.yaml has seeds: " in refusal("sweep", path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])
-def test_the_shipped_files_run(path, capsys):
-    more = ["--method=random"] if yaml.safe_load(path.read_text())["method"] == "bayes" else []
-    short = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=2"]
-    main(["sweep", f"sweeps/{path.stem}", *more, "--trials=2", "--", *short])
-    assert [row["state"] for row in rows(path.stem)] == ["finished", "finished"]
-    metric = yaml.safe_load(path.read_text())["metric"]["name"]
-    printed = capsys.readouterr().out
-    assert f"by {metric} (the highest, no label of the target needed)" in printed or "nothing is ranked" in printed
-
-
 def blocks(language: str) -> list[str]:
     text = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -552,15 +521,3 @@ def test_the_page_has_a_sweep_and_commands_that_are_taken(capsys):
 def test_the_pages_table_of_distributions_is_whole():
     text = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE)) == set(DISTRIBUTIONS)
-
-
-@pytest.mark.slow
-def test_a_sweep_that_is_tried_out_has_its_table_and_settings_of_one_method_may_be_compared(capsys):
-    sweep = written(command=TINY, metric=SCORE, parameters={"model.init_args.mu": {"values": [0.1, 1.0]}})
-    main(["sweep", sweep, "--", "--trainer.fast_dev_run=1"])
-    assert "mu=1.0" in capsys.readouterr().out
-    assert not [*Path("runs").rglob("table.*")]
-    main(["sweep", sweep])
-    printed = capsys.readouterr().out
-    assert "best on va_long_beach by target/score" in printed
-    assert "compares rounds of one method, not methods" not in printed
