@@ -1,6 +1,6 @@
 """One table for everything that fedlit prints: for terminals, and as CSV, Markdown, LaTeX and HTML.
 
-It imports neither torch nor jinja2 at once, so that commands which need none can print their tables immediately.
+It does not import torch, so that commands which need none can print their tables immediately.
 """
 
 from __future__ import annotations
@@ -11,18 +11,14 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from html import escape
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 COLLAPSED = "†"
 """After a score of models of which at least one predicts a single class."""
@@ -182,42 +178,23 @@ class Table:
 
     def html(self) -> str:
         """An element of a page; all texts are escaped, and line breaks are ``<br>``."""
-        return _template().render(table=self, texts=self.texts())
+        titles = [column.title.replace("\n", " ") for column in self.columns]
+        rows = []
+        for row, texts in zip(self.rows, self.texts(), strict=True):
+            kind = ' class="sum"' if row.total else ""
+            rows.append(f"<tr{kind}>{self._cells('td', texts)}</tr>")
+        lines = [
+            '<div class="table"><table>',
+            *([] if self.caption is None else [f"<caption>{escape(self.caption)}</caption>"]),
+            f"<thead><tr>{self._cells('th', titles)}</tr></thead>",
+            *("<tbody>", *rows, "</tbody></table></div>"),
+            *(line for note in self.footnotes for line in ("", f"<p>{escape(note)}</p>")),
+        ]
+        return "\n".join(lines)
 
-
-@cache
-def _template() -> Template:
-    from jinja2 import Environment
-
-    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_HTML)
-
-
-_HTML = """\
-<div class="table"><table>
-{% if table.caption %}
-<caption>{{ table.caption }}</caption>
-{% endif %}
-<thead><tr>
-{%- for column in table.columns -%}
-<th{{ "" if column.numeric else " class=w" }}>{{ column.title.replace("\\n", " ") }}</th>
-{%- endfor -%}
-</tr></thead>
-<tbody>
-{% for row in table.rows %}
-<tr{% if row.total %} class="sum"{% endif %}>
-{%- for text in texts[loop.index0] -%}
-<td{{ "" if table.columns[loop.index0].numeric else " class=w" }}>
-{%- for line in text.split("\\n") %}{{ "" if loop.first else "<br>" | safe }}{{ line }}{% endfor -%}
-</td>
-{%- endfor -%}
-</tr>
-{% endfor %}
-</tbody></table></div>
-{%- for note in table.footnotes %}
-
-<p>{{ note }}</p>
-{%- endfor %}
-"""
+    def _cells(self, tag: str, texts: Iterable[str]) -> str:
+        pairs = zip(self.columns, (escape(text).replace("\n", "<br>") for text in texts), strict=True)
+        return "".join(f"<{tag}{'' if column.numeric else ' class=w'}>{text}</{tag}>" for column, text in pairs)
 
 
 def _stands_out(row: Row, cell: object) -> bool:

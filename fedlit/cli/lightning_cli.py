@@ -54,6 +54,36 @@ CLEAR_ERRORS = (
 )
 """Errors whose message states all that a user can do."""
 
+_OPTIONS: dict[str, tuple[Any, Any, str]] = {
+    "seeds": (list[int] | None, None, "Repeat the run with each seed."),
+    "targets": (
+        *(list[str] | None, None),
+        "Repeat the run with each of these clients as the target; [all] takes every client in turn.",
+    ),
+    "compare": (
+        *(list[str | dict] | None, None),  # type: ignore[type-arg]  # jsonargparse would build classes out of Any
+        "Train these methods too, on the same data: configurations (methods/fed_mmd, or a file), classes, which get "
+        "their shipped configuration where this one sets nothing else, or mappings of class_path, init_args, a name "
+        "for the closing table, and what is different in data and trainer.",
+    ),
+    "seat": (
+        *(dict[str, Any] | None, None),
+        "Place of this process in a federation across organisations, for fedlit serve and join.",
+    ),
+    "jobs": (int, 1, "Runs of an experiment that are trained side by side."),
+    "select": (
+        *(Literal["best"] | None, None),
+        "best: print, without labels of the target, which method of compare to take and after which round, and keep a "
+        "checkpoint of it: the most trusted one, see fedlit.callbacks.Validators.",
+    ),
+    "fresh": (
+        *(bool, False),
+        "Train all runs of an experiment again; otherwise those that the same command has finished are taken as they "
+        "are.",
+    ),
+}
+"""Options of experiments beside Lightning's: type, default and help."""
+
 _USAGE = """%(prog)s [--config FILE] [--KEY VALUE ...]
        what keys can name: fedlit list; how a key's class is made: fedlit fit --model.help FedAvg"""
 
@@ -151,42 +181,8 @@ class FedlitCLI(LightningCLI):
         """Link the data's roster into the model; add the experiment's axes."""
         for name in LINKED:
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
-        parser.add_argument("--seeds", type=list[int] | None, default=None, help="Repeat the run with each seed.")
-        parser.add_argument(
-            "--targets",
-            type=list[str] | None,
-            default=None,
-            help="Repeat the run with each of these clients as the target; [all] takes every client in turn.",
-        )
-        parser.add_argument(
-            "--compare",
-            type=list[str | dict] | None,  # type: ignore[type-arg]  # jsonargparse would build classes out of Any
-            default=None,
-            help="Train these methods too, on the same data: configurations (methods/fed_mmd, or a file), classes, "
-            "which get their shipped configuration where this one sets nothing else, or mappings of class_path, "
-            "init_args, a name for the closing table, and what is different in data and trainer.",
-        )
-        parser.add_argument(
-            "--seat",
-            type=dict[str, Any] | None,
-            default=None,
-            help="Place of this process in a federation across organisations, for fedlit serve and join.",
-        )
-        parser.add_argument("--jobs", type=int, default=1, help="Runs of an experiment that are trained side by side.")
-        parser.add_argument(
-            "--select",
-            type=Literal["best"] | None,
-            default=None,
-            help="best: print, without labels of the target, which method of compare to take and after which round, "
-            "and keep a checkpoint of it: the most trusted one, see fedlit.callbacks.Validators.",
-        )
-        parser.add_argument(
-            "--fresh",
-            type=bool,
-            default=False,
-            help="Train all runs of an experiment again; otherwise those that the same command has finished are taken "
-            "as they are.",
-        )
+        for name, (type_, default, help_) in _OPTIONS.items():
+            parser.add_argument(f"--{name}", type=type_, default=default, help=help_)
 
     def before_instantiate_classes(self) -> None:
         """End if no data or model was chosen, which jsonargparse would report later and less clearly."""
