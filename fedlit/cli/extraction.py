@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from fedlit.callbacks.run_record import write_whole
 from fedlit.cli.arguments import normalise
 from fedlit.cli.catalogue import load_plugins
 from fedlit.cli.commands import PROG, make_parser
@@ -175,9 +176,15 @@ class _Features:
         sets = {name: self.data.all_samples(name) for name in self.names}
         labels = {name: self.data.labels(name).numpy().astype(np.int64) for name in self.names}
         mark = self._mark(sets, labels)
-        if self._is_done(mark):
-            print(f"'{self.out}' has these features already", flush=True)
-            return
+        if self.out.exists():
+            shutil.rmtree(self.parts, ignore_errors=True)
+            if str(read_npz(self.out).get(_MARK)) == mark["all"]:
+                print(f"'{self.out}' has these features already", flush=True)
+                return
+            sys.exit(
+                f"fedlit: out '{self.out}' is there, with features of other data or another network, or decoded by "
+                "another version of fedlit: give another --out, or remove it"
+            )
         self._begin(mark)
         arrays: dict[str, npt.NDArray[Any]] = {}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -267,18 +274,6 @@ class _Features:
         mark["classes"] = json.dumps(self.data.class_names())
         return mark | {"all": _hash(json.dumps(mark, sort_keys=True))}
 
-    def _is_done(self, mark: dict[str, str]) -> bool:
-        if not self.out.exists():
-            return False
-        if str(read_npz(self.out).get(_MARK)) != mark["all"]:
-            shutil.rmtree(self.parts, ignore_errors=True)
-            sys.exit(
-                f"fedlit: out '{self.out}' is there, with features of other data or another network, or decoded by "
-                "another version of fedlit: give another --out, or remove it"
-            )
-        shutil.rmtree(self.parts, ignore_errors=True)
-        return True
-
     def _begin(self, mark: dict[str, str]) -> None:
         """Note what the chunks are made of, or refuse those of something else."""
         path = self.parts / "made_of.json"
@@ -291,9 +286,7 @@ class _Features:
                     "that folder to start afresh, or give another --out"
                 )
             return
-        writing = path.with_suffix(".writing")
-        writing.write_text(json.dumps(mark, indent=1), encoding="utf-8")
-        os.replace(writing, path)
+        write_whole(path, json.dumps(mark, indent=1))
 
 
 def _bytes(tensor: Tensor) -> bytes:
