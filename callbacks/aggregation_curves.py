@@ -40,11 +40,10 @@ class AggregationCurves(Callback, Component):
     r"""Collect what FedDA and FedGP log of the sources' weights, and write it as curves and as a table.
 
     These are ``beta`` and ``beta/SOURCE`` (weights of the sources), ``target_variance`` (:math:`\sigma^2`),
-    ``distance/SOURCE`` (:math:`d^2`) and ``tau/SOURCE``, of every round; which of them there are depends on the
-    method and on what its privacy backend reveals. At the end of a fit process 0 writes ``aggregation_curves.csv``,
-    one row per round, empty where nothing was logged, and ``aggregation_curves.png`` into the Trainer's ``log_dir``, or
-    its ``default_root_dir``. A resumed run's files include the rounds before. Nothing is written under
-    ``fast_dev_run``, or if no round logged any of them; then there is a warning.
+    ``distance/SOURCE`` (:math:`d^2`) and ``tau/SOURCE``, of every round, as far as the method and its privacy backend
+    show them. At the end of a fit process 0 writes ``aggregation_curves.csv``, one row per round, also of those before
+    a resumption, and ``aggregation_curves.png`` into the Trainer's ``log_dir`` or ``default_root_dir``. Nothing is
+    written under ``fast_dev_run``, or if no round logged any of them; then there is a warning.
 
     Attributes:
         rounds: By round, the logged numbers.

@@ -24,7 +24,7 @@ _MAX_SAMPLES = 1000
 
 
 class DictionaryPictures(Callback, Component):
-    r"""Draw FedDaDiL's atoms, each client's coordinates and transport cost, and the target by its reconstruction.
+    """Draw FedDaDiL's atoms, each client's coordinates and transport cost, and the target by its reconstruction.
 
     At the end of a fit, into the Trainer's ``log_dir``, or its ``default_root_dir``:
 
@@ -34,8 +34,8 @@ class DictionaryPictures(Callback, Component):
       of the last validation too, coloured by predicted class, next to the points of its barycenter, coloured by label,
       in the plane of the principal components of both.
 
-    Coordinates are private: a picture holds those of one client and stays where that client is. After a resumption it
-    has the rounds before for the clients that process 0 hosts. Nothing is written under ``fast_dev_run``.
+    Coordinates are private: a picture holds those of one client and stays where that client is. Nothing is written
+    under ``fast_dev_run``.
 
     Attributes:
         rounds: By client and round of phase 2: its coordinates and, last, its cost, ``NaN`` where it did not train.

@@ -25,9 +25,7 @@ _T = TypeVar("_T")
 class SourceStatistics(Callback, Component):
     """Collects batches in each validation, and sends means over the sources that have samples to the target.
 
-    Args:
-        num_frequencies: N of the random features, at least 1.
-        bandwidth: Of their Gaussian kernel, positive, in units of features scaled to length 1.
+    Random features have N frequencies, and the bandwidth of their Gaussian kernel, see `RandomBasis`.
     """
 
     def __init__(self, num_frequencies: int = 32, bandwidth: float = 0.5) -> None:
@@ -113,9 +111,7 @@ def report_target(module: FederatedModule, scores: Mapping[str, float] | None, n
 class RandomBasis:
     """Random features of a client's extracted features scaled to length 1; the same for all clients.
 
-    Args:
-        num_frequencies: N, at least 1; there are 2 N features.
-        bandwidth: Of their Gaussian kernel, positive, in units of features scaled to length 1.
+    There are 2 N of them, of N frequencies; their Gaussian kernel's bandwidth is in units of the scaled features.
     """
 
     def __init__(self, num_frequencies: int = 32, bandwidth: float = 0.5) -> None:

@@ -85,14 +85,7 @@ def is_question(args: Sequence[str]) -> bool:
 
 
 class Answer:
-    """The answer to a question, which may have been given before.
-
-    Args:
-        args: Of the command line.
-
-    Attributes:
-        file: In which the answer is kept; ``None`` if the command is no question.
-    """
+    """The answer to a question, which may be kept from before in ``file``; that is ``None`` of other commands."""
 
     def __init__(self, args: Sequence[str]) -> None:
         self.file: Path | None = None

@@ -274,11 +274,7 @@ class Run:
 
 
 class Experiment(Plan):
-    """The runs that one ``fedlit fit`` stands for.
-
-    Args:
-        args: Of the user: command line with its configuration files.
-    """
+    """The runs that one ``fedlit fit`` stands for, by its command line with configuration files."""
 
     runs: list[Run]
 

@@ -43,11 +43,7 @@ _HOPELESS = 3
 
 
 class WarnOfRepeats(Callback):
-    """Warns, before a run trains, of sums that reveal single messages beside those of the plan's other runs.
-
-    Args:
-        targets: Of the plan.
-    """
+    """Warns, before a run trains, of sums that reveal single messages beside those of the plan's other runs."""
 
     def __init__(self, targets: Sequence[str]) -> None:
         self.targets = targets

@@ -68,14 +68,10 @@ def not_ranked(metric: str | None) -> str:
 
 
 class Ranking:
-    """Settings by the metric of the sweep file, on each target.
+    """Settings by the metric of the sweep file, on each target; ``done`` has summaries of finished trials by number.
 
     Methods are compared by ``validator/trust`` alone, with `choose`, see docs/labels.md. Other metrics rank
     settings of one method, and where there are several methods those within each.
-
-    Args:
-        sweep: Whose trials.
-        done: Summaries of finished trials, called by their settings, by number.
     """
 
     def __init__(self, sweep: Sweep, done: Mapping[int, RunSummary]) -> None:

@@ -34,13 +34,9 @@ SUFFIXES = (".pt2", ".onnx")
 
 
 def raw_inputs_of(data: DomainDataModule) -> RawInputs | None:
-    """Return ``data.raw_inputs()``, after a comparison with the target's samples as the data module prepares them.
+    """Return the raw inputs that a data module states, or ``None`` if models take samples as they were loaded.
 
-    Args:
-        data: With the target's data.
-
-    Returns:
-        Raw samples and the network that prepares them; ``None`` if models take samples as they were loaded.
+    What it states is compared with how it prepares samples of the target, or random ones.
 
     Raises:
         TypeError: If samples are prepared in another way, or in any without ``raw_inputs``.
