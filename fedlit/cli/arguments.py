@@ -120,7 +120,9 @@ def trees(args: Iterable[str]) -> Iterator[tuple[str, Any]]:
             yield value or "", {} if value is None else content_of(value)
             continue
         tree: Any = value
-        if value is not None and (value.startswith(("{", "[")) or "\n" in value):
+        if value is not None and (key in ("model", "data", "trainer") or key.endswith("init_args")):
+            tree = content_of(value)
+        elif value is not None and value.startswith(("{", "[")):
             with suppress(yaml.YAMLError):  # as [*.csv], which jsonargparse takes for text
                 tree = yaml.safe_load(value)
         yield f"--{key}", nested(key, tree)
