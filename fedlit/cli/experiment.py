@@ -240,8 +240,16 @@ def _keys(word: str) -> set[str]:
 
 def _explicit(args: Sequence[str], configurations: bool = True) -> set[str]:
     """Leaves that options set, and configuration files or not, without ``init_args``."""
-    leaves = (leaf for where, tree in trees(args) if configurations or where.startswith("--") for leaf in flat(tree))
-    return {f"{leaf}.class_path" if leaf in ("model", "data", "trainer") else _short(leaf) for leaf in leaves}
+    leaves: set[str] = set()
+    for where, tree in trees(args):
+        key = where.removeprefix("--")
+        if where == key:
+            leaves.update(flat(tree) if configurations else ())
+        elif key in ("model", "data", "trainer"):
+            leaves.update(flat(tree if isinstance(tree[key], dict) else {key: {"class_path": tree[key]}}))
+        else:
+            leaves.update(flat(tree) if key.endswith("init_args") else [key])
+    return {*map(_short, leaves)}
 
 
 def _short(key: str) -> str:
