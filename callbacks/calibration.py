@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
-from fedlit.callbacks.shared import CALIBRATION, RandomBasis, federated, triangle, unfold
+from fedlit.callbacks.shared import CALIBRATION, federated
+from fedlit.callbacks.source_statistics import SourceStatistics, report_target, triangle, unfold
 from fedlit.checks import check_one_of
 from fedlit.federation import Channel, RosterError, Summed
-from fedlit.functional import best_temperature, fit_temperature, importance_weights, losses_at, temperature_grid
+from fedlit.federation.nested import Inputs
+from fedlit.functional import best_temperature, fit_temperature, importance_weights, losses_at
 from fedlit.module import FederatedModule
-from fedlit.run.component import Component
-from fedlit.run.tasks import Classification
 
 Using = Literal["sources", "weighted", "target"]
 
@@ -29,20 +28,19 @@ RIDGE = 10.0
 """Of the importance weights: few samples show no more of a ratio of densities, and weights below 0 mislead."""
 
 
-class Calibration(Callback, Component):
+class Calibration(SourceStatistics):
     """Divide the target's logits by a temperature of at least 1, where its probabilities are overconfident.
 
     Samples of sources, and those that a model was trained on, can show overconfidence, but not underconfidence on new
     samples of the target: a temperature below 1 is not taken from them. The temperature is fitted anew in each
-    validation, kept in checkpoints with the target's state, and used in ``predict``, by `TargetPredictions`,
-    `target_model` and in exported files; a new ``fit`` starts without. Predicted classes stay the same. It is logged as
-    ``target/temperature``. Without a validation after the last round it is that of an earlier one.
+    validation, logged as ``target/temperature``, kept in checkpoints with the target's state, and used in ``predict``,
+    by `TargetPredictions`, `target_model` and in exported files; a new ``fit`` starts without. Predicted classes stay
+    the same.
 
-    Each source sends the mean loss of its model on its validation samples at 41 temperatures from 0.1 to 10, and the
-    target receives the mean over sources, each counted equally, through the privacy backend of the channel
-    "calibration". Where the target differs much from the sources, so may the temperature that it needs. Under
-    differential privacy of all channels every validation spends of the privacy budget, and noise decides on the
-    temperature: take ``using="target"`` there.
+    Each source sends the mean loss of its model on its validation samples at 41 temperatures from 0.1 to 10; the target
+    receives the mean over sources through the privacy backend of the channel "calibration". Where the target differs
+    much from the sources, so may the temperature that it needs. Under differential privacy of all channels every
+    validation spends of the privacy budget, and noise decides on the temperature: take ``using="target"`` there.
 
     Args:
         using: Samples that the temperature is fitted to. ``"sources"``: their validation samples. ``"weighted"``:
@@ -63,9 +61,7 @@ class Calibration(Callback, Component):
     def __init__(self, using: Using = "sources") -> None:
         check_one_of("using", using, get_args(Using))
         self.using = using
-        self._temperatures = temperature_grid()
-        self._basis = RandomBasis()
-        self._start_afresh()
+        super().__init__()
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -78,53 +74,26 @@ class Calibration(Callback, Component):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse regression, and a place after the callback that scores the calibrated probabilities."""
-        if not isinstance(federated(pl_module, self).task, Classification):
-            raise ValueError(
-                "Calibration mends class probabilities, but the method has task='regression': remove the callback"
-            )
+        super().setup(trainer, pl_module, stage)
         before = trainer.callbacks[: trainer.callbacks.index(self)]  # type: ignore[attr-defined]
         if any(isinstance(callback, OracleAccuracy) for callback in before):
             raise ValueError("Calibration must be listed before OracleAccuracy, which scores what it mends: swap them")
-        self._basis.forget_()  # another module may have another width and seed
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget the samples of the last validation."""
-        self._start_afresh()
-
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
-    ) -> None:
-        """Collect losses of the sources on this process, and features if they are weighted."""
-        if trainer.sanity_checking or self.using == "target":
-            return
-        module = federated(pl_module, self)
-        for name, samples in batch.items():
-            if name not in outputs:
-                self._unready = True
-                continue
-            if self.using == "weighted":
-                self._features[name].append(self._basis.of(module, name, samples[0]))
-            if name != module.target.name:
-                self._losses[name].append(losses_at(outputs[name].detach(), samples[1], self._temperatures))
+    def _collect(self, module: FederatedModule, name: str, inputs: Inputs, labels: Tensor, logits: Tensor) -> None:
+        if self.using == "weighted":
+            self._kept["features"][name].append(self._basis.of(module, name, inputs))
+        if self.using != "target" and name != module.target.name:
+            self._kept["losses"][name].append(losses_at(logits, labels, self._temperatures))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fit the temperature on the process that hosts the target, and report it."""
-        if trainer.sanity_checking:
+        # only a fit has the target's training samples; validation by itself keeps the checkpoint's temperature
+        if trainer.sanity_checking or (self.using == "target" and trainer.state.fn != TrainerFn.FITTING):
             return
         module = federated(pl_module, self)
-        federation, target = module.federation, module.target
-        # only a fit has the target's training samples; validation by itself keeps the checkpoint's temperature
-        if self.using == "target" and trainer.state.fn != TrainerFn.FITTING:
-            return
-        received = {} if self.using == "target" else self._exchange(module).get(target.name, {})
-        error: RosterError | None = None
-        temperature: float | None = None
-        if federation.is_local(target) and not self._unready:
-            try:
-                temperature = self._of_target(module) if self.using == "target" else self._of_sources(module, received)
-            except RosterError as problem:
-                error = problem
-        federation.check("calibration", error)  # an error of the target's process ends all of them
+        received = self._means(module)
+        fit = self._of_target if self.using == "target" else self._of_sources
+        temperature = self._at_target(module, lambda: fit(module, received))
         if temperature is not None:
             module.run.outputs.temperature = max(temperature, 1.0)
         self.on_test_epoch_end(trainer, pl_module)
@@ -133,38 +102,21 @@ class Calibration(Callback, Component):
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report the temperature that the target predicts with."""
         module = federated(pl_module, self)
-        target = module.target
-        local = (
-            {target.name: {"temperature": module.run.outputs.temperature}} if module.federation.is_local(target) else {}
-        )
-        reported = module.federation.report(local, ["temperature"]).get(target.name, {})
+        is_here = module.federation.is_local(module.target)
+        local = {"temperature": module.run.outputs.temperature} if is_here else None
+        reported = report_target(module, local, ["temperature"])
         module.run.log({f"target/{name}": value for name, value in reported.items()})
 
-    def _start_afresh(self) -> None:
-        self._unready = False
-        """Whether a client has no classifier yet, as in FedRF-TCA before the first average."""
-        self._losses: dict[str, list[Tensor]] = defaultdict(list)
-        self._features: dict[str, list[Tensor]] = defaultdict(list)
-
-    def _exchange(self, module: FederatedModule) -> dict[str, dict[str, Tensor]]:
-        """Send the mean losses of each source, zeros without samples; the target receives their mean."""
-        federation = module.federation
-        sent = {}
-        for client in module.sources:
-            if not federation.is_local(client):
-                continue
-            there = client.name in self._losses
-            losses = torch.cat(self._losses[client.name]) if there else torch.zeros(1, len(self._temperatures))
-            number, losses = len(losses), losses.double().cpu()
-            message = {"there": torch.tensor(float(there), dtype=torch.float64)}
-            if self.using == "weighted":
-                size = self._basis.size
-                phi = torch.cat(self._features[client.name]).cpu() if there else torch.zeros(1, size).double()
-                message |= {"square": (phi.T @ phi / number)[triangle(size)], "losses": phi.T @ losses / number}
-            else:
-                message["losses"] = losses.mean(dim=0)
-            sent[client.name] = message
-        return federation.mean(CALIBRATION, sent, absent_too=True)
+    def _statistics(self, channel: str, module: FederatedModule, source: str) -> dict[str, Tensor]:
+        there = self._has("losses", source)
+        losses = self._all("losses", source) if there else torch.zeros(1, len(self._temperatures))
+        number, losses = len(losses), losses.double().cpu()
+        message = {"there": torch.tensor(float(there), dtype=torch.float64)}
+        if self.using != "weighted":
+            return {**message, "losses": losses.mean(dim=0)}
+        size = self._basis.size
+        phi = self._all("features", source).cpu() if there else torch.zeros(1, size).double()
+        return {**message, "square": (phi.T @ phi / number)[triangle(size)], "losses": phi.T @ losses / number}
 
     def _of_sources(self, module: FederatedModule, received: Mapping[str, Tensor]) -> float:
         """The temperature at which the sources' mean loss is lowest; a `RosterError` if samples are missing."""
@@ -174,20 +126,19 @@ class Calibration(Callback, Component):
                 "Calibration needs validation samples of the sources, which have none: raise val_fraction of the data "
                 "module, or take using='target' with some labels of the target"
             )
-        if self.using == "weighted" and name not in self._features:
+        if self.using == "weighted" and not self._has("features", name):
             raise RosterError(
                 f"Calibration(using='weighted') needs validation samples of {name!r}, without labels, and there are "
                 "none: raise val_fraction of the data module, or take using='sources'"
             )
-        # sources without samples have sent zeros: divided by the share of the others, this is the mean over those
-        means = {key: (total / received["there"]).double().cpu() for key, total in received.items()}
+        means = {key: mean.double().cpu() for key, mean in received.items()}
         losses = means["losses"]
         if self.using == "weighted":
-            target = torch.cat(self._features[name]).mean(dim=0).cpu()
+            target = self._all("features", name).mean(dim=0).cpu()
             losses = importance_weights(unfold(means["square"], len(target)), target, RIDGE) @ losses
         return best_temperature(self._temperatures, losses)
 
-    def _of_target(self, module: FederatedModule) -> float | None:
+    def _of_target(self, module: FederatedModule, _: Mapping[str, Tensor]) -> float | None:
         """The temperature of the target's labelled training samples; a `RosterError` if there are too few."""
         target = module.target
         if not module.can_predict(target):

@@ -23,11 +23,10 @@ COLUMNS = ("round", "channel", "sender", "receiver", "messages", "bytes")
 class CommunicationLedger(Callback, Component):
     """Log the bytes of each round, write the ledger to a file, and print a table of it.
 
-    Logs ``comm/CHANNEL/MB`` (10^6 bytes, of the round that ended) and ``comm/MB`` (all rounds so far, without the
-    channels "metrics", "oracle" and "source_moments": those are for watching, not the method's). At the end of a fit
-    it writes one row per round, channel, sender and receiver, with exact bytes; a resumed run's file includes the
-    rounds before. What is sent between two rounds belongs to the later one, except for the numbers that an evaluation
-    reports: those belong to the round that it is of, and come too late to be logged with it.
+    Logs ``comm/CHANNEL/MB`` (10^6 bytes, of the round that ended) and ``comm/MB`` (all rounds so far, without channels
+    for watching such as "metrics"). At the end of a fit, also of a resumed one, it writes one row per round, channel,
+    sender and receiver, with exact bytes. What is sent between two rounds belongs to the later one, except for the
+    numbers of an evaluation: those belong to the round that it is of, and come too late to be logged with it.
 
     Args:
         csv: Path of the file; ``None`` is ``ledger.csv`` in the Trainer's ``log_dir``, or its ``default_root_dir``.
@@ -139,10 +138,7 @@ def split(channels: Iterable[str]) -> tuple[list[str], list[str]]:
 def ledger_table(ledger: Iterable[LedgerEntry], exact: bool = False) -> Table:
     """Per channel: rounds in which it was used, messages and traffic; the channels of watched numbers come last.
 
-    Args:
-        ledger: The entries.
-        exact: Whether traffic is in bytes; or else in MB, without a column for messages between clients if there are
-            none.
+    Traffic is in bytes if ``exact``, or else in MB, and without a column of messages between clients if there are none.
     """
     channels, method, everything = sums_of(ledger)
     unit, form = ("", "{:,}".format) if exact else (" MB", megabytes)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fedlit.callbacks.plots import colors_of, over_rounds
-from fedlit.callbacks.shared import is_dry, log_folder, write_rows
-from fedlit.checks import check_one_of
+from fedlit.callbacks.shared import colors_of, is_dry, log_folder, over_rounds, write_rows
 from fedlit.methods import FedDaDiL
 from fedlit.run.component import Component
 from fedlit.run.run import Run
@@ -26,34 +24,27 @@ _MAX_SAMPLES = 1000
 
 
 class DictionaryPictures(Callback, Component):
-    r"""Draw FedDaDiL's atoms, each client's coordinates and transport cost, and the target by its reconstruction.
+    """Draw FedDaDiL's atoms, each client's coordinates and transport cost, and the target by its reconstruction.
 
     At the end of a fit, into the Trainer's ``log_dir``, or its ``default_root_dir``:
 
     - ``dictionary_atoms.png``, from process 0: how much of each atom's label mass is of each class.
     - ``dictionary_CLIENT.png`` and ``.csv``, from the process that hosts the client: its barycentric coordinates and
       its cost of transport f_l (mean over the local steps of a round), by round. The target's picture has its samples
-      of the last validation too, next to the points of its barycenter, in a plane of both. Samples have the colour of
-      the class that is predicted for them, as their labels are hidden; points that of their label.
+      of the last validation too, coloured by predicted class, next to the points of its barycenter, coloured by label,
+      in the plane of the principal components of both.
 
-    Coordinates are private: a picture holds those of one client and stays where that client is. After a resumption it
-    has the rounds before for the clients that process 0 hosts. Nothing is written under ``fast_dev_run``.
-
-    Args:
-        plane: ``"pca"``, principal components of samples and points together, or ``"tsne"``, in which near ones are
-            near and distances mean little (van der Maaten and Hinton, 2008).
+    Coordinates are private: a picture holds those of one client and stays where that client is. Nothing is written
+    under ``fast_dev_run``.
 
     Attributes:
         rounds: By client and round of phase 2: its coordinates and, last, its cost, ``NaN`` where it did not train.
 
     Raises:
-        ValueError: If ``plane`` is unknown.
         TypeError: When a run starts, if the module is no `FedDaDiL`.
     """
 
-    def __init__(self, plane: Literal["pca", "tsne"] = "pca") -> None:
-        check_one_of("plane", plane, ("pca", "tsne"))
-        self.plane = plane
+    def __init__(self) -> None:
         self.rounds: dict[str, dict[int, list[float]]] = {}
         self._seen: list[tuple[Tensor, Tensor]] = []  # the target's features and predicted classes
 
@@ -138,11 +129,7 @@ class DictionaryPictures(Callback, Component):
         return figure
 
     def plot_client(self, module: FedDaDiL, client: str) -> Figure:
-        """Coordinates and cost of a client over rounds; the target also next to its reconstruction.
-
-        Args:
-            module: The trained module.
-            client: Name of a client that this process hosts.
+        """Coordinates and cost of a client that this process hosts over rounds; the target's reconstruction, too.
 
         Raises:
             ValueError: If no round of it has been collected.
@@ -160,8 +147,7 @@ class DictionaryPictures(Callback, Component):
         rounds = sorted(self.rounds[client])
         rows = np.array([self.rounds[client][round_idx] for round_idx in rounds])
         few = "." if len(rounds) == 1 else ""
-        for atom in range(rows.shape[1] - 1):
-            axes[0].plot(rounds, rows[:, atom], marker=few, label=f"atom {atom + 1}")
+        axes[0].plot(rounds, rows[:, :-1], marker=few, label=[f"atom {atom + 1}" for atom in range(rows.shape[1] - 1)])
         axes[0].set_ylim(-0.03, 1.03)
         axes[0].set_title(rf"barycentric coordinates $\alpha$ of {client}")
         axes[0].legend(fontsize=9, frameon=False)
@@ -175,11 +161,12 @@ class DictionaryPictures(Callback, Component):
         return figure
 
     def _draw_plane(self, axis: Axes, module: FedDaDiL) -> None:
-        features = torch.cat([each for each, _ in self._seen])
-        predicted = torch.cat([each for _, each in self._seen])
+        from sklearn.decomposition import PCA
+
+        features, predicted = map(torch.cat, zip(*self._seen, strict=True))
         kept = torch.linspace(0, len(features) - 1, min(len(features), _MAX_SAMPLES)).round().long()
         points, labels = (each.cpu() for each in module.reconstruct(module.target))
-        plane = self._in_plane(torch.cat([features[kept], points]).double().numpy())
+        plane = PCA(2, random_state=0).fit_transform(torch.cat([features[kept], points]).double().numpy())
         colors = np.array(colors_of(module.num_classes))
         samples, drawn = plane[: len(kept)], plane[len(kept) :]
         of_class = colors[labels.argmax(dim=1).numpy()]
@@ -191,20 +178,7 @@ class DictionaryPictures(Callback, Component):
         axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=2, frameon=False)
         axis.set_xticks([])
         axis.set_yticks([])
-        how = {"pca": "principal components", "tsne": "t-SNE"}[self.plane]
-        axis.set_title(f"{module.target.name} and its reconstruction, {how}")
-
-    def _in_plane(self, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Samples in the plane, shape (n, 2)."""
-        from sklearn.decomposition import PCA
-        from sklearn.manifold import TSNE
-
-        if self.plane == "tsne" and len(samples) > 2:
-            perplexity = min(30.0, (len(samples) - 1) / 3)
-            found = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(samples)
-        else:
-            found = PCA(2, random_state=0).fit_transform(samples)
-        return np.asarray(found)
+        axis.set_title(f"{module.target.name} and its reconstruction, principal components")
 
 
 def _dadil(module: LightningModule) -> FedDaDiL:

@@ -40,11 +40,10 @@ class OracleAccuracy(Callback, Component):
     Log as ``oracle/target/NAME``: ``acc``, ``balanced_acc`` (mean recall over the classes that the target has) and
     ``f1`` (weighted by samples), in [0, 1]; ``loss`` (cross-entropy); and of the predicted probabilities, with the
     temperature of `Calibration` if there is one, ``ece`` (expected calibration error, 15 bins, in [0, 1]), ``brier``
-    (`brier_score`, in [0, 2]) and ``auc`` (mean area under the ROC curve of each class against the rest, over classes
-    that some samples have and others have not). In regression ``r2`` (share of variance explained, at most 1) and
-    ``loss`` (mean squared error). Where a method has other predictions of the target (`FederatedModule.alternatives`),
-    their accuracy is ``PREDICTION/acc``. Numbers are equal on all processes; they travel over the channel "oracle",
-    which tables keep apart from the method's. No federation could know them, so nothing may be selected by them.
+    (`brier_score`, in [0, 2]) and ``auc`` (mean area under the ROC curve of each class against the rest). In regression
+    ``r2`` (share of variance explained, at most 1) and ``loss`` (mean squared error). Of a method's other predictions
+    (`FederatedModule.alternatives`), ``PREDICTION/acc``. Numbers are equal on all processes, and travel over the
+    channel "oracle". No federation could know them, so nothing may be selected by them.
 
     Args:
         per_class: Also log the accuracy on each class c that the target has, as ``oracle/target/acc/c``.
@@ -57,8 +56,7 @@ class OracleAccuracy(Callback, Component):
             and share that is right; ``None`` as with ``confusion``.
 
     Raises:
-        LabelGuardError: When a run starts, if EarlyStopping, ModelCheckpoint or a schedule monitors an ``oracle/``
-            metric.
+        LabelGuardError: When a run starts, if a callback or a schedule monitors an ``oracle/`` metric.
     """
 
     def __init__(self, per_class: bool = False) -> None:
@@ -162,39 +160,37 @@ class OracleAccuracy(Callback, Component):
 
     def _log(self, module: FederatedModule) -> None:
         fitting, target = module.trainer.state.fn == TrainerFn.FITTING, module.target.name
+        names, scores, size = ["r2", "loss"], dict[str, float](), module.num_classes
         classifies = isinstance(module.task, Classification)
-        classes = [f"acc/{index}" for index in range(module.num_classes)] if self.per_class else []
-        names = ["acc", "balanced_acc", "f1", "loss", "ece", "brier", "auc", *classes] if classifies else ["r2", "loss"]
-        scores: dict[str, float] = {}
         if classifies:
+            names = ["acc", "balanced_acc", "f1", "loss", "ece", "brier", "auc"]
+            names += [f"acc/{index}" for index in range(size)] if self.per_class else []
             if fitting:
                 self._warn_of_few(module)
-            if self._outputs:
-                scores = self._scores_of_classes(module)
+        if self._outputs and classifies:
+            scores = self._scores_of_classes(module)
         elif self._outputs:
             scores = {"loss" if name == "eval_loss" else name: v for name, v in self._numbers.compute().items()}
         scores |= {f"{label}/acc": right / seen for label, (right, seen) in self._alternatives.items()}
         names += [f"{label}/acc" for label in type(module).alternative_names]
-        logged = list(names)
+        cells: list[str] = []
         # counts would use up the clipping norm of all numbers where reports carry noise
         counts = classifies and not fitting and module.federation.channels.reports == "exact"
-        size = module.num_classes
         if counts:
             cells = [f"confusion/{row}/{column}" for row in range(size) for column in range(size)]
             cells += [f"reliability/{row}/{column}" for row in range(_BINS) for column in range(3)]
-            names += cells
             if self._outputs and self._are_finite():
                 confusion: list[list[float]] = self._confusion(module).double().tolist()
                 scores |= dict(zip(cells, chain(*confusion, *self._reliability(module)), strict=True))
         mine = {target: scores} if scores else {}
-        reported = module.federation.report(mine, names, channel="oracle").get(target, {})
+        reported = module.federation.report(mine, names + cells, channel="oracle").get(target, {})
         if counts:
             numbers = iter([reported[name] for name in cells if name in reported])
             self.confusion = [[int(number) for number in islice(numbers, size)] for _ in range(size)]
             self.reliability = [[*islice(numbers, 3)] for _ in range(_BINS)]
             if not self.confusion[0]:
                 self.confusion = self.reliability = None
-        module.run.log({f"{_PREFIX}target/{key}": reported[key] for key in logged if key in reported})
+        module.run.log({f"{_PREFIX}target/{key}": reported[key] for key in names if key in reported})
 
     def _are_finite(self) -> bool:
         """Whether there are probabilities at all: outputs of a diverged model may have none."""

@@ -75,49 +75,34 @@ _LABEL, _CHANNEL = 20, 40
 
 @dataclass(frozen=True)
 class ChannelReport:
-    """One channel of a run.
+    """One channel of a run."""
 
-    Args:
-        channel: Its name.
-        description: Of its backend; ``None`` for messages from client to client, which no backend carries.
-        bytes_up: Sent by clients, key material apart.
-        bytes_down: Sent by the server, key material apart.
-        bytes_keys: Of key agreement, shares and unmasking, both ways.
-        clip_norm: Of the channel's differential privacy; ``None`` without.
-        noise_multiplier: The same.
-        sent: Protection, contents, senders, receivers and frequency of messages, as the method declares them.
-    """
-
-    channel: str
+    channel: str  # its name
+    # of its backend; ``None`` for messages from client to client, which no backend carries
     description: Description | None
-    bytes_up: int
-    bytes_down: int
-    bytes_keys: int
-    clip_norm: float | None
-    noise_multiplier: float | None
-    sent: str = ""
+    bytes_up: int  # sent by clients, key material apart
+    bytes_down: int  # sent by the server, key material apart
+    bytes_keys: int  # of key agreement, shares and unmasking, both ways
+    clip_norm: float | None  # of the channel's differential privacy; ``None`` without
+    noise_multiplier: float | None  # the same
+    sent: str = ""  # protection, contents, senders, receivers and frequency of messages, as the method declares them
 
 
 @dataclass(frozen=True)
 class Report:
-    """Protection and traffic of a run's channels; `rich` prints it as tables.
+    """Protection and traffic of a run's channels; `rich` prints it as tables."""
 
-    Args:
-        channels: Those with messages of the method.
-        epsilon_message: Greatest privacy loss of a client against observers of single messages; ``None`` without
-            differential privacy.
-        epsilon_sum: Against observers of sums only, if all clients add their noise.
-        not_protected: Sentences on what no backend protects.
-    """
-
-    channels: list[ChannelReport]
+    channels: list[ChannelReport]  # those with messages of the method
+    # greatest privacy loss of a client against observers of single messages; ``None`` without differential
+    # privacy
     epsilon_message: float | None
-    epsilon_sum: float | None
-    not_protected: tuple[str, ...] = NOT_PROTECTED
+    epsilon_sum: float | None  # against observers of sums only, if all clients add their noise
+    not_protected: tuple[str, ...] = NOT_PROTECTED  # sentences on what no backend protects
 
     def to_json(self) -> str:
         """The fields as a JSON object; an epsilon that is not finite, as with next to no noise, is ``null``."""
-        epsilons = {name: _finite(getattr(self, name)) for name in ("epsilon_message", "epsilon_sum")}
+        losses = {"epsilon_message": self.epsilon_message, "epsilon_sum": self.epsilon_sum}
+        epsilons = {name: each if math.isfinite(each or 0) else None for name, each in losses.items()}
         return json.dumps(asdict(self) | epsilons, indent=2, allow_nan=False)
 
     @classmethod
@@ -167,7 +152,7 @@ def channel_table(channels: Sequence[ChannelReport], with_traffic: bool = True) 
             ["bytes up", *(f"{channel.bytes_up:,}" for channel in channels)],
             ["bytes down", *(f"{channel.bytes_down:,}" for channel in channels)],
             ["bytes of keys", *(f"{channel.bytes_keys:,}" for channel in channels)],
-            ["differential privacy", *(_noise(channel) for channel in channels)],
+            ["differential privacy", *map(_noise, channels)],
         ]
     columns = [Column(""), *(Column(channel.channel, folds=True) for channel in channels)]
     return Table(columns, [Row(list(row)) for row in rows])
@@ -180,12 +165,8 @@ def _described(description: Description | None, field: str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _noise(report: ChannelReport) -> str:
-    return "none" if report.clip_norm is None else f"clip {report.clip_norm:g}, noise {report.noise_multiplier:g}"
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
+def _noise(channel: ChannelReport) -> str:
+    return "none" if channel.clip_norm is None else f"clip {channel.clip_norm:g}, noise {channel.noise_multiplier:g}"
 
 
 def report(federation: Federation) -> Report:

@@ -18,9 +18,8 @@ class RoundTimer(Callback, Component):
     """Log the seconds of each round, by phase.
 
     ``time/local_s`` (local steps), ``time/exchange_s`` (messages, and waiting for the other processes),
-    ``time/protection_s`` (the privacy backend) and ``time/round_s`` (all of it, and the validation since
-    the last round). They are those of process 0 and only go to loggers: processes differ in them, so nothing may
-    monitor them. Sums over the rounds equal ``federation.seconds`` at the end of the last round, also over a resume.
+    ``time/protection_s`` (the privacy backend) and ``time/round_s`` (all of it, and the validation before). They are
+    those of process 0 and only go to loggers: processes differ in them, so nothing may monitor them.
 
     Attributes:
         resumed_s: Seconds that the run had trained when the checkpoint it resumes from was written; 0.0 if from none.

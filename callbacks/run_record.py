@@ -5,32 +5,123 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from pydoc import locate
 from typing import Any
 
+import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from fedlit.callbacks.communication_ledger import CommunicationLedger
-from fedlit.callbacks.embeddings import Embeddings
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.round_timer import RoundTimer
 from fedlit.callbacks.run_summary import RunSummary, summarise
-from fedlit.callbacks.shared import federated, is_dry, write_rows
+from fedlit.callbacks.shared import class_names, federated, is_dry, write_rows
 from fedlit.callbacks.target_predictions import TargetPredictions
 from fedlit.data import DomainDataModule
-from fedlit.federation import RosterError
+from fedlit.federation import RosterError, reveal_for_oracle
+from fedlit.federation.labels import known_labels
 from fedlit.federation.streams import was_seeded
 from fedlit.module import FederatedModule
+from fedlit.run.tasks import Classification
+
+HEADER = ["client", "x", "y", "predicted", "label"]
+MAX_SAMPLES = 150
+"""Of a client in the table."""
+_KEPT = 2000
+"""Samples of a client that these are drawn from."""
 
 SUMMARY, METRICS, SETTINGS, EMBEDDINGS = "summary.json", "metrics.csv", "settings.yaml", "embeddings.csv"
 
 _VERSION = re.compile(r"version_(\d+)")
+
+
+class Embeddings:
+    """Extracted features of clients' test samples, in the plane of their first two principal components.
+
+    Features of different clients' samples never meet on a process that does not host them: the process of the target
+    has those of its local clients alone, the other processes none.
+    """
+
+    def __init__(self) -> None:
+        self._hooks: list[RemovableHandle] = []
+        self._captured: dict[str, list[Tensor]] = {}
+        self._kept: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
+
+    def start_(self, module: FederatedModule) -> None:
+        """Hook into the extractors, if this process hosts the target."""
+        self.stop_()
+        self._kept = {}
+        if not module.federation.is_local(module.target):
+            return
+        for name, replica in module.replicas.named_children():
+            extractor = getattr(replica, "extractor", None)
+            if isinstance(extractor, torch.nn.Module):
+                captured = self._captured[name] = []
+                self._hooks.append(extractor.register_forward_hook(lambda _, __, out, to=captured: to.append(out)))
+
+    def keep_(self, module: FederatedModule, outputs: Any, batch: Any) -> None:
+        """Keep a batch of each client that has been predicted from its extractor's features."""
+        for name, captured in self._captured.items():
+            features = next((each for each in captured if isinstance(each, Tensor)), None)
+            captured.clear()
+            predicted = outputs.get(name) if isinstance(outputs, Mapping) else None
+            if features is None or not isinstance(predicted, Tensor) or len(features) != len(predicted):
+                continue
+            kept = self._kept.setdefault(name, [])
+            if sum(len(each) for each, *_ in kept) < _KEPT:
+                labels = (
+                    reveal_for_oracle(batch[name][1]) if len(batch[name]) > 1 else torch.full((len(predicted),), -1)
+                )
+                kept.append((features.detach().flatten(1).cpu(), predicted.detach().cpu(), labels.detach().cpu()))
+
+    def end_(self, trainer: Trainer, module: FederatedModule) -> list[list[str]]:
+        """A header and a row for each sample; nothing if nothing was predicted here."""
+        self.stop_()
+        kept = {name: [*map(torch.cat, zip(*batches, strict=True))] for name, batches in self._kept.items()}
+        widths = {features.shape[1] for features, *_ in kept.values()}
+        if module.target.name not in kept or len(widths) != 1:
+            return []
+        generator = torch.Generator().manual_seed(0)  # the same samples in every run
+        for name, each in kept.items():
+            some = torch.randperm(len(each[0]), generator=generator)[:MAX_SAMPLES].sort().values
+            kept[name] = [tensor[some] for tensor in each]
+        features = torch.cat([features for features, *_ in kept.values()]).double()
+        if not features.isfinite().all():
+            return []
+        points = iter(_plane(features))
+        choosing = isinstance(module.task, Classification)
+        names = class_names(trainer, module) if choosing else []
+        rows = [HEADER]
+        for name, (_, outputs, labels) in kept.items():
+            known = known_labels(labels).tolist() if choosing else []
+            for place, (output, label) in enumerate(zip(outputs, labels.tolist(), strict=True)):
+                x, y = next(points)
+                texts = [names[int(output.argmax())], names[label] if known[place] else ""] if choosing else ["", ""]
+                rows.append([name, f"{x:.4g}", f"{y:.4g}", *texts])
+        return rows
+
+    def stop_(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._captured = [], {}
+
+
+def _plane(features: Tensor) -> list[list[float]]:
+    """Coordinates along the first two principal components, shape (n, 2), of features, shape (n, d)."""
+    from sklearn.decomposition import PCA
+
+    found = PCA(min(2, *features.shape), svd_solver="full").fit_transform(features.numpy())
+    rows: list[list[float]] = [[*row, 0.0][:2] for row in found.tolist()]
+    return rows
 
 
 class RunLogger(CSVLogger):
@@ -46,16 +137,12 @@ class RunLogger(CSVLogger):
 class RunRecord(Callback):
     """Write the files that ``fedlit report`` reads into a folder, as the command does.
 
-    In a script it is the only callback that is needed. It adds those that are missing of `OracleAccuracy`,
+    In a script it is the only callback that is needed: it adds those that are missing of `OracleAccuracy`,
     `CommunicationLedger`, `RoundTimer`, `TargetPredictions`, the callbacks that the method names, and a CSVLogger. Each
-    ``fit`` has its own folder with
-
-    - ``metrics.csv``: logged metrics, by round;
-    - ``summary.json``: results, see `RunSummary`; after ``test`` on test samples, before on the last validation;
-    - ``ledger.csv``: bytes and messages by sender and receiver;
-    - ``embeddings.csv``: from ``test``, by the process of the target, of its local clients alone: features of some test
-      samples in the plane of their first two principal components, with labels (see `Embeddings`);
-    - ``settings.yaml``: settings of the run, as far as a script shows them; the command has ``config.yaml``.
+    ``fit`` has its own folder with ``metrics.csv`` (logged metrics, by round), ``summary.json`` (`RunSummary`, after
+    ``test`` on test samples, before on the last validation), ``ledger.csv`` (bytes and messages by sender and
+    receiver), ``embeddings.csv`` (from ``test``, see `Embeddings`) and ``settings.yaml`` (as far as a script shows
+    settings; the command has ``config.yaml``).
 
     Args:
         folder: In which each run gets ``version_0``, ``version_1`` and so on; ``None`` is the folder of the first
@@ -123,7 +210,7 @@ class RunRecord(Callback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         if self.export is None or not isinstance(data, DomainDataModule) or not federation.is_local(target):
             return
-        from fedlit.export.inputs import raw_inputs_of  # takes a second to import
+        from fedlit.export.target import raw_inputs_of  # takes a second to import
 
         try:
             raw_inputs_of(data)
@@ -164,13 +251,9 @@ class RunRecord(Callback):
 
     def _add_callbacks(self, trainer: Trainer, module: FederatedModule) -> None:
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        needed: list[Any] = [OracleAccuracy, RoundTimer, TargetPredictions]
-        needed += [] if self.path is None else [CommunicationLedger]
-        needed += [locate(path) for path in getattr(module, "watched_by", ())]
-        lacking = [cls for cls in needed if not any(isinstance(each, cls) for each in callbacks)]
-        new = [cls(print_table=False) if cls is CommunicationLedger else cls() for cls in lacking]
+        ledger = None if self.path is None else CommunicationLedger(print_table=False)
         behind = callbacks.index(self) + 1  # Lightning is iterating: their setup is still to come there
-        callbacks[behind:behind] = new
+        callbacks[behind:behind] = lacking(callbacks, module, ledger)
         module.run.declare_channels()
 
     # ---------------------------------------------------------------- results
@@ -236,6 +319,15 @@ class RunRecord(Callback):
             export_target(module, self.path / self.export, form)
 
 
+def lacking(
+    callbacks: Sequence[Callback], module: object, ledger: CommunicationLedger | None, *more: Callback | None
+) -> list[Callback]:
+    """Callbacks of fedlit, and of the method, of whose types there are none yet."""
+    needed: list[Any] = [OracleAccuracy(), ledger, RoundTimer(), TargetPredictions(), *more]
+    needed += [locate(path)() for path in getattr(module, "watched_by", ())]  # type: ignore[operator]
+    return [each for each in needed if each is not None and not any(isinstance(one, type(each)) for one in callbacks)]
+
+
 def settings(trainer: Trainer, module: FederatedModule) -> dict[str, Any]:
     """Settings of a run in the form of the command's configuration, with objects as the names of their classes."""
     data = trainer.datamodule  # type: ignore[attr-defined]
@@ -271,19 +363,14 @@ def claim(parent: Path, name: str | None = None) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     taken = [int(match[1]) for each in parent.iterdir() if (match := _VERSION.fullmatch(each.name))]
     numbers = count(max(taken, default=-1) + 1)
-    names = (f"version_{number}" for number in numbers) if name is None else _numbered(name)
-    for each in names:
+    numbered = (f"version_{number}" for number in numbers)
+    for each in numbered if name is None else chain([name], (f"{name}-{number}" for number in count(1))):
         try:
             (parent / each).mkdir()  # succeeds in one process only
         except FileExistsError:
             continue
         return parent / each
     raise AssertionError("numbers do not end")
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    yield from (f"{name}-{number}" for number in count(1))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
-from fedlit.callbacks.shared import check_fields, class_names
+from fedlit.callbacks.shared import check_fields, class_names, grouped
 from fedlit.checks import check
 from fedlit.federation import KEYS
 from fedlit.federation.documents import fingerprint
@@ -242,11 +242,9 @@ def targets_of(runs: Iterable[RunSummary]) -> list[str]:
 
 
 def split_by_task(runs: Iterable[RunSummary]) -> dict[str, list[RunSummary]]:
-    """Runs with ``"accuracy"``, and those with ``"R2"``: scores that are never compared."""
-    by_task: dict[str, list[RunSummary]] = {"accuracy": [], "R2": []}
-    for run in runs:
-        by_task["accuracy" if run.oracle_r2 is None else "R2"].append(run)
-    return by_task
+    """Runs with ``"accuracy"``, and those with ``"R2"``, if there are any: scores that are never compared."""
+    by_task = grouped(runs, lambda run: "accuracy" if run.oracle_r2 is None else "R2")
+    return dict(sorted(by_task.items(), reverse=True))  # accuracy first
 
 
 def accuracies(runs: Iterable[RunSummary]) -> list[float]:
@@ -269,11 +267,9 @@ def averages(runs: Sequence[RunSummary]) -> list[float]:
 
 
 def gains(summaries: Sequence[RunSummary], method: str) -> dict[str, dict[int, float]]:
-    """Points of accuracy, or of R2 in %, above the floor: by target and by seed, where both have runs.
+    """Points of accuracy, or of R2 in %, of a method above the floor: by target and by seed, where both have runs.
 
-    Args:
-        summaries: Runs of one task, see `split_by_task`.
-        method: The method that is compared with the floor.
+    The runs are of one task, see `split_by_task`.
     """
 
     def points(name: str, of: RunSummary) -> list[float]:

@@ -58,23 +58,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """The model that is selected for one target and seed, without labels of the target.
+    """The model that is selected for one target and seed, without labels of the target."""
 
-    Args:
-        target: Name of the client adapted to.
-        seed: Of the runs.
-        chosen: The model to take; ``None`` if no candidate has more trust than `NO_TRUST`.
-        candidates: All methods that have a score, by falling trust.
-        without: Methods without a score in any round.
-        in_doubt: Whether ``chosen`` is SourceOnly, taken as the trust of the others is hardly higher.
-    """
-
-    target: str
-    seed: str
-    chosen: Candidate | None
-    candidates: Sequence[Candidate]
-    without: Sequence[str]
-    in_doubt: bool
+    target: str  # name of the client adapted to
+    seed: str  # of the runs
+    chosen: Candidate | None  # the model to take; ``None`` if no candidate has more trust than `NO_TRUST`
+    candidates: Sequence[Candidate]  # all methods that have a score, by falling trust
+    without: Sequence[str]  # methods without a score in any round
+    in_doubt: bool  # whether ``chosen`` is SourceOnly, taken as the trust of the others is hardly higher
 
     def __str__(self) -> str:
         """The selection in sentences, and how clear it is."""
@@ -107,10 +98,7 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
     """Select the most trusted round of the most trusted method, for each target and seed with a score.
 
     SourceOnly, which adapts nothing and receives nothing from the target, is taken instead if it has at least 95 % of
-    the highest trust. Where no trust is above `NO_TRUST`, no model is chosen.
-
-    Args:
-        runs: Finished runs, by the path of their folder.
+    the highest trust. Where no trust is above `NO_TRUST`, no model is chosen. Runs are by the path of their folder.
     """
     groups: dict[tuple[str, str], dict[str, RunFolder]] = {}
     for path, run in runs.items():

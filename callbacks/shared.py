@@ -1,24 +1,22 @@
-"""Helpers of several callbacks: the module they watch, files of a run, random features, and numbers as text."""
+"""Helpers of several callbacks: the module they watch, files of a run, and numbers as text."""
 
 from __future__ import annotations
 
 import csv
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import torch
-import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
 
 from fedlit.checks import check
 from fedlit.federation import KEYS
-from fedlit.federation.nested import Inputs
-from fedlit.functional import random_fourier_features, sample_frequencies
 from fedlit.module import FederatedModule
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LOGGING_CHANNELS = ("metrics", "oracle")
 """Channels of logged numbers, which are sent as plaintext."""
@@ -33,6 +31,7 @@ CALIBRATION = "calibration"
 """Channel of the losses that `Calibration` averages over the sources, through its privacy backend."""
 
 _T = TypeVar("_T")
+_K = TypeVar("_K")
 
 
 def watched(channel: str) -> bool:
@@ -67,6 +66,14 @@ def class_names(trainer: Trainer, module: FederatedModule) -> list[str]:
 
 
 # ---------------------------------------------------------------- files of a run
+
+
+def grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
+    """Items by a key, in the order in which keys first occur."""
+    groups: dict[_K, list[_T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def log_folder(trainer: Trainer) -> Path:
@@ -111,51 +118,6 @@ def _fits(value: object, annotation: Any) -> bool:
     return isinstance(value, annotation)
 
 
-# ---------------------------------------------------------------- statistics
-
-
-class RandomBasis:
-    """Random features of a client's extracted features scaled to length 1; the same for all clients.
-
-    Args:
-        num_frequencies: N, at least 1; there are 2 N features.
-        bandwidth: Of their Gaussian kernel, positive, in units of features scaled to length 1.
-
-    Attributes:
-        size: 2 N.
-    """
-
-    def __init__(self, num_frequencies: int = 32, bandwidth: float = 0.5) -> None:
-        self.num_frequencies, self.bandwidth = num_frequencies, bandwidth
-        self.size = 2 * num_frequencies
-        self.forget_()
-
-    def forget_(self) -> None:
-        """Draw new frequencies for the next module, which may have another width and seed."""
-        self._frequencies: Tensor | None = None
-
-    def of(self, module: FederatedModule, name: str, inputs: Inputs) -> Tensor:
-        """Features of a batch of a local client's inputs, shape (n, 2 N), float64."""
-        extracted: Tensor = module.replicas[name].get_submodule("extractor")(inputs)
-        unit = F.normalize(extracted.detach().flatten(1).double(), dim=1)
-        if self._frequencies is None:
-            drawn = (self.num_frequencies, unit.shape[1], self.bandwidth)
-            self._frequencies = sample_frequencies(*drawn, seed=module.federation.seed)
-        return random_fourier_features(unit, self._frequencies)
-
-
-def triangle(size: int) -> tuple[Tensor, ...]:
-    """Indices of the upper triangle of a square matrix."""
-    return tuple(torch.triu_indices(size, size))
-
-
-def unfold(numbers: Tensor, size: int) -> Tensor:
-    """The symmetric matrix, float64, with these numbers as its upper triangle."""
-    full = torch.zeros(size, size, dtype=torch.float64)
-    full[triangle(size)] = numbers.double()
-    return full + full.T - full.diagonal().diag()
-
-
 def megabytes(num_bytes: float) -> str:
     """Bytes in MB (10^6), to three digits, or to the byte where that would be nothing: ``"3.21"``, ``"0.000042"``."""
     amount = num_bytes / 1e6
@@ -164,3 +126,19 @@ def megabytes(num_bytes: float) -> str:
     if amount >= 0.001:
         return f"{amount:#.3g}"
     return f"{amount:.6f}" if num_bytes else "0"
+
+
+def colors_of(number: int) -> list[Any]:
+    """Colours that distinguish so many things."""
+    import matplotlib as mpl
+
+    if number <= 10:
+        return [mpl.colormaps["tab10"](place) for place in range(number)]
+    return [mpl.colormaps["turbo"](0.04 + 0.92 * place / (number - 1)) for place in range(number)]
+
+
+def over_rounds(axis: Axes) -> None:
+    """Make the horizontal axis one of communication rounds."""
+    axis.set_xlabel("round")
+    axis.locator_params(axis="x", integer=True)
+    axis.grid(alpha=0.25)

@@ -18,7 +18,7 @@ from fedlit.callbacks.run_summary import (
     split_by_task,
     targets_of,
 )
-from fedlit.callbacks.shared import LOGGING_CHANNELS, megabytes, watched
+from fedlit.callbacks.shared import LOGGING_CHANNELS, grouped, megabytes, watched
 from fedlit.checks import check
 from fedlit.federation import KEYS
 from fedlit.privacy import Description
@@ -36,31 +36,25 @@ def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> 
 
     Repetitions with several seeds are shown as mean ± sample standard deviation of the accuracy (in regression, of R2),
     and the mean of the other columns. An average over targets is within each seed first, of seeds that have them all.
-    Accuracies and R2 have separate rows, and no average has both. Rows are in the order of the runs: no column ranks
-    methods. Models that predict a single class are marked.
+    Accuracies and R2 have separate rows. No column ranks methods. Models that predict a single class are marked.
 
     Args:
         summaries: Of all runs, in the order of the rows.
         one_method: Whether all are of one method and named by its settings, which the target score does compare.
 
-    Returns:
-        A table that rich can print, as two tables where the terminal is too narrow for one.
-
     Raises:
         ValueError: If there is no run.
     """
     check(len(summaries) > 0, "summaries", "of at least one run", summaries)
-    tasks = {task: runs for task, runs in split_by_task(summaries).items() if runs}
-    rows: list[Row] = []
+    tasks, rows = split_by_task(summaries), list[Row]()
     for method in methods_of(summaries):
         for task, part in tasks.items():
             runs = [run for run in part if run.method == method]
-            targets = targets_of(runs)
             unit = " (R2)" if len(tasks) > 1 and task == "R2" else ""
-            for target in targets:
-                here = [run for run in runs if run.target == target]
+            by_target = grouped(runs, lambda run: run.target)
+            for target, here in by_target.items():
                 rows.append(Row([method, f"{target}{unit}", *_cells(here, accuracies(here))]))
-            if len(targets) > 1:
+            if len(by_target) > 1:
                 rows.append(Row([method, f"average{unit}", *_cells(runs, averages(runs))], total=True))
         rows[-1].last = True
     notes = [*marks(summaries), *_missing_seeds(summaries)]
@@ -126,13 +120,12 @@ def _hides(about: Description | None) -> bool:
 
 def marks(summaries: Sequence[RunSummary]) -> list[str]:
     """Notes on scores that are not what the column's title says: of models that predict one class, or with noise."""
-    collapsed: dict[tuple[str, str, str], list[int]] = {}
-    for run in summaries:
-        if run.only_class is not None:
-            collapsed.setdefault((run.method, run.target, run.only_class), []).append(run.seed)
+    collapsed = (run for run in summaries if run.only_class is not None)
     lines = [
-        f"{COLLAPSED} {method} on {target}, {_seeds(seeds)}, predicts nothing but {name!r}"
-        for (method, target, name), seeds in collapsed.items()
+        f"{COLLAPSED} {method} on {target}, {named_seeds([run.seed for run in runs])}, predicts nothing but {name!r}"
+        for (method, target, name), runs in grouped(
+            collapsed, lambda run: (run.method, run.target, run.only_class)
+        ).items()
     ]
     if any(run.noised for run in summaries):
         lines.append(
@@ -142,20 +135,19 @@ def marks(summaries: Sequence[RunSummary]) -> list[str]:
     return lines
 
 
-def _seeds(seeds: Sequence[int]) -> str:
+def named_seeds(seeds: Sequence[object]) -> str:
+    """``"seed 0"`` or ``"seeds 0, 1"``."""
     return f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}"
 
 
 def _missing_seeds(summaries: Sequence[RunSummary]) -> list[str]:
     every = sorted({run.seed for run in summaries})
-    by_row: dict[tuple[str, str], set[int]] = {}
-    for run in summaries:
-        by_row.setdefault((run.method, run.target), set()).add(run.seed)
-    return [
-        f"{method} on {target} has {_seeds(sorted(seeds))} alone, of {_seeds(every)}"
-        for (method, target), seeds in by_row.items()
-        if len(seeds) < len(every)
-    ]
+    lines = []
+    for (method, target), runs in grouped(summaries, lambda run: (run.method, run.target)).items():
+        seeds = sorted({run.seed for run in runs})
+        if len(seeds) < len(every):
+            lines.append(f"{method} on {target} has {named_seeds(seeds)} alone, of {named_seeds(every)}")
+    return lines
 
 
 def _not_ranked(summaries: Sequence[RunSummary]) -> list[str]:
@@ -185,8 +177,7 @@ def _differences(summaries: Sequence[RunSummary]) -> list[str]:
 def _selections(summaries: Sequence[RunSummary]) -> list[str]:
     """Accuracy after choosing a round by the label-free score, next to the best round's."""
     lines = []
-    for method in methods_of(summaries):
-        runs = [run for run in summaries if run.method == method]
+    for method, runs in grouped(summaries, lambda run: run.method).items():
         selected = [run.selected_accuracy for run in runs if run.selected_accuracy is not None]
         best = [run.best_accuracy for run in runs if run.best_accuracy is not None]
         if selected and best:
@@ -199,13 +190,11 @@ def _selections(summaries: Sequence[RunSummary]) -> list[str]:
 
 def _alternatives(summaries: Sequence[RunSummary]) -> list[str]:
     lines = []
-    for method in methods_of(summaries):
-        scores: dict[str, list[float]] = {}
-        for run in summaries:
-            for name, score in run.oracle_alternatives.items() if run.method == method else ():
-                scores.setdefault(name, []).append(score)
+    for method, runs in grouped(summaries, lambda run: run.method).items():
+        pairs = (pair for run in runs for pair in run.oracle_alternatives.items())
+        scores = grouped(pairs, lambda pair: pair[0])
         if scores:
-            each = ", ".join(f"{name} {100 * fmean(values):.1f}" for name, values in scores.items())
+            each = ", ".join(f"{name} {100 * fmean(value for _, value in some):.1f}" for name, some in scores.items())
             lines.append(f"{method}, by prediction (oracle): {each}")
     return lines
 
@@ -254,7 +243,7 @@ def results_table(summaries: Sequence[RunSummary]) -> Table:
     that predict a single class are marked.
     """
     methods = methods_of(summaries)
-    tasks = {task: runs for task, runs in split_by_task(summaries).items() if runs}
+    tasks = split_by_task(summaries)
     score = " or ".join(tasks)
     headings = (f"oracle {score} in %: {{}}", "standard deviation: {}", "seeds: {}", "of one class alone: {}")
     columns, rows = [Column("method")], [Row([method]) for method in methods]

@@ -21,23 +21,21 @@ from fedlit.run.tasks import Classification
 class TargetPredictions(Callback):
     """Write predictions of ``trainer.predict`` for the target to a file: a row per sample, in the data's order.
 
-    The column ``id`` has the data module's ``ids``, or the sample's position in the target's data, from 0, before they
-    were split; of a loader without a `DomainDataModule`, in the loader. ``predicted`` has the most probable class, and
-    there is a column for the probability of each class; in regression there is a column for each number alone. Columns
-    have the names of the data module's ``classes``, or else numbers from 0. The process that hosts the target writes.
-    Nothing is written under ``fast_dev_run``.
+    The column ``id`` has the data module's ``ids``, or the sample's position in the target's data before the split;
+    of a loader without a `DomainDataModule`, in the loader. ``predicted`` has the most probable class, and there is a
+    column for the probability of each class, called as in ``classes``; in regression there is a column for each number
+    alone. The process that hosts the target writes; nothing is written under ``fast_dev_run``.
 
     Args:
-        csv: Path of the file; ``None`` is ``predictions.csv`` in the Trainer's ``log_dir``, or its
-            ``default_root_dir``.
+        csv: Path of the file; ``None`` is ``predictions.csv`` in the ``log_dir``, or the ``default_root_dir``.
         costs: Costs of decisions in any unit, ``costs[true class][decided class]``. They add the column ``decision``:
             the class with the lowest expected cost, see `fedlit.functional.decide`. Of two classes ``[[0, 1], [4, 0]]``
             decides for the second where its probability is above 1 / (1 + 4).
 
     Raises:
         TypeError: If the module is no `FederatedModule`.
-        ValueError: If the data module names another number of classes than the module has, or gives a class the name
-            of another column, if ``costs`` do not fit the classes, or no sample was one of the target's.
+        ValueError: If ``classes`` do not fit the module or the file's columns, if ``costs`` do not fit the classes, or
+            if no sample was one of the target's.
     """
 
     def __init__(self, csv: str | None = None, costs: list[list[float]] | None = None) -> None:

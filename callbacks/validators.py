@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from fedlit import functional as fn
-from fedlit.callbacks.shared import CLASS_MEANS, SOURCE_MOMENTS, RandomBasis, federated, triangle, unfold
+from fedlit.callbacks.shared import CLASS_MEANS, SOURCE_MOMENTS, federated
+from fedlit.callbacks.source_statistics import SourceStatistics, report_target, triangle, unfold
 from fedlit.checks import check_at_least, check_one_of, check_positive
 from fedlit.federation import Channel, RosterError, Summed
 from fedlit.federation.nested import Inputs, leaves
 from fedlit.functional import SourceMoments
 from fedlit.module import FederatedModule
-from fedlit.run.component import Component
-from fedlit.run.tasks import Classification
 
 Validator = Literal[
     "certainty",
@@ -56,7 +54,7 @@ _PIXELS = 32
 """Height and width that larger images are shrunk to before they are compared."""
 
 
-class Validators(Callback, Component):
+class Validators(SourceStatistics):
     """Log label-free scores of the target after each validation, as ``validator/NAME``; the higher, the better.
 
     Of the target's predictions alone: ``certainty`` (how sure each prediction is, by its entropy), ``diversity`` (how
@@ -71,22 +69,18 @@ class Validators(Callback, Component):
     accuracy).
 
     By themselves ``diversity`` also rewards underconfident models, ``density`` those that predict everything alike, and
-    ``information`` overconfident methods; ``trust`` does not, as the temperature removes that. It assumes that a model
-    does for the sources what it does for the target, that similar inputs (standardised by each client, scaled to length
-    1; images shrunk to 32 x 32) are often of one class, and some 50 samples at least. While a method has no classifier
-    for the target (FedRF-TCA before the first average), nothing is logged.
+    ``information`` overconfident methods; ``trust`` does not. It assumes that a model does for the sources what it does
+    for the target, that similar inputs (standardised by each client, scaled to length 1; images shrunk to 32 x 32) are
+    often of one class, and some 50 samples at least. While a method has no classifier for the target, nothing is
+    logged. All can be a ``monitor``, with ``mode="max"``. `fedlit.functional` has the formulas, benchmarks/RESULTS.md
+    the accuracy that each loses.
 
-    All can be the ``monitor`` of ModelCheckpoint, EarlyStopping or a sweep, with ``mode="max"``, as can ``source/acc``
-    and ``target/score``, which is ``information``. `fedlit.functional` has the formulas, benchmarks/RESULTS.md the
-    accuracy that each loses.
-
-    The target receives the mean over sources, through the privacy backend of the channel; each source counts equally.
-    "source_moments" has for ``iwv`` and ``dev`` 4 N^2 + 6 N numbers for N frequencies, which reveal the mean of random
-    features of a source's samples, and its error rate; for ``calibrated`` and ``trust`` the mean loss at 41
-    temperatures from 0.1 to 10; for ``trust`` accuracy too. "class_means" has for ``class_means`` and ``trust`` the
-    means and shares of classes, 129 numbers for each class. Never a sample. Under differential privacy of all channels
-    every validation spends of the privacy budget, and scores of noisy statistics mean little: name only those there
-    that need none.
+    The target receives the mean over sources, each counted equally, through the privacy backend of the channel: on
+    "source_moments" for ``iwv`` and ``dev`` 4 N^2 + 6 N numbers for N frequencies (mean random features of a source's
+    samples, and its error rate), for ``calibrated`` and ``trust`` the mean loss at 41 temperatures from 0.1 to 10, for
+    ``trust`` accuracy too; on "class_means" for ``class_means`` and ``trust`` 129 numbers for each class (means and
+    shares). Under differential privacy of all channels every validation spends of the privacy budget, and scores of
+    noisy statistics mean little: name only those there that need none.
 
     Args:
         names: Which scores; ``None`` is all of them.
@@ -116,12 +110,9 @@ class Validators(Callback, Component):
         check_at_least("num_frequencies (N)", num_frequencies, 1)
         for argument, value in (("bandwidth", bandwidth), ("ridge", ridge), ("temperature", temperature)):
             check_positive(argument, value)
-        self.ridge = ridge
-        self.temperature = temperature
-        self._basis = RandomBasis(num_frequencies, bandwidth)
-        self._temperatures = fn.temperature_grid()
+        self.ridge, self.temperature = ridge, temperature
         self._graph: tuple[Tensor, Tensor] | None = None
-        self._start_afresh()
+        super().__init__(num_frequencies, bandwidth)
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -140,118 +131,64 @@ class Validators(Callback, Component):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse regression."""
-        if not isinstance(federated(pl_module, self).task, Classification):
-            raise ValueError(
-                "Validators score class probabilities, but the method has task='regression': remove the callback, and "
-                "monitor 'source/r2'"
-            )
-        self._basis.forget_()
+        super().setup(trainer, pl_module, stage)
         self._graph = None
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget the samples of the last validation."""
-        self._start_afresh()
-
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
-    ) -> None:
-        """Collect predictions of the target, and features and errors of clients on this process."""
-        if trainer.sanity_checking:
-            return
-        module = federated(pl_module, self)
-        for name, samples in batch.items():
-            if name not in outputs:
-                self._unready = True
-                continue
-            logits = outputs[name].detach()
-            if name == module.target.name:
-                self._logits.append(logits.double())
-            else:
-                self._collect(name, logits, samples[1])
-            if self._needs(_MATCHED) or (self._needs(_OF_INPUTS) and name == module.target.name):
-                self._inputs[name].append(_flat(samples[0]))
-            if self._needs(WEIGHTED):
-                self._features[name].append(self._basis.of(module, name, samples[0]))
+    def _collect(self, module: FederatedModule, name: str, inputs: Inputs, labels: Tensor, logits: Tensor) -> None:
+        kept, is_target = self._kept, name == module.target.name
+        if is_target:
+            kept["logits"][name].append(logits.double())
+        else:
+            if self._needs(_CALIBRATED):
+                kept["losses"][name].append(fn.losses_at(logits, labels, self._temperatures))
+            if self._needs(_CALIBRATED) or self._needs(WEIGHTED):
+                kept["errors"][name].append((logits.argmax(dim=1) != labels).double())
+            if self._needs(_MATCHED):
+                kept["labels"][name].append(labels)
+        if self._needs(_MATCHED) or (self._needs(_OF_INPUTS) and is_target):
+            kept["inputs"][name].append(_flat(inputs))
+        if self._needs(WEIGHTED):
+            kept["features"][name].append(self._basis.of(module, name, inputs))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Share and log the scores."""
-        if trainer.sanity_checking:
-            return
         module = federated(pl_module, self)
-        federation = module.federation
-        if federation.channels.reports == "off":
+        if not trainer.sanity_checking and module.federation.channels.reports != "off":
+            received = self._means(module)
+            scores = self._at_target(module, lambda: self._scores(module, received))
+            reported = report_target(module, scores, list(self.names))
+            module.run.log({f"validator/{name}": value for name, value in reported.items()})
+        if not trainer.sanity_checking:
             self._start_afresh()
-            return
-        received = self._exchange(module)
-        scores: dict[str, dict[str, float]] = {}
-        error: RosterError | None = None
-        if federation.is_local(module.target) and not self._unready:
-            try:
-                self._check_samples(module.target.name, received)
-                scores[module.target.name] = self._scores(module, received)
-            except RosterError as problem:
-                error = problem
-        federation.check("validators", error)  # an error of the target's process ends all of them
-        reported = federation.report(scores, list(self.names)).get(module.target.name, {})
-        module.run.log({f"validator/{name}": value for name, value in reported.items()})
-        self._start_afresh()
-
-    def _collect(self, source: str, logits: Tensor, labels: Tensor) -> None:
-        """Keep losses, errors and labels of a source's batch, as far as scores need them."""
-        if self._needs(_CALIBRATED):
-            self._losses[source].append(fn.losses_at(logits, labels, self._temperatures))
-        if self._needs(_CALIBRATED) or self._needs(WEIGHTED):
-            self._errors[source].append((logits.argmax(dim=1) != labels).double())
-        if self._needs(_MATCHED):
-            self._labels[source].append(labels)
-
-    def _start_afresh(self) -> None:
-        self._unready = False
-        """Whether a client has no classifier yet, as in FedRF-TCA before the first average."""
-        self._logits: list[Tensor] = []
-        self._inputs: dict[str, list[Tensor]] = defaultdict(list)
-        self._labels: dict[str, list[Tensor]] = defaultdict(list)
-        self._losses: dict[str, list[Tensor]] = defaultdict(list)
-        self._features: dict[str, list[Tensor]] = defaultdict(list)
-        self._errors: dict[str, list[Tensor]] = defaultdict(list)
 
     def _needs(self, names: Sequence[str]) -> bool:
         return any(name in names for name in self.names)
 
-    def _exchange(self, module: FederatedModule) -> dict[str, Tensor]:
-        """Send statistics of each source; the target receives their means over sources that have samples."""
-        federation = module.federation
-        sources = [client.name for client in module.sources if federation.is_local(client)]
-        received: dict[str, Tensor] = {}
-        for channel in self.channels:
-            message = self._moments if channel.name == SOURCE_MOMENTS else self._class_means
-            sent = {name: message(module, name) for name in sources}
-            means = federation.mean(channel.name, sent, absent_too=True).get(module.target.name, {})
-            received |= {name: total if name == "there" else total / means["there"] for name, total in means.items()}
-        return received
+    def _statistics(self, channel: str, module: FederatedModule, source: str) -> dict[str, Tensor]:
+        return (self._moments if channel == SOURCE_MOMENTS else self._class_means)(module, source)
 
     def _moments(self, module: FederatedModule, source: str) -> dict[str, Tensor]:
         """Statistics of a source's samples and predictions; zeros if it has none."""
-        seen = source in self._errors
-        message: dict[str, Tensor] = {}
-        errors = torch.cat(self._errors[source]) if seen else torch.ones(1).double()
+        seen = self._has("errors", source)
+        message = {"there": torch.tensor(float(seen), dtype=torch.float64)}
+        errors = self._all("errors", source) if seen else torch.ones(1).double()
         if self._needs(_CALIBRATED):
-            losses = torch.cat(self._losses[source]).mean(dim=0) if seen else torch.zeros_like(self._temperatures)
+            losses = self._all("losses", source).mean(dim=0) if seen else torch.zeros_like(self._temperatures)
             message["losses"] = losses.cpu()
         if "trust" in self.names:
             message["accuracy"] = 1 - errors.mean().cpu()
         if self._needs(WEIGHTED):
-            features = torch.cat(self._features[source]) if seen else torch.zeros(1, self._basis.size)
+            features = self._all("features", source) if seen else torch.zeros(1, self._basis.size)
             message |= _packed(SourceMoments.of(features, errors if seen else torch.zeros(1)))
-        return {"there": torch.tensor(float(seen), dtype=torch.float64), **message}
+        return message
 
     def _class_means(self, module: FederatedModule, source: str) -> dict[str, Tensor]:
         """Means of a source's inputs by class, and shares of its classes; zeros if it has no samples."""
-        seen = source in self._labels
+        seen = self._has("labels", source)
         sums, counts = torch.zeros(module.num_classes, _DIRECTIONS).double(), torch.zeros(module.num_classes).double()
         if seen:
-            labels = torch.cat(self._labels[source])
-            sums, counts = _by_class(fn.standardised_directions(torch.cat(self._inputs[source])), labels, len(counts))
+            directions = fn.standardised_directions(self._all("inputs", source))
+            sums, counts = _by_class(directions, self._all("labels", source), len(counts))
         number = counts.sum().clamp(min=1)
         return {"there": torch.tensor(float(seen)).double(), "sums": sums / number, "shares": counts / number}
 
@@ -264,7 +201,7 @@ class Validators(Callback, Component):
     def _check_samples(self, target: str, received: Mapping[str, Tensor]) -> None:
         """Raise a `RosterError` if samples are missing."""
         way_out = "raise val_fraction of the data module"
-        number = sum(map(len, self._logits))
+        number = sum(map(len, self._kept["logits"][target]))
         if number == 0:
             raise RosterError(
                 f"Validators score predictions for {target!r}, which has no validation samples: {way_out}"
@@ -285,7 +222,9 @@ class Validators(Callback, Component):
 
     def _scores(self, module: FederatedModule, received: Mapping[str, Tensor]) -> dict[str, float]:
         """Scores of the target, on the process that hosts it."""
-        logits, target = torch.cat(self._logits), module.target.name
+        target = module.target.name
+        self._check_samples(target, received)
+        logits = self._all("logits", target)
         p, classes = logits.softmax(dim=1), logits.argmax(dim=1)
         mean, entropy = p.mean(dim=0), torch.special.entr(p).sum(dim=1).mean()
         scores: dict[str, Tensor] = {
@@ -296,13 +235,13 @@ class Validators(Callback, Component):
         if "density" in self.names:
             scores["density"] = fn.soft_neighbourhood_density(p, self.temperature)
         if self._needs(WEIGHTED):
-            features = torch.cat(self._features[target]).mean(dim=0).cpu()
+            features = self._all("features", target).mean(dim=0).cpu()
             scores["iwv"], scores["dev"] = fn.importance_weighted_scores(_unpacked(received), features, self.ridge)
         if self._needs(_CALIBRATED):
             temperature = fn.best_temperature(self._temperatures, received["losses"].cpu())
             scores["calibrated"] = fn.calibrated_information(logits, temperature)
         if self._needs(_OF_INPUTS):
-            inputs = torch.cat(self._inputs[target])
+            inputs = self._all("inputs", target)
             scores["neighbourhood"] = fn.neighbourhood_information(
                 classes, self._neighbours(inputs), module.num_classes
             )

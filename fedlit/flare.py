@@ -233,8 +233,7 @@ def _serve(fl_ctx: FLContext, arguments: Sequence[str], seat: Seat) -> None:
     """Take the server's seat in the job's run."""
     # at the server alone: a site's job process, which hands messages on, does without Lightning and starts sooner
     from fedlit.cli.arguments import normalise
-    from fedlit.cli.flare import JOB
-    from fedlit.cli.seats import read_run, take_seat
+    from fedlit.cli.seats import JOB, read_run, take_seat
 
     take_seat(read_run(normalise(["fit", *_arguments(fl_ctx, arguments)]), JOB), seat)
 

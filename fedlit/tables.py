@@ -1,6 +1,6 @@
 """One table for everything that fedlit prints: for terminals, and as CSV, Markdown, LaTeX and HTML.
 
-It imports neither torch nor jinja2 at once, so that commands which need none can print their tables immediately.
+It does not import torch, so that commands which need none can print their tables immediately.
 """
 
 from __future__ import annotations
@@ -11,18 +11,14 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from html import escape
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 COLLAPSED = "†"
 """After a score of models of which at least one predicts a single class."""
@@ -35,21 +31,13 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
 
 @dataclass(frozen=True)
 class Figure:
-    """A cell with the values of repetitions, shown as mean ± sample standard deviation.
+    """A cell with the values of repetitions, shown as mean ± sample standard deviation."""
 
-    Args:
-        values: One per repetition; without any the cell is a dash.
-        scale: Factor of mean and deviation, 100 for shares that are shown in per cent.
-        form: Format of the mean and of the deviation.
-        collapsed: Number of models behind it that predict a single class; they are marked with a dagger.
-        bold: Whether it stands out.
-    """
-
-    values: Sequence[float]
-    scale: float = 1
-    form: str = "{:.1f}"
-    collapsed: int = 0
-    bold: bool = False
+    values: Sequence[float]  # one per repetition; without any the cell is a dash
+    scale: float = 1  # factor of mean and deviation, 100 for shares that are shown in per cent
+    form: str = "{:.1f}"  # format of the mean and of the deviation
+    collapsed: int = 0  # number of models behind it that predict a single class; they are marked with a dagger
+    bold: bool = False  # whether it stands out
 
     @property
     def parts(self) -> tuple[float | None, float | None, int, int]:
@@ -68,23 +56,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Column:
-    """A column.
+    """A column."""
 
-    Args:
-        title: Heading; only terminals keep its line breaks.
-        numeric: Whether it has numbers, which are aligned to the right, or words.
-        form: Turns a value into text; texts, figures and ``None``, which is a dash, need none.
-        folds: Whether a narrow terminal may break its cells.
-        min_width: Characters that a narrow terminal leaves it.
-        parts: Headings of `Figure.parts` in a CSV file; empty for columns without figures.
-    """
-
-    title: str
-    numeric: bool = False
-    form: Callable[[Any], str] = str
-    folds: bool = False
-    min_width: int = 1
-    parts: tuple[str, ...] = ()
+    title: str  # heading; only terminals keep its line breaks
+    numeric: bool = False  # whether it has numbers, which are aligned to the right, or words
+    form: Callable[[Any], str] = str  # turns a value into text; texts, figures and ``None``, which is a dash, need none
+    folds: bool = False  # whether a narrow terminal may break its cells
+    min_width: int = 1  # characters that a narrow terminal leaves it
+    parts: tuple[str, ...] = ()  # headings of `Figure.parts` in a CSV file; empty for columns without figures
 
     def text(self, value: object) -> str:
         """The text of a cell."""
@@ -102,20 +81,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows, with a caption above and footnotes below.
+    """Columns and rows, with a caption above and footnotes below."""
 
-    Args:
-        columns: At least one.
-        rows: With a cell for each column.
-        caption: States what the table has, and how to read its numbers.
-        footnotes: Sentences on single cells.
-        split: Columns from which a second table is made on a terminal too narrow for all, and columns repeated in it.
-    """
-
-    columns: Sequence[Column]
-    rows: Sequence[Row]
-    caption: str | None = None
-    footnotes: Sequence[str] = ()
+    columns: Sequence[Column]  # at least one
+    rows: Sequence[Row]  # with a cell for each column
+    caption: str | None = None  # states what the table has, and how to read its numbers
+    footnotes: Sequence[str] = ()  # sentences on single cells
+    # columns from which a second table is made on a terminal too narrow for all, and columns repeated in it
     split: tuple[int, int] | None = None
 
     @classmethod
@@ -206,42 +178,23 @@ class Table:
 
     def html(self) -> str:
         """An element of a page; all texts are escaped, and line breaks are ``<br>``."""
-        return _template().render(table=self, texts=self.texts())
+        titles = [column.title.replace("\n", " ") for column in self.columns]
+        rows = []
+        for row, texts in zip(self.rows, self.texts(), strict=True):
+            kind = ' class="sum"' if row.total else ""
+            rows.append(f"<tr{kind}>{self._cells('td', texts)}</tr>")
+        lines = [
+            '<div class="table"><table>',
+            *([] if self.caption is None else [f"<caption>{escape(self.caption)}</caption>"]),
+            f"<thead><tr>{self._cells('th', titles)}</tr></thead>",
+            *("<tbody>", *rows, "</tbody></table></div>"),
+            *(line for note in self.footnotes for line in ("", f"<p>{escape(note)}</p>")),
+        ]
+        return "\n".join(lines)
 
-
-@cache
-def _template() -> Template:
-    from jinja2 import Environment
-
-    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_HTML)
-
-
-_HTML = """\
-<div class="table"><table>
-{% if table.caption %}
-<caption>{{ table.caption }}</caption>
-{% endif %}
-<thead><tr>
-{%- for column in table.columns -%}
-<th{{ "" if column.numeric else " class=w" }}>{{ column.title.replace("\\n", " ") }}</th>
-{%- endfor -%}
-</tr></thead>
-<tbody>
-{% for row in table.rows %}
-<tr{% if row.total %} class="sum"{% endif %}>
-{%- for text in texts[loop.index0] -%}
-<td{{ "" if table.columns[loop.index0].numeric else " class=w" }}>
-{%- for line in text.split("\\n") %}{{ "" if loop.first else "<br>" | safe }}{{ line }}{% endfor -%}
-</td>
-{%- endfor -%}
-</tr>
-{% endfor %}
-</tbody></table></div>
-{%- for note in table.footnotes %}
-
-<p>{{ note }}</p>
-{%- endfor %}
-"""
+    def _cells(self, tag: str, texts: Iterable[str]) -> str:
+        pairs = zip(self.columns, (escape(text).replace("\n", "<br>") for text in texts), strict=True)
+        return "".join(f"<{tag}{'' if column.numeric else ' class=w'}>{text}</{tag}>" for column, text in pairs)
 
 
 def _stands_out(row: Row, cell: object) -> bool:

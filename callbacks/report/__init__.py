@@ -1,8 +1,7 @@
 """``fedlit report``: what ``fedlit fit`` leaves in a run's folder, read back and made into a page.
 
-Runs' folders are read (``run_folder``). What is in them becomes blocks (``contents``): the ``verdict`` on all runs, how
-the ``target``'s samples are predicted, and each ``run`` by itself, with ``charts`` that are drawn as ``svg``. Blocks
-become HTML and Markdown (``pages``).
+Runs' folders are read (``run_folder``). What is in them becomes blocks (``contents``): the ``verdict`` on all runs, and
+each ``run`` by itself, with ``charts``. Blocks become HTML and Markdown (``pages``).
 """
 
 from fedlit.callbacks.report.contents import report_on, write_report

@@ -20,11 +20,9 @@ from fedlit.callbacks.report.pages import (
     to_html,
     to_markdown,
 )
-from fedlit.callbacks.report.ranking import ranking
 from fedlit.callbacks.report.run import ORACLE, blocks_of, drawn, in_percent, panel_of
 from fedlit.callbacks.report.run_folder import RunFolder, differences
-from fedlit.callbacks.report.target import target_blocks
-from fedlit.callbacks.report.verdict import SPREAD, verdict
+from fedlit.callbacks.report.verdict import SPREAD, ranking, target_blocks, verdict
 from fedlit.callbacks.run_record import METRICS, SUMMARY
 from fedlit.callbacks.selection import TRUST, trust_of
 from fedlit.callbacks.summary import CHANNELS, closing_table

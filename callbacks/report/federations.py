@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedlit.callbacks.report.run_folder import RunFolder, as_yaml, differences
+from fedlit.callbacks.shared import grouped
 
 _CLASS = "data.class_path"
 _DATA = "data.init_args."
@@ -38,17 +39,11 @@ _SAME_METHOD = re.compile(
 
 @dataclass(frozen=True)
 class FederationRuns:
-    """Runs that may be compared.
+    """Runs that may be compared."""
 
-    Args:
-        title: The data, and what distinguishes this federation from others in the report.
-        runs: At least one, with labels.
-        number: From 1 in a report on several federations; ``None`` for the only one.
-    """
-
-    title: str
-    runs: Sequence[RunFolder]
-    number: int | None = None
+    title: str  # the data, and what distinguishes this federation from others in the report
+    runs: Sequence[RunFolder]  # at least one, with labels
+    number: int | None = None  # from 1 in a report on several federations; ``None`` for the only one
 
     @property
     def suffix(self) -> str:
@@ -68,18 +63,14 @@ class FederationRuns:
 
 def by_title(runs: Iterable[RunFolder]) -> dict[str, list[RunFolder]]:
     """Runs by their names in tables."""
-    groups: dict[str, list[RunFolder]] = {}
-    for run in runs:
-        groups.setdefault(run.title, []).append(run)
-    return groups
+    return grouped(runs, lambda run: run.title)
 
 
 def by_federation(runs: Sequence[RunFolder]) -> list[FederationRuns]:
     """Runs of each federation, labelled, in the order of their first run."""
-    groups: dict[Hashable, list[RunFolder]] = {}
-    for run in runs:
-        facts = {key: as_yaml(value) for key, value in facts_of(run.config).items()}
-        groups.setdefault((_task(run), *sorted(facts.items())), []).append(run)
+    groups = grouped(
+        runs, lambda run: (_task(run), *sorted((key, as_yaml(each)) for key, each in facts_of(run.config).items()))
+    )
     titles = _titles([group[0] for group in groups.values()])
     return [
         FederationRuns(title, labelled(group), number if len(groups) > 1 else None)

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from fedlit.callbacks.report.svg import standalone
+from fedlit.callbacks.report.charts import standalone
 from fedlit.tables import Table, as_markdown
 
 
@@ -37,17 +37,11 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture.
+    """A picture."""
 
-    Args:
-        file: Name beside a Markdown page; shows the type, ``.svg`` or ``.png``.
-        caption: Alternative text.
-        content: Text of an SVG drawing of ours, which has escaped all names in it, or bytes of a PNG file.
-    """
-
-    file: str
-    caption: str
-    content: bytes | str
+    file: str  # name beside a Markdown page; shows the type, ``.svg`` or ``.png``
+    caption: str  # alternative text
+    content: bytes | str  # text of an SVG drawing of ours, which has escaped all names in it, or bytes of a PNG file
 
     @property
     def drawn(self) -> bool:

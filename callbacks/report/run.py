@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from fedlit.callbacks.communication_ledger import ledger_table, split
-from fedlit.callbacks.privacy_report import ChannelReport, Report, channel_table
+from fedlit.callbacks.privacy_report import ChannelReport, channel_table
 from fedlit.callbacks.report.charts import Line, Panel
 from fedlit.callbacks.report.pages import Block, Bullets, Folded, Heading, Picture, Pictures, Text
 from fedlit.callbacks.report.run_folder import Curve, RunFolder, as_yaml
@@ -23,13 +25,7 @@ _PRIVACY_KEYS = tuple(f"trainer.strategy.init_args.{name}" for name in ("privacy
 
 
 def blocks_of(run: RunFolder, anchor: str, pictured: bool = True) -> list[Block]:
-    """Clients, curves, communication and privacy of a run.
-
-    Args:
-        run: Finished or not.
-        anchor: With which names of its pictures begin.
-        pictured: Whether pictures in its folder are shown, or only named.
-    """
+    """Clients, curves, communication and privacy of a run; ``pictured`` ones of its folder are shown, or else named."""
     blocks: list[Block] = []
     if run.summary is None:
         blocks.append(
@@ -102,15 +98,21 @@ def _sources(run: RunFolder) -> list[str]:
     return sorted({match[1] for match in matches if match})
 
 
-def _line(run: RunFolder, name: str, label: str, place: int | None, emphasis: bool = False) -> list[Line]:
-    """A curve, if it was logged."""
-    return [Line(label, run.curves[name], place, emphasis)] if name in run.curves else []
+def _lines(run: RunFolder, *curves: tuple[Any, ...]) -> list[Line]:
+    """Curves that were logged, each as its metric and, of `Line`, its label, place and emphasis.
 
-
-def _per_source(run: RunFolder, name: str) -> list[Line]:
-    """Curves of ``name``, in which ``*`` stands for a source."""
-    sources = list(enumerate(_sources(run)))
-    return [line for place, source in sources for line in _line(run, name.replace("*", source), source, place)]
+    ``*`` in a metric stands for each source, which labels the line and gives it its colour.
+    """
+    lines = []
+    for metric, *look in curves:
+        looks = enumerate(_sources(run)) if "*" in metric else [(None, "")]
+        for place, source in looks:
+            name = metric.replace("*", source)
+            if name in run.curves:
+                lines.append(
+                    Line(source, run.curves[name], place) if source else Line(look[0], run.curves[name], *look[1:])
+                )
+    return lines
 
 
 def panel_of(
@@ -120,60 +122,58 @@ def panel_of(
     return [Panel(title, lines, limits, logarithmic)] if lines else []
 
 
-def _target(run: RunFolder) -> str:
-    return f"{run.target} (target, {ORACLE})"
-
-
 def _scores(run: RunFolder) -> list[Panel]:
-    metric = _metric(run)
-    lines = [
-        *_per_source(run, f"source/*/{metric}"),
-        *_line(run, f"source/{metric}", "mean of sources", None),
-        *_line(run, f"oracle/target/{metric}", _target(run), None, True),
-    ]
-    first = len(_sources(run))
+    metric, target = _metric(run), f"{run.target} (target, {ORACLE})"
     others = sorted(name for name in run.curves if re.fullmatch(rf"oracle/target/[^/]+/{metric}", name))
-    for place, name in enumerate(others, first):
-        lines += _line(run, name, f"{run.target} by {name.split('/')[2]} ({ORACLE})", place)
+    lines = _lines(
+        run,
+        (f"source/*/{metric}",),
+        (f"source/{metric}", "mean of sources"),
+        (f"oracle/target/{metric}", target, None, True),
+        *(
+            (name, f"{run.target} by {name.split('/')[2]} ({ORACLE})", place)
+            for place, name in enumerate(others, len(_sources(run)))
+        ),
+    )
     if metric == "acc":
         lines = [in_percent(line) for line in lines]
         panels = panel_of("accuracy on validation samples, in %", lines, (-2, 102))
     else:
         panels = panel_of("R2 on validation samples, at most 1", lines)
     validators = sorted(name for name in run.curves if name.startswith("validator/"))
-    free = _line(run, "target/score", "target/score", None)
-    for place, name in enumerate(validators):
-        free += _line(run, name, name, place)
+    scores = ((name, name, place) for place, name in enumerate(validators))
+    free = _lines(run, ("target/score", "target/score"), *scores)
     return [*panels, *panel_of("label-free scores of the target, the higher the better", free)]
 
 
 def in_percent(line: Line) -> Line:
     """The same, of a share."""
     points, spread = ({at: 100 * value for at, value in of.items()} for of in (line.points, line.spread))
-    return Line(line.label, points, line.place, line.emphasis, spread)
+    return replace(line, points=points, spread=spread)
 
 
 def _losses(run: RunFolder) -> list[Panel]:
-    last = len(_sources(run))
-    training = [
-        *_per_source(run, "source/*/loss"),
-        *_line(run, "target/loss", f"{run.target} (target)", last),
-        *_line(run, "train/loss", "mean of clients", None),
-    ]
-    validation = [*_per_source(run, "source/*/eval_loss"), *_line(run, "oracle/target/loss", _target(run), None, True)]
+    training = _lines(
+        run,
+        ("source/*/loss",),
+        ("target/loss", f"{run.target} (target)", len(_sources(run))),
+        ("train/loss", "mean of clients"),
+    )
+    oracle = ("oracle/target/loss", f"{run.target} (target, {ORACLE})", None, True)
     return [
         *panel_of("training loss, mean over the local steps of a round", training, logarithmic=True),
-        *panel_of("loss on validation samples", validation, logarithmic=True),
+        *panel_of("loss on validation samples", _lines(run, ("source/*/eval_loss",), oracle), logarithmic=True),
     ]
 
 
 def _weights(run: RunFolder) -> list[Panel]:
-    beta = [*_per_source(run, "beta/*"), *_line(run, "beta", "mean of sources", None, True)]
-    distance = [*_per_source(run, "distance/*"), *_line(run, "target_variance", "target variance", None, True)]
+    beta = _lines(run, ("beta/*",), ("beta", "mean of sources", None, True))
+    distance = _lines(run, ("distance/*",), ("target_variance", "target variance", None, True))
+    tau = _lines(run, ("tau/*",))
     return [
         *panel_of("weight of the source, beta", beta, (-0.03, 1.03)),
         *panel_of("squared distance of updates, and variance of the target's", distance, logarithmic=True),
-        *panel_of("tau: distance of g_T to the directions of g_S, over d", _per_source(run, "tau/*"), (-0.03, 1.03)),
+        *panel_of("tau: distance of g_T to the directions of g_S, over d", tau, (-0.03, 1.03)),
     ]
 
 
@@ -229,109 +229,84 @@ def _score(name: str, value: float) -> str:
 
 
 def _communication(run: RunFolder, anchor: str) -> list[Block]:
-    if run.ledger is None:
-        return _logged_bytes(run, anchor)
+    """Bytes by channel: those of the ledger, or, where it was not written, those that the metrics have."""
     points: dict[str, dict[int, float]] = {}
-    for entry in run.ledger:
-        sent = points.setdefault(entry.channel, {})
-        sent[entry.round_idx] = sent.get(entry.round_idx, 0) + entry.num_bytes
-    return [
-        Text(
+    if run.ledger is not None:
+        for entry in run.ledger:
+            sent = points.setdefault(entry.channel, {})
+            sent[entry.round_idx] = sent.get(entry.round_idx, 0) + entry.num_bytes
+        about = (
             "Bytes by channel, as the ledger has them: up to the server, down from it, and from client to client; per "
             "round in which the channel was used. The channels 'metrics', 'oracle' and 'source_moments' carry what is "
             "watched, and are not the method's; numbers of an evaluation are booked to the round that it is of, other "
             "messages between two rounds to the later one."
-        ),
-        ledger_table(run.ledger, exact=True),
-        *drawn(_bytes_by_channel(points), f"{anchor}_communication", run.name),
-    ]
-
-
-def _bytes_by_channel(points: Mapping[str, Mapping[int, float]]) -> list[Panel]:
+        )
+        table = ledger_table(run.ledger, exact=True)
+    else:
+        for name, curve in run.curves.items():
+            match = re.fullmatch(r"comm/(.+)/MB", name)
+            # a channel that is not used in a round is logged as 0, and has no entry in a ledger
+            sent = {at: float(round(1e6 * amount)) for at, amount in curve.items() if amount}
+            if match and sent:
+                points[match[1]] = sent
+        if not points:
+            return [Text("Not known: there is no ledger.csv, and no round has logged bytes.")]
+        about = (
+            f"There is no ledger.csv: bytes are those that {METRICS} has of each round when it ended, without who sent "
+            "to whom, and without what evaluations report after it."
+        )
+        rows = []
+        for channel, sent in points.items():
+            total = sum(sent.values())
+            rows.append([channel, str(len(sent)), f"{total:,.0f}", f"{total / len(sent):,.0f}"])
+        table = Table.of(["channel", "rounds", "total", "per round"], rows)
     of_method, watching = split(points)
     lines = [Line(name, points[name], place) for place, name in enumerate(of_method)]
     lines += [Line(name, points[name], None) for name in watching]
-    return panel_of("bytes sent in a round, by channel", lines, logarithmic=True)
-
-
-def _logged_bytes(run: RunFolder, anchor: str) -> list[Block]:
-    """Bytes that the metrics have, where the ledger was not written."""
-    matches = {name: re.fullmatch(r"comm/(.+)/MB", name) for name in run.curves}
-    # a channel that is not used in a round is logged as 0, and has no entry in a ledger
-    points = {
-        match[1]: {at: float(round(1e6 * amount)) for at, amount in run.curves[name].items() if amount}
-        for name, match in matches.items()
-        if match
-    }
-    points = {channel: sent for channel, sent in points.items() if sent}
-    if not points:
-        return [Text("Not known: there is no ledger.csv, and no round has logged bytes.")]
-    rows = [
-        [channel, str(len(sent)), f"{sum(sent.values()):,.0f}", f"{sum(sent.values()) / len(sent):,.0f}"]
-        for channel, sent in points.items()
-    ]
-    return [
-        Text(
-            f"There is no ledger.csv: bytes are those that {METRICS} has of each round when it ended, without who sent "
-            "to whom, and without what evaluations report after it."
-        ),
-        Table.of(["channel", "rounds", "total", "per round"], rows),
-        *drawn(_bytes_by_channel(points), f"{anchor}_communication", run.name),
-    ]
-
-
-def _epsilon(value: float | None) -> str:
-    return "without bound" if value is None else f"{value:.3g}"  # JSON has no infinity
+    panels = panel_of("bytes sent in a round, by channel", lines, logarithmic=True)
+    return [Text(about), table, *drawn(panels, f"{anchor}_communication", run.name)]
 
 
 def _privacy(run: RunFolder, anchor: str) -> list[Block]:
-    if run.privacy is not None:
-        blocks, table = _reported(run.privacy)
-    else:
-        blocks, table = _configured(run)
-    if table is not None:
-        blocks.append(table)
-    spent = [
-        *_line(run, "privacy/epsilon", "who sees single messages", 0),
-        *_line(run, "privacy/epsilon_sum", "who sees sums only", 1),
-    ]
-    panels = panel_of("epsilon spent by a client, at most, against those", spent)
-    return [*blocks, *(drawn(panels, f"{anchor}_privacy", run.name) if panels else [])]
-
-
-def _reported(report: Report) -> tuple[list[Block], Table | None]:
-    blocks: list[Block] = []
-    if any(channel.clip_norm is not None for channel in report.channels):
-        by_message, by_sum = map(_epsilon, (report.epsilon_message, report.epsilon_sum))
+    report = run.privacy
+    blocks = _configured(run) if report is None else []
+    if report is not None and any(channel.clip_norm is not None for channel in report.channels):
+        losses = (report.epsilon_message, report.epsilon_sum)  # JSON has no infinity
+        by_message, by_sum = ("without bound" if each is None else f"{each:.3g}" for each in losses)
         blocks.append(
             Text(
                 f"Greatest privacy loss of a client, at most: epsilon {by_message} against those who see single "
                 f"messages, {by_sum} against those who see sums only."
             )
         )
-    return blocks, channel_table(report.channels) if report.channels else None
+    if report is not None and report.channels:
+        blocks.append(channel_table(report.channels))
+    spent = _lines(
+        run, ("privacy/epsilon", "who sees single messages", 0), ("privacy/epsilon_sum", "who sees sums only", 1)
+    )
+    panels = panel_of("epsilon spent by a client, at most, against those", spent)
+    return [*blocks, *(drawn(panels, f"{anchor}_privacy", run.name) if panels else [])]
 
 
-def _configured(run: RunFolder) -> tuple[list[Block], Table | None]:
+def _configured(run: RunFolder) -> list[Block]:
     """What the run's other files show, where `PrivacyReport` wrote none."""
-    blocks: list[Block] = [
-        Text(
-            "There is no privacy.json (--trainer.callbacks+=fedlit.callbacks.PrivacyReport writes it): this is "
-            "what the run's other files show."
-        )
-    ]
     configured = [
         f"{key.removeprefix('trainer.strategy.init_args.')}: {as_yaml(value)}"
         for key, value in run.config.items()
         if key.startswith(_PRIVACY_KEYS) and value is not None
     ]
-    blocks.append(Bullets(configured) if configured else Text("No privacy backend is configured."))
-    if run.summary is None:
-        return blocks, None
+    blocks: list[Block] = [
+        Text(
+            "There is no privacy.json (--trainer.callbacks+=fedlit.callbacks.PrivacyReport writes it): this is "
+            "what the run's other files show."
+        ),
+        Bullets(configured) if configured else Text("No privacy backend is configured."),
+    ]
     summary = run.summary
-    names = [name for name in summary.bytes_by_channel if name not in LOGGING_CHANNELS and not name.endswith(KEYS)]
+    sent = [] if summary is None else summary.bytes_by_channel
     channels = [
         ChannelReport(name, summary.backends.get(name), 0, 0, 0, None, None, summary.channels.get(name, ""))
-        for name in names
+        for name in sent
+        if summary is not None and name not in LOGGING_CHANNELS and not name.endswith(KEYS)
     ]
-    return blocks, channel_table(channels, with_traffic=False) if channels else None
+    return [*blocks, channel_table(channels, with_traffic=False)] if channels else blocks

@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 import yaml
 
 from fedlit.callbacks.communication_ledger import read_csv
-from fedlit.callbacks.embeddings import HEADER, MAX_SAMPLES
 from fedlit.callbacks.privacy_report import Report
-from fedlit.callbacks.run_record import EMBEDDINGS, METRICS, SETTINGS, SUMMARY
+from fedlit.callbacks.run_record import EMBEDDINGS, HEADER, MAX_SAMPLES, METRICS, SETTINGS, SUMMARY
 from fedlit.callbacks.run_summary import RunSummary
 from fedlit.configs import flat
 from fedlit.federation import LedgerEntry
@@ -51,33 +50,21 @@ class Embedded:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Content of one run's folder.
+    """Content of one run's folder."""
 
-    Args:
-        name: The last parts of its path, as many as distinguish the runs of a report.
-        summary: ``None`` if the run has not finished, or was not one of ``fedlit fit``.
-        config: Leaves of its configuration by dotted key; empty if there is none.
-        curves: By metric, its numbers by round; see `rounds_of`.
-        final: Metrics of the evaluation after training, on test samples; empty if there was none.
-        ledger: All messages; ``None`` if it was not written.
-        privacy: The file of `PrivacyReport`; ``None`` without.
-        dictionary: Of FedDaDiL, by client: its coordinates and its cost of transport by round.
-        pictures: Paths of pictures, sorted.
-        embeddings: Test samples in the plane of their features' principal components; empty if none were written.
-        label: Name in a report's tables where runs of the method differ in settings; empty is the method.
-    """
-
-    name: str
-    summary: RunSummary | None
-    config: Mapping[str, object]
-    curves: Mapping[str, Curve]
-    final: Mapping[str, float]
-    ledger: Sequence[LedgerEntry] | None
-    privacy: Report | None
+    name: str  # the last parts of its path, as many as distinguish the runs of a report
+    summary: RunSummary | None  # ``None`` if the run has not finished, or was not one of ``fedlit fit``
+    config: Mapping[str, object]  # leaves of its configuration by dotted key; empty if there is none
+    curves: Mapping[str, Curve]  # by metric, its numbers by round; see `rounds_of`
+    final: Mapping[str, float]  # metrics of the evaluation after training, on test samples; empty if there was none
+    ledger: Sequence[LedgerEntry] | None  # all messages; ``None`` if it was not written
+    privacy: Report | None  # the file of `PrivacyReport`; ``None`` without
+    # of FedDaDiL, by client: its coordinates and its cost of transport by round
     dictionary: Mapping[str, Mapping[str, Curve]]
-    pictures: Sequence[Path]
+    pictures: Sequence[Path]  # paths of pictures, sorted
+    # test samples in the plane of their features' principal components; empty if none were written
     embeddings: Sequence[Embedded] = ()
-    label: str = ""
+    label: str = ""  # name in a report's tables where runs of the method differ in settings; empty is the method
 
     @property
     def method(self) -> str:
@@ -118,11 +105,8 @@ class RunFolder:
 def read_runs(places: Sequence[Path]) -> list[RunFolder]:
     """Read all runs in or below some folders, in natural order (version_2 before version_10), each once.
 
-    Args:
-        places: Folders of runs, or parents of such folders.
-
     Raises:
-        FileNotFoundError: If one of ``places`` is missing, or has no run at any depth.
+        FileNotFoundError: If a folder is missing, or has no run at any depth.
         ValueError: If a file of a run cannot be read.
     """
     folders = list(dict.fromkeys(folder for place in places for folder in _folders(place)))
@@ -165,7 +149,9 @@ def _read(folder: Path, name: str) -> RunFolder:
     config = flat(content) if content else {}
     rows = _parsed(folder / METRICS, _metrics) or []
     final: Mapping[str, float] = {}
-    if summary is not None and _ends_with_test(rows, _rounds_per_epoch(config)):
+    per_epoch = config.get("trainer.strategy.init_args.rounds_per_epoch")
+    per_epoch = per_epoch if isinstance(per_epoch, int) and per_epoch > 0 else 1  # foreign settings have no such number
+    if summary is not None and _ends_with_test(rows, per_epoch):
         last = max(place for place, row in enumerate(rows) if "epoch" in row)
         final, rows = rows[last], rows[:last]
     prefix = "dictionary_"
@@ -182,12 +168,6 @@ def _read(folder: Path, name: str) -> RunFolder:
         pictures=sorted(map(_picture, folder.glob("*.png")), key=lambda path: _natural(path.name)),
         embeddings=_parsed(folder / EMBEDDINGS, _embedded) or (),
     )
-
-
-def _rounds_per_epoch(config: Mapping[str, object]) -> int:
-    """As configured; 1, the strategy's default, where foreign settings have no such number."""
-    value = config.get("trainer.strategy.init_args.rounds_per_epoch")
-    return value if isinstance(value, int) and value > 0 else 1
 
 
 def _ends_with_test(rows: Sequence[Mapping[str, float]], rounds_per_epoch: int) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedlit.cli.command import main, run
-from fedlit.cli.loading import load
+from fedlit.cli.known import load
 
 if TYPE_CHECKING:
     from fedlit.cli.lightning_cli import FedlitCLI, quieten

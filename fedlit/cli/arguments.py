@@ -6,7 +6,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -57,13 +58,10 @@ def find_config(name: str) -> str:
 
 
 def as_word(key: str, value: object, text: str | None = None) -> str:
-    """One word of a command line that gives a key a value of the same type.
+    """An argument of the command line that gives a key a plain value of the same type.
 
-    Args:
-        key: Without hyphens.
-        value: Plain: a number, a text, ``None``, or lists and mappings of them.
-        text: Of the value after ``--KEY=``; by default as YAML. It is used if it reads as the same value, and a
-            configuration otherwise: ``None`` in a list, an infinite number or the text "null" would be another value.
+    It is ``--KEY=text``, by default the value as YAML, if that reads as the same value, and a configuration otherwise:
+    ``None`` in a list, an infinite number or the text "null" would be another value.
     """
     text = (value if isinstance(value, str) else flow(value)) if text is None else text
     return f"--{key}={text}" if _reads_as(text, value) else f"--config={flow(nested(key, value))}"
@@ -115,17 +113,27 @@ def options(args: Iterable[str]) -> list[tuple[str, str | None]]:
     return pairs
 
 
+def trees(args: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Each configuration's name, or option with its hyphens, and the tree of keys that it sets."""
+    for key, value in options(args):
+        if key in ("config", "c"):
+            yield value or "", {} if value is None else content_of(value)
+            continue
+        tree: Any = value
+        if value is not None and (key in ("model", "data", "trainer") or key.endswith("init_args")):
+            tree = content_of(value)
+        elif value is not None and value.startswith(("{", "[")):
+            with suppress(yaml.YAMLError):  # as [*.csv], which jsonargparse takes for text
+                tree = yaml.safe_load(value)
+        yield f"--{key}", nested(key, tree)
+
+
 def refuse_linked(args: list[str]) -> None:
     """Refuse model arguments that come from the data: jsonargparse would ignore them without a word."""
     refused: list[str] = []
-    for key, value in options(args):
-        where, content = "", {key: None}
-        if value is not None and key in ("config", "c"):
-            where, content = f" in {value}", content_of(value)
-        elif value is not None and key in ("model", "model.init_args"):
-            content = {key: content_of(value)}
-        linked = dict.fromkeys(match[0] for match in map(_LINKED_KEY.match, flat(content)) if match)
-        refused += [f"{name}{where}" for name in linked]
+    for where, tree in trees(args):
+        linked = dict.fromkeys(match[0] for match in map(_LINKED_KEY.match, flat(tree)) if match)
+        refused += [name if where.startswith("--") else f"{name} in {where}" for name in linked]
     if refused:
         sys.exit(
             f"fedlit: {', '.join(refused)}: clients, target, num_classes and task are taken from the data module; give "
@@ -136,20 +144,18 @@ def refuse_linked(args: list[str]) -> None:
 def refuse_nameless(args: list[str]) -> None:
     """Refuse a configuration or an option that sets arguments of data or a model before anything names its class."""
     named: set[str] = set()
-    for key, value in options(args):
-        part, _, rest = key.partition(".")
-        content = content_of(value) if value is not None and key in ("config", "c") else {}
-        trees = {each: content[each] for each in ("data", "model") if isinstance(content, dict) and each in content}
-        if part in ("data", "model"):
-            trees = {part: value if rest in ("", "class_path", "help") else {}}
-        for name, tree in trees.items():
-            if isinstance(tree, dict) and "class_path" not in tree and name not in named:
-                of_file = f"{value} sets arguments of {name} ({', '.join(map(str, tree))})"
+    for where, tree in trees(args):
+        for name in ("data", "model"):
+            if not isinstance(tree, dict) or name not in tree:
+                continue
+            of, is_option = tree[name], where.startswith("--")
+            if isinstance(of, dict) and not {"class_path", "help"} & of.keys() and name not in named:
+                sets = f"{where} sets arguments of {name} ({', '.join(map(str, of))})"
                 sys.exit(
-                    f"fedlit: {f'--{key} sets an argument of {name}' if name == part else of_file}, and nothing before "
-                    f"it names its class: put --{name}, or the configuration that has it, before it"
+                    f"fedlit: {f'{where} sets an argument of {name}' if is_option else sets}, and nothing before it "
+                    f"names its class: put --{name}, or the configuration that has it, before it"
                 )
-            if tree is not None or name == part:
+            if of is not None or is_option:
                 named.add(name)
 
 

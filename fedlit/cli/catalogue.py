@@ -1,9 +1,14 @@
-"""What a configuration can name, read from the classes, their docstrings and the configurations.
+"""What a configuration can name, read from the classes, their docstrings and the configurations; and plug-ins.
 
 `fedlit.cli.known` keeps it in a file, as ``fedlit list`` need not import torch to print it, and the documentation has a
 table of methods. After a change in classes::
 
     python -m fedlit.cli.catalogue
+
+Plug-ins are classes of other packages with entry points in the group ``fedlit.KIND``, each called like its class::
+
+    [project.entry-points."fedlit.methods"]
+    FedShrink = "my_package.methods:FedShrink"
 """
 
 from __future__ import annotations
@@ -11,25 +16,38 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
 from inspect import cleandoc, getmodule
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
 import yaml
+from lightning.pytorch import Callback
+from lightning.pytorch.utilities import rank_zero_only
+from torch import nn
 
 import fedlit
+import fedlit.callbacks
+import fedlit.data
+import fedlit.methods
+import fedlit.models
+import fedlit.privacy
 from fedlit.callbacks import Validators
 from fedlit.callbacks.validators import FROM_SOURCES, Validator
 from fedlit.cli.known import FILE, Row
-from fedlit.cli.plugins import KINDS, load_plugins
-from fedlit.cli.reports import arguments_of
+from fedlit.cli.parsed import arguments_of
+from fedlit.data import DomainDataModule
 from fedlit.federation import Client, Summed
 from fedlit.models import Bottleneck, SmallCNN
 from fedlit.module import FederatedModule
+from fedlit.privacy import SecureAggregation, TwoPartyAffine
 from fedlit.run.tasks import Classification
 
 _NAMED = ("methods", "data", "models", "privacy", "callbacks", "federation")
@@ -37,48 +55,114 @@ _NAMED = ("methods", "data", "models", "privacy", "callbacks", "federation")
 
 _CITATION = re.compile(r"\(([^()]*\b\d{4}\b[^()]*)\)")
 """Brackets with a year, or with a number of arXiv."""
+
 _SOURCE = re.compile(r" \([^()]*\b\d{4}\b[^()]*\)\.$")
 """The same at the end of a line, where it is not part of the sentence."""
+
 _REFERENCE = re.compile(r"^References:\n +(.+?)[.:;](?:\s|\Z)", re.DOTALL | re.MULTILINE)
+
 _EXPLAINED = re.compile(r"``([\w/]+)`` \(([^()]+)\)")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of class that a configuration may name."""
+
+    home: ModuleType  # package of fedlit's own
+    bases: tuple[type, ...]  # of which a class must derive from one
+
+    def own(self) -> dict[str, type]:
+        """Classes of this kind that fedlit has itself and that can be built, by name."""
+        public = {name: getattr(self.home, name) for name in self.home.__all__}
+        return {
+            name: thing
+            for name, thing in public.items()
+            if isinstance(thing, type) and issubclass(thing, self.bases) and not inspect.isabstract(thing)
+        }
+
+
+KINDS = {
+    "methods": Kind(fedlit.methods, (FederatedModule,)),
+    "data": Kind(fedlit.data, (DomainDataModule,)),
+    "privacy": Kind(fedlit.privacy, (SecureAggregation, TwoPartyAffine)),
+    "models": Kind(fedlit.models, (nn.Module,)),
+    "validators": Kind(fedlit.callbacks, (Callback,)),
+}
+"""By the last word of their entry-point group."""
+
+
+@dataclass(frozen=True)
+class PlugIn:
+    """A class of another package."""
+
+    kind: str  # one of `KINDS`
+    thing: type
+    distribution: str  # installed package that offers it
+
+
+@cache
+def load_plugins() -> tuple[PlugIn, ...]:
+    """Import what installed packages offer, once; what cannot be used is reported by name and left out.
+
+    That is all that short names need: jsonargparse looks for them among the subclasses that were imported.
+    """
+    plug_ins: list[PlugIn] = []
+    for kind in KINDS:
+        owners = dict.fromkeys(KINDS[kind].own(), "fedlit")
+        for entry in sorted(entry_points(group=f"fedlit.{kind}"), key=lambda entry: (_distribution(entry), entry.name)):
+            try:
+                thing = _load(entry, KINDS[kind], owners)
+            except Exception as error:  # whatever its import raises is no concern of runs without it
+                reason = f"{type(error).__name__}: {error}"
+                _report(f"plug-in {entry.name!r} of {_distribution(entry)} (fedlit.{kind}) is left out: {reason}")
+            else:
+                owners[entry.name] = _distribution(entry)
+                plug_ins.append(PlugIn(kind, thing, _distribution(entry)))
+    return tuple(plug_ins)
+
+
+def _load(entry: EntryPoint, kind: Kind, owners: dict[str, str]) -> type:
+    """The class of an entry point; imported only if its name is still free, as two would make the name ambiguous."""
+    if (entry.attr or "").split(".")[-1] != entry.name:
+        raise ValueError(f"short names are names of classes, so {entry.value!r} must be called like its class")
+    if entry.name in owners:
+        raise ValueError(
+            f"{owners[entry.name]} has a class of that name: rename it, or write its class path, "
+            f"{entry.module}.{entry.attr}, in configurations"
+        )
+    thing = entry.load()
+    if not (isinstance(thing, type) and issubclass(thing, kind.bases)):
+        raise TypeError(f"{entry.value!r} is no subclass of {' or '.join(base.__name__ for base in kind.bases)}")
+    return thing
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return "an unknown package" if entry.dist is None else entry.dist.name
+
+
+@rank_zero_only
+def _report(text: str) -> None:
+    print(f"fedlit: {text}", file=sys.stderr, flush=True)
 
 
 def rows(kind: str) -> list[Row]:
     """What fedlit has itself of a kind."""
     if kind == "validators":
         return _scores()
-    own = KINDS[kind].own()
+    own, home = KINDS[kind].own(), KINDS[kind].home.__name__
     if kind == "models":  # what can be an extractor; the others are what methods make of it
         own = {name: thing for name, thing in own.items() if "out_features" in thing.__annotations__}
-    configurations = _configurations(kind)
-    home = KINDS[kind].home.__name__
-    return [
-        Row(
-            name,
-            _SOURCE.sub(".", summary(thing)),
-            _citation(thing),
-            "\n".join(configurations.get(f"{home}.{name}", ())),
-            sends(thing),
-        )
-        for name, thing in own.items()
-    ]
+    configured = _configurations(kind)
+    return [_row(each, _citation(each), "\n".join(configured.get(f"{home}.{name}", ()))) for name, each in own.items()]
 
 
 def plugin_rows() -> list[tuple[str, Row]]:
     """Each class of another package that can be used, after its kind."""
-    return [
-        (
-            plug_in.kind,
-            Row(
-                plug_in.thing.__name__,
-                summary(plug_in.thing),
-                f"from {plug_in.distribution}",
-                "",
-                sends(plug_in.thing),
-            ),
-        )
-        for plug_in in load_plugins()
-    ]
+    return [(each.kind, _row(each.thing, f"from {each.distribution}", "")) for each in load_plugins()]
+
+
+def _row(thing: type, origin: str, extra: str) -> Row:
+    return Row(thing.__name__, _SOURCE.sub(".", summary(thing)), origin, extra, sends(thing))
 
 
 def arguments() -> dict[str, list[str]]:

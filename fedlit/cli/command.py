@@ -1,30 +1,40 @@
-"""The ``fedlit`` command: from the words after it to what is run."""
+"""The ``fedlit`` command: from its arguments to what is run; answers to questions are kept, as torch takes seconds."""
 
 from __future__ import annotations
 
 import atexit
 import errno
+import hashlib
 import io
+import json
 import os
 import re
+import shutil
 import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dis import opmap
 from importlib.metadata import version
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fedlit.checks import ArgumentError
-from fedlit.cli.arguments import normalise, refuse_linked, refuse_nameless
-from fedlit.cli.loading import load
-from fedlit.cli.memory import Answer
+from fedlit.cli.arguments import find_config, normalise, options, refuse_linked, refuse_nameless
+from fedlit.cli.known import did_you_mean, load
 from fedlit.cli.mistakes import check
-from fedlit.cli.nearest import did_you_mean
+
+_COMMANDS = ("fit", "validate", "test", "predict", "serve", "join")
+_QUESTIONS = ("-h", "--help", "--print_config")
+_VARIABLES = ("COLUMNS", "CUDA", "FEDLIT", "HOME", "JSONARGPARSE", "LANG", "LC_", "LINES", "PL_", "PYTHON", "TORCH")
+"""Beginnings of environment variables on which libraries let their answers depend."""
+_KEPT = 20
+"""Answers in the folder; each has a list of some thousand modules."""
 
 INSTALL = "pip install 'fedlit["
 """How an `ImportError` of fedlit names the extra that is missing."""
@@ -44,44 +54,20 @@ _EXTRAS = {
 }
 """Optional libraries, and the extra that installs each."""
 
-
-@dataclass(frozen=True)
-class Command:
-    """One word after ``fedlit``.
-
-    Args:
-        place: ``module:function`` that takes the words after it; imported when it is called.
-        what: It does, in half a line.
-    """
-
-    place: str
-    what: str
-
-    def __call__(self, args: list[str]) -> None:
-        """Run it."""
-        load(self.place)(args)
-
-
-COMMANDS: dict[str, Command] = {
-    "new": Command(
-        "fedlit.cli.new.command:new", "a folder with a configuration and a README that run: fedlit new csv DIR"
-    ),
-    "sweep": Command("fedlit.cli.sweep:sweep", "the grid or random search of a W&B sweep file, on this machine"),
-    "list": Command(
-        "fedlit.cli.listing:list_command", "what configurations can name, with its paper and what it sends"
-    ),
-    "report": Command("fedlit.cli.report:report", "a page on runs: fedlit report RUN_DIR ..."),
-    "export": Command("fedlit.cli.export:export", "the target's model of a run, in a file that needs no fedlit"),
-    "features": Command(
-        "fedlit.cli.features:features", "what a fixed network makes of all samples, for FeatureDomains"
-    ),
-    "serve": Command("fedlit.cli.seats:serve", "take the server's seat in a federation across organisations"),
-    "join": Command("fedlit.cli.seats:join", "take a site's seat in it"),
-    "certificates": Command("fedlit.cli.certificates:certificates", "certificates of a server and sites, for a trial"),
-    "flare": Command("fedlit.cli.flare:flare", "write a job for NVIDIA FLARE"),
-    "benchmark": Command("fedlit.cli.benchmark:benchmark", "run again what the tables were made from"),
+COMMANDS = {
+    "new": ("fedlit.cli.new.command:new", "a folder with a configuration and a README that run: fedlit new csv DIR"),
+    "sweep": ("fedlit.cli.sweep:sweep", "the grid or random search of a W&B sweep file, on this machine"),
+    "list": ("fedlit.cli.commands:list_command", "what configurations can name, with its paper and what it sends"),
+    "report": ("fedlit.cli.commands:report", "a page on runs: fedlit report RUN_DIR ..."),
+    "export": ("fedlit.cli.commands:export", "the target's model of a run, in a file that needs no fedlit"),
+    "features": ("fedlit.cli.commands:features", "what a fixed network makes of all samples, for FeatureDomains"),
+    "serve": ("fedlit.cli.seats:serve", "take the server's seat in a federation across organisations"),
+    "join": ("fedlit.cli.seats:join", "take a site's seat in it"),
+    "certificates": ("fedlit.cli.commands:certificates", "certificates of a server and sites, for a trial"),
+    "flare": ("fedlit.cli.seats:flare", "write a job for NVIDIA FLARE"),
+    "benchmark": ("fedlit.cli.commands:benchmark", "run again what the tables were made from"),
 }
-"""What ``fedlit`` does besides running a Trainer."""
+"""Commands without a Trainer: the ``module:function`` that takes the arguments, and what it does."""
 
 TRAINER = {
     "fit": "train and evaluate, one run or an experiment: fedlit fit --config experiments/first",
@@ -90,6 +76,83 @@ TRAINER = {
     "predict": "predict the target's samples with a checkpoint",
 }
 """What runs a Trainer, by Lightning's CLI."""
+
+
+def is_question(args: Sequence[str]) -> bool:
+    """Whether a command only asks what there is, and runs nothing."""
+    words = {arg.split("=")[0] for arg in args}
+    return any(word in _QUESTIONS or (word.startswith("--") and word.endswith(".help")) for word in words)
+
+
+class Answer:
+    """The answer to a question, which may be kept from before in ``file``; that is ``None`` of other commands."""
+
+    def __init__(self, args: Sequence[str]) -> None:
+        self.file: Path | None = None
+        asked = args[:1] and args[0] in _COMMANDS and is_question(args) and "LOCAL_RANK" not in os.environ
+        with suppress(OSError, ValueError, RuntimeError, yaml.YAMLError):  # an error of the command, which says more
+            if asked:
+                cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "fedlit")
+                self.file = cache / f"answer_{_fingerprint(args)}.json"
+
+    def recall(self) -> list[str] | None:
+        """Return what was printed, and what as an error, unless something that it depends on has changed."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            if self.file is not None:
+                kept: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
+                if all(_stamp(path) == stamp for path, stamp in kept["made_of"].items()):
+                    printed: list[str] = kept["printed"]
+                    return printed
+        return None
+
+    def keep(self, printed: list[str]) -> None:
+        """Keep what `recall` returns; without a folder that can be written to, nothing is kept."""
+        assert self.file is not None
+        files = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+        # a folder changes with the packages in it: one that is installed later may be a plug-in, or hide another
+        paths = {*files, *(path or os.getcwd() for path in sys.path)}
+        made_of = {path: _stamp(path) for path in paths if isinstance(path, str)}
+        with suppress(OSError):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            writing = self.file.with_suffix(f".{os.getpid()}")
+            writing.write_text(json.dumps({"printed": printed, "made_of": made_of}), encoding="utf-8")
+            os.replace(writing, self.file)
+            answers = sorted(self.file.parent.glob("answer_*.json"), key=lambda file: file.stat().st_mtime_ns)
+            for file in answers[:-_KEPT]:
+                file.unlink(missing_ok=True)
+
+
+def _stamp(path: str) -> list[int] | None:
+    """Size and time of change; ``None`` if there is no such file."""
+    with suppress(OSError):
+        status = os.stat(path)
+        return [status.st_size, status.st_mtime_ns]
+    return None
+
+
+def _fingerprint(args: Sequence[str]) -> str:
+    variables = sorted(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
+    screen = [shutil.get_terminal_size().columns, sys.stdout.isatty()]
+    parts = [sys.executable, sys.version, os.getcwd(), *sys.path, *screen, *variables, *args, *_contents(args)]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _contents(args: Sequence[str]) -> Iterator[object]:
+    """Configurations, and stamps of files that they or options name."""
+    for key, value in options(normalise([*args])):
+        text = value or ""
+        if key in ("config", "c") and os.path.isfile(text):
+            text = Path(text).read_text(encoding="utf-8")
+            yield text
+        yield [_stamp(find_config(each)) for each in _texts(yaml.safe_load(text))]
+
+
+def _texts(tree: object) -> Iterator[str]:
+    if isinstance(tree, dict | list):
+        for each in tree.values() if isinstance(tree, dict) else tree:
+            yield from _texts(each)
+    elif isinstance(tree, str):
+        yield tree
 
 
 def main(args: list[str] | None = None) -> None:
@@ -111,7 +174,8 @@ def main(args: list[str] | None = None) -> None:
             if _subcommand(args) in ("fit", "sweep")
             else ""
         )
-        if _is_first_process():
+        utilities: Any = sys.modules.get("lightning.pytorch.utilities")  # without Lightning there is one process
+        if getattr(getattr(utilities, "rank_zero_only", None), "rank", 0) == 0:
             print(f"fedlit: ended by {by.name}{advice}", file=sys.stderr, flush=True)
         sys.exit(128 + by)  # as shells have it
 
@@ -135,26 +199,24 @@ def run() -> None:
 def _answer(args: list[str]) -> None:
     """`main`; what it prints of ``--help`` and ``--print_config`` is kept, and printed again without torch."""
     answer = Answer(args)
-    printed = answer.recall()
-    if printed is None and not answer.is_kept:
+    if answer.file is None:
         main(args)
         return
-    status = SystemExit(0)
-    if printed is None:
-        out, err = io.StringIO(), io.StringIO()
-        try:
-            with redirect_stdout(out), redirect_stderr(err):
-                main(args)
-        except SystemExit as end:
-            status = end
-        finally:
-            printed = [out.getvalue(), err.getvalue()]
-            _print(printed)
-        if not status.code:
-            own = [line for line in printed[1].splitlines(keepends=True) if line.startswith("fedlit")]
-            answer.keep([printed[0], "".join(own)])  # what libraries warn of is not of the answer
-    else:
+    printed, status = answer.recall(), SystemExit(0)
+    if printed is not None:
         _print(printed)
+        raise status
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main(args)
+    except SystemExit as end:
+        status = end
+    finally:
+        _print([out.getvalue(), err.getvalue()])
+    if not status.code:
+        lines = [line for line in err.getvalue().splitlines(keepends=True) if line.startswith("fedlit")]
+        answer.keep([out.getvalue(), "".join(lines)])  # without warnings of libraries
     raise status
 
 
@@ -209,12 +271,6 @@ def _ended_by(error: BaseException) -> signal.Signals | None:
     return None
 
 
-def _is_first_process() -> bool:
-    """Whether this is the process of a run that speaks; without Lightning there is but one."""
-    utilities: Any = sys.modules.get("lightning.pytorch.utilities")
-    return getattr(getattr(utilities, "rank_zero_only", None), "rank", 0) == 0
-
-
 def _what_to_install(error: ImportError) -> str | None:
     """The extra that is missing, in a sentence; ``None`` if it is another library."""
     if INSTALL in str(error):
@@ -236,7 +292,7 @@ def _main(args: list[str]) -> None:
         print(f"fedlit {version('fedlit')}")
         return
     if args[0] in COMMANDS:
-        COMMANDS[args[0]](args[1:])
+        load(COMMANDS[args[0]][0])(args[1:])
         return
     if not args[0].startswith("-") and args[0] not in TRAINER:
         sys.exit(
@@ -250,14 +306,14 @@ def _main(args: list[str]) -> None:
             "fedlit: --config must come after fit, which reads seeds, targets and compare: fedlit fit --config FILE"
         )
     check(args)
-    load("fedlit.cli.fit:run_trainer")(args)
+    load("fedlit.cli.experiment:run_trainer")(args)
 
 
 def _help() -> str:
     lines = ["usage: fedlit COMMAND ...", "", "Federated domain adaptation on PyTorch Lightning.", ""]
     for title, commands in (
         ("With a Trainer", TRAINER),
-        ("Besides", {word: command.what for word, command in COMMANDS.items()}),
+        ("Besides", {name: about for name, (_, about) in COMMANDS.items()}),
     ):
         lines.append(f"{title}:")
         width = max(map(len, [*TRAINER, *COMMANDS])) + 4

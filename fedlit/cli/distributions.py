@@ -41,17 +41,11 @@ _GRID = ("constant", "categorical", "int_uniform", "q_uniform")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A setting that is swept.
+    """A setting that is swept."""
 
-    Args:
-        path: Its name; of a nested one, the names above it before.
-        kind: Its distribution.
-        about: What the distribution was given, or has by default.
-    """
-
-    path: tuple[str, ...]
-    kind: str
-    about: Mapping[str, Any]
+    path: tuple[str, ...]  # its name; of a nested one, the names above it before
+    kind: str  # its distribution
+    about: Mapping[str, Any]  # what the distribution was given, or has by default
 
     @property
     def name(self) -> str:

@@ -1,41 +1,278 @@
-"""The runs that one ``fedlit fit`` stands for: every method of ``compare`` on every target with every seed."""
+"""``fedlit {fit,validate,test,predict}``; of fit, every method of ``compare`` on every target with every seed."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from importlib.resources import files
 from itertools import product
+from pathlib import Path
 from pydoc import locate
+from typing import Any
 
+import yaml
 from lightning.fabric.utilities.seed import max_seed_value
 
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report.run_folder import read_runs
 from fedlit.callbacks.run_record import write_whole
 from fedlit.callbacks.selection import as_json, select
-from fedlit.cli.arguments import refuse_linked
-from fedlit.cli.compare import Method, read_methods
+from fedlit.cli.arguments import as_word, content_of, find_config, flow, options, refuse_linked, trees
+from fedlit.cli.command import is_question
 from fedlit.cli.folders import SELECTED, ExperimentFolder, fingerprint, first_process
-from fedlit.cli.lightning_cli import FedlitCLI
+from fedlit.cli.known import did_you_mean
+from fedlit.cli.lightning_cli import FedlitCLI, in_sweep
+from fedlit.cli.mistakes import installed
 from fedlit.cli.parsed import Parsed, in_plain_words
 from fedlit.cli.plan import Plan, print_table, say
+from fedlit.configs import flat
+
+_ENTRY = ("class_path", "init_args", "name", "data", "trainer")
+"""What a mapping in ``compare`` may hold."""
+
+_LISTS = ("callbacks", "logger", "plugins")
+"""Arguments of the Trainer that hold several objects, each of which stands for itself."""
+
+_NOTHING = "False"
+"""What a configuration has that turns such an argument off, as `_class_of` has it."""
+
+_OF_TWO_TYPES = ("target_labels", "overfit_batches", "val_check_interval", "limit_{}_batches")
+"""Ends of parameters that take a number if whole, and a share if not: 1 and 1.0 are one and all."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """What the runs of a method add to the command line, and what the closing table calls them."""
+
+    name: str | None = None  # ``None`` is the name of the configuration's class
+    arguments: tuple[str, ...] = ()  # command line arguments; none is the method of the configuration
+    preset: tuple[str, ...] = ()  # arguments for data and Trainer, which give way to those of the command line
+
+    def command(self, args: Sequence[str]) -> list[str]:
+        """The whole command line: configurations, what this method presets, what the user gave, and what it must have.
+
+        What the user gave before the last configuration about something that is preset is given again after it, and
+        what the user appends to a list that this method sets (``KEY+=``) is appended to that.
+        """
+        configs = [index for index, arg in enumerate(args) if arg.startswith(("--config", "-c"))]
+        after = 1 if not configs else configs[-1] + (1 if "=" in args[configs[-1]] else 2)
+        preset = [key for word in self.preset for key in _keys(word)]
+        again = [
+            f"--{key}={value}"
+            for key, value in options(args[:after])
+            if value is not None and any(_within(_base(key), each) or _within(each, _base(key)) for each in preset)
+        ]
+        own = {key for word in self.arguments for key in _keys(word)}
+        return [*args[:after], *self.preset, *again, *args[after:], *self.arguments, *_appended(args, own)]
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What an experiment sets itself, beside what it compares."""
+
+    explicit: Collection[str] = ()  # keys that it sets
+    given: Collection[str] = ()  # those of them that options of the command line set
+    # by list of the Trainer, such as ``"callbacks"``, the classes in it
+    listed: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+
+def read_methods(entries: Sequence[str | dict[str, Any]], args: Sequence[str]) -> tuple[Method, ...]:
+    """The method of the configuration, and those that it is compared with.
+
+    A configuration, such as ``methods/fed_mmd`` or a file, is called by its file, or by its class if it is what is
+    shipped for that. What the experiment sets in data and trainer stays, and what the command line sets in model; its
+    lists come beside the experiment's. A class gets the arguments of its shipped configuration, as far as the
+    experiment sets nothing else. A mapping is called by its class and those ``init_args`` that are no mappings.
+    """
+    context = _Context(_explicit(args), _explicit(args, configurations=False), _listed(args))
+    keys = {_short(key) for key, _ in options(args)}
+    methods = [Method()]
+    for entry in entries:
+        method = _of_text(entry, context) if isinstance(entry, str) else _of_mapping(entry)
+        # what the user gives takes the place of presets
+        methods.append(replace(method, preset=tuple(word for word in method.preset if not keys & _keys(word))))
+    return tuple(methods)
+
+
+def name_of(config: str) -> str | None:
+    """What a configuration is called among methods that are compared; ``None`` if it is no file."""
+    file = find_config(config)
+    return _configured(file, _Context()).name if os.path.isfile(file) else None
+
+
+def _of_text(entry: str, context: _Context) -> Method:
+    file = find_config(entry)
+    if os.path.isfile(file):
+        return _configured(file, context)
+    if "/" in entry or entry.endswith((".yaml", ".yml")):
+        guess = did_you_mean(entry.removeprefix("configs/").removesuffix(".yaml"), installed())
+        sys.exit(f"fedlit: compare: {entry!r} is no file and no installed configuration{guess} fedlit list")
+    shipped = _shipped(entry if "." in entry else f"fedlit.methods.{entry}")
+    init_args = {} if shipped is None else _model_of(shipped).get("init_args", {})
+    own = (
+        as_word(f"model.init_args.{key}", value)
+        for key, value in init_args.items()
+        if not any(_within(each, f"model.{key}") for each in context.explicit)
+    )
+    return Method(None, (f"--model={entry}", *own))
+
+
+def _of_mapping(entry: dict[str, Any]) -> Method:
+    sections = {key: entry.get(key) or {} for key in ("init_args", "data", "trainer")}
+    is_class = isinstance(entry.get("class_path"), str) and set(entry) <= set(_ENTRY)
+    if not is_class or not all(isinstance(section, dict) for section in sections.values()):
+        sys.exit(
+            "fedlit: an entry of compare must be a class path or a mapping with class_path and, if need be, "
+            f"{', '.join(_ENTRY[1:])}, got {entry}"
+        )
+    init_args = sections.pop("init_args")
+    own = [as_word(f"model.init_args.{key}", value) for key, value in init_args.items()]
+    preset = [as_word(f"{part}.{key}", value) for part, values in sections.items() for key, value in values.items()]
+    shown = [f"{name}={value}" for name, value in init_args.items() if not isinstance(value, dict)]
+    name = entry["class_path"].split(".")[-1] + (f"({', '.join(shown)})" if shown else "")
+    return Method(str(entry.get("name") or name), (f"--model={entry['class_path']}", *own), tuple(preset))
+
+
+def _configured(file: str, context: _Context) -> Method:
+    content = content_of(file)
+    if not isinstance(content, dict):
+        sys.exit(f"fedlit: {file} in compare must be a configuration, with model and so on, got {content!r}")
+    own = dict(content)
+    if isinstance(own.get("trainer"), dict):
+        own["trainer"] = _beside_lists(own["trainer"], context.listed)
+    own |= {key: _unless(context.explicit, own[key], key) for key in ("data", "trainer") if key in own}
+    model = content.get("model")
+    if isinstance(model, dict):
+        own["model"] = _unless({*context.given} - {"model.class_path"}, model, "model", branches=True)
+    path = model.get("class_path") if isinstance(model, dict) else model
+    name = path.split(".")[-1] if path and _shipped(path) == file else Path(file).stem
+    return Method(name, (f"--config={file if own == content else flow(own)}",))
+
+
+def _appended(args: Sequence[str], keys: Collection[str]) -> list[str]:
+    """Words that append to lists of these keys, and those that then give arguments to what was appended."""
+    begun: set[str] = set()
+    words = []
+    for key, value in options(args):
+        base = _base(key)
+        if key.endswith("+") and any(_within(each, base) for each in keys):
+            begun.add(base)
+        elif not any(_within(base, each) and base != each for each in begun):
+            continue
+        if value is not None:
+            words.append(f"--{key}={value}")
+    return words
+
+
+def _beside_lists(trainer: dict[str, Any], listed: Mapping[str, Collection[str]]) -> dict[str, Any]:
+    """Arguments of the Trainer, whose lists are appended to the experiment's, without classes that are in these."""
+    result = {}
+    for name, value in trainer.items():
+        if name not in listed:
+            result[name] = value
+        elif _NOTHING not in listed[name]:
+            items = value if isinstance(value, list) else [value]
+            kept = [item for item in items if isinstance(item, str | dict) and _class_of(item) not in listed[name]]
+            if kept:
+                result[f"{name}+"] = kept
+    return result
+
+
+def _listed(args: Sequence[str]) -> dict[str, set[str]]:
+    """By list of the Trainer that an experiment sets or appends to, the classes in it."""
+    listed: dict[str, set[str]] = {}
+    for _, tree in trees(args):
+        trainer = tree.get("trainer") if isinstance(tree, dict) else None
+        for key, items in trainer.items() if isinstance(trainer, dict) else ():
+            name = key.removesuffix("+")
+            if name not in _LISTS or items is None or (isinstance(items, dict) and "class_path" not in items):
+                continue  # or arguments of what was appended before
+            if key == name:
+                listed[name] = set()  # what was there before is replaced
+            listed.setdefault(name, set()).update(map(_class_of, items if isinstance(items, list) else [items]))
+    return listed
+
+
+def _class_of(item: object) -> str:
+    path = item.get("class_path") if isinstance(item, dict) else item
+    return str(path).rpartition(".")[2]
+
+
+def _shipped(path: str) -> str | None:
+    """The configuration that is shipped for a class; of several, the plainest."""
+    folder = files("fedlit.configs").joinpath("methods")
+    configs = [str(file) for file in folder.iterdir() if file.name.endswith(".yaml")]
+    return min((file for file in configs if _model_of(file).get("class_path") == path), key=len, default=None)
+
+
+@cache
+def _model_of(file: str) -> dict[str, Any]:
+    model: dict[str, Any] = yaml.safe_load(Path(file).read_text(encoding="utf-8"))["model"]
+    return model
+
+
+def _unless(explicit: Collection[str], tree: Any, above: str, branches: bool = False) -> Any:
+    """What a configuration has below a key, without leaves that are set already, and if so without branches."""
+    if not isinstance(tree, dict):
+        return tree
+    return {
+        name: _unless(explicit, branch, f"{above}.{name}", branches)
+        for name, branch in tree.items()
+        if (isinstance(branch, dict) and not branches) or not _is_set(_short(f"{above}.{name}"), branch, explicit)
+    }
+
+
+def _is_set(key: str, branch: object, explicit: Collection[str]) -> bool:
+    """Whether the experiment sets a key, or entries of the list at it; what is appended to a list never stands back."""
+    return (key in explicit and not key.endswith("+")) or (
+        isinstance(branch, list) and any(each.startswith(f"{key}.") for each in explicit)
+    )
+
+
+def _keys(word: str) -> set[str]:
+    """Keys that a word of `as_word` sets, without ``init_args``."""
+    ((key, value),) = options([word])
+    return {_short(key)} if key != "config" or value is None else {*map(_short, flat(content_of(value)))}
+
+
+def _explicit(args: Sequence[str], configurations: bool = True) -> set[str]:
+    """Leaves that options set, and configuration files or not, without ``init_args``."""
+    leaves: set[str] = set()
+    for where, tree in trees(args):
+        key = where.removeprefix("--")
+        if where == key:
+            leaves.update(flat(tree) if configurations else ())
+        elif key in ("model", "data", "trainer"):
+            leaves.update(flat(tree if isinstance(tree[key], dict) else {key: {"class_path": tree[key]}}))
+        else:
+            leaves.update(flat(tree) if key.endswith("init_args") else [key])
+    return {*map(_short, leaves)}
+
+
+def _short(key: str) -> str:
+    """A key as jsonargparse also takes it, without the words for a class's arguments."""
+    return key.replace(".init_args", "")
+
+
+def _base(key: str) -> str:
+    """A key without the sign of what is appended to it, as `_short` has it."""
+    return _short(key.removesuffix("+"))
+
+
+def _within(key: str, other: str) -> bool:
+    return key == other or key.startswith(f"{other}.")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an experiment.
+    """One run of an experiment."""
 
-    Args:
-        method: What is trained.
-        target: Client name; ``None`` is the target of the configuration.
-        seed: ``None`` is the seed of the configuration.
-    """
-
-    method: Method
-    target: str | None
-    seed: int | None
+    method: Method  # what is trained
+    target: str | None  # client name; ``None`` is the target of the configuration
+    seed: int | None  # ``None`` is the seed of the configuration
 
     def __str__(self) -> str:
         axes = {"seed_everything": self.seed, "data.target": self.target}
@@ -45,11 +282,9 @@ class Run:
 
 
 class Experiment(Plan):
-    """The runs that one ``fedlit fit`` stands for.
+    """The runs that one ``fedlit fit`` stands for, by its command line with configuration files."""
 
-    Args:
-        args: Of the user: command line with its configuration files.
-    """
+    runs: list[Run]
 
     def __init__(self, args: list[str]) -> None:
         cli = FedlitCLI(args, run_classes=False)
@@ -60,6 +295,8 @@ class Experiment(Plan):
         self.seeds: Sequence[int | None] = arguments.seeds or [None]
         self.methods = read_methods(arguments.compare or (), args)
         self._check()
+        self.targets_tried = [target for target in self.targets if target is not None]
+        self.runs = [Run(*each) for each in product(self.methods, self.targets, self.seeds)]  # methods change slowest
 
     def _targets(self, targets: Sequence[str | None]) -> Sequence[str | None]:
         """Targets that there are; of a single one the first run finds out."""
@@ -94,11 +331,6 @@ class Experiment(Plan):
                 sys.exit(f"fedlit: seeds must be between 0 and {max_seed_value}, got {seed}")
 
     @cached_property
-    def runs(self) -> list[Run]:
-        """All combinations, methods changing slowest."""
-        return [Run(*each) for each in product(self.methods, self.targets, self.seeds)]
-
-    @cached_property
     def by_method(self) -> dict[Method, Parsed]:
         """The configuration with each method: parsed once for all targets and seeds, on which it does not depend."""
         for method in self.methods:
@@ -107,18 +339,13 @@ class Experiment(Plan):
         return {first: self.parsed} | {each: self.parsed.instead(each.command(self.args)[1:]) for each in others}
 
     def configuration(self, number: int) -> Parsed:
-        """What a run is trained with."""
+        """The arguments that a run is trained with."""
         run = self.runs[number]
         return self.by_method[run.method].on(run.target, run.seed)
 
     def name(self, number: int) -> str | None:
-        """What tables call a run; ``None`` for its method's class."""
+        """The run's name in tables; ``None`` for its method's class."""
         return self.runs[number].method.name
-
-    @property
-    def targets_tried(self) -> list[str]:
-        """Targets of the experiment; none where it is that of the configuration."""
-        return [target for target in self.targets if target is not None]
 
     @cached_property
     def folder(self) -> ExperimentFolder:
@@ -138,7 +365,7 @@ class Experiment(Plan):
                 )
         super().run(args)
 
-    def close(self, done: Mapping[int, RunSummary], failed: Mapping[int, str]) -> None:
+    def close(self, done: Mapping[int, RunSummary], failed: Collection[int]) -> None:
         """Print and write the closing table, and which method to take the model of."""
         summaries = [*done.values()]
         print_table(summaries)
@@ -169,3 +396,45 @@ def all_clients(parsed: Parsed) -> tuple[str, ...]:
     with in_plain_words(config):
         data = parsed.parser.instantiate_classes(config)["data"]
     return tuple(client.name for client in data.check_roster())
+
+
+def run_trainer(args: list[str]) -> None:
+    """Run a subcommand of Lightning's CLI, of fit all runs that it stands for; ``args`` are normalised and checked."""
+    if "fit" not in args[:1] or is_question(args):
+        FedlitCLI(args)
+        return
+    _refuse_lost_types()
+    experiment = Experiment(args)
+    if experiment.parsed.arguments.get("seat") is not None:
+        sys.exit("fedlit: fit has no seat: take it with fedlit serve (the server's) or fedlit join (a site's)")
+    runs = experiment.runs
+    if len(runs) > 1 and any(each.arguments.get("ckpt_path") for each in experiment.by_method.values()):
+        sys.exit(
+            f"fedlit: ckpt_path resumes one run, but this is {len(runs)} runs (seeds, targets, compare): resume "
+            "each by itself, with --seeds null --targets null --compare null"
+        )
+    if len(runs) > 1 and in_sweep():
+        sys.exit(
+            f"fedlit: a trial of a W&B sweep is one run, but this is {len(runs)} (seeds, targets, compare): sweep over "
+            "data.target, seed_everything and config, and give --seeds=null --targets=null --compare=null"
+        )
+    if len(runs) == 1:
+        print_table([experiment.start(0)])
+        return
+    experiment.run(args)
+
+
+def _refuse_lost_types() -> None:
+    """End a trial of W&B's service that may have been sent 1 for 1.0."""
+    path = os.environ.get("WANDB_SWEEP_PARAM_PATH", "")
+    if not in_sweep() or not os.path.isfile(path):
+        return
+    parameters = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    ends = [end.format(part) for end in _OF_TWO_TYPES for part in ("train", "val", "test", "predict")]
+    for name, about in (parameters if isinstance(parameters, dict) else {}).items():
+        value = about.get("value") if isinstance(about, dict) else None
+        if type(value) is int and value == 1 and str(name).rpartition(".")[2] in ends:
+            sys.exit(
+                f"fedlit: the sweep gives {name}=1, and W&B's service sends 1.0 as 1, so that it may mean one or all: "
+                "for all write '1.0' in quotes in the sweep file, for one put the option into its command"
+            )

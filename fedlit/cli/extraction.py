@@ -24,11 +24,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from fedlit.callbacks.run_record import write_whole
 from fedlit.cli.arguments import normalise
-from fedlit.cli.features import PROG, make_parser
+from fedlit.cli.catalogue import load_plugins
+from fedlit.cli.commands import PROG, make_parser
 from fedlit.cli.lightning_cli import quieten
 from fedlit.cli.parsed import in_plain_words
-from fedlit.cli.plugins import load_plugins
 from fedlit.data import DomainDataModule
 from fedlit.data.files import read_npz
 from fedlit.federation.documents import fingerprint
@@ -119,7 +120,12 @@ def _network(given: Namespace) -> nn.Module:
         made = single.parse_object({"extractor": {"class_path": name, "init_args": given.extractor_args}})
         network = single.instantiate_classes(made).extractor
         if weights is not None:
-            _load(network, Path(weights))
+            try:
+                network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+            except Exception as error:  # at bytes of another format, torch raises errors of any kind
+                raise ValueError(
+                    f"weights '{weights}' is not a state dict of {type(network).__name__}: {error}"
+                ) from error
     return network.eval().requires_grad_(False)
 
 
@@ -142,13 +148,6 @@ def _read_as_trained(arguments: Namespace | dict[str, Any], network: nn.Module) 
         print(f"images as the network was trained on: {', '.join(taken)}", flush=True)
     if given:
         print(f"images as data gives them: {'; '.join(given)}, which the network was trained on", flush=True)
-
-
-def _load(network: nn.Module, path: Path) -> None:
-    try:
-        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # at bytes of another format, torch raises errors of any kind
-        raise ValueError(f"weights '{path}' is not a state dict of {type(network).__name__}: {error}") from error
 
 
 def _names(data: DomainDataModule, wanted: list[str] | None) -> list[str]:
@@ -177,9 +176,15 @@ class _Features:
         sets = {name: self.data.all_samples(name) for name in self.names}
         labels = {name: self.data.labels(name).numpy().astype(np.int64) for name in self.names}
         mark = self._mark(sets, labels)
-        if self._is_done(mark):
-            print(f"'{self.out}' has these features already", flush=True)
-            return
+        if self.out.exists():
+            shutil.rmtree(self.parts, ignore_errors=True)
+            if str(read_npz(self.out).get(_MARK)) == mark["all"]:
+                print(f"'{self.out}' has these features already", flush=True)
+                return
+            sys.exit(
+                f"fedlit: out '{self.out}' is there, with features of other data or another network, or decoded by "
+                "another version of fedlit: give another --out, or remove it"
+            )
         self._begin(mark)
         arrays: dict[str, npt.NDArray[Any]] = {}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -269,18 +274,6 @@ class _Features:
         mark["classes"] = json.dumps(self.data.class_names())
         return mark | {"all": _hash(json.dumps(mark, sort_keys=True))}
 
-    def _is_done(self, mark: dict[str, str]) -> bool:
-        if not self.out.exists():
-            return False
-        if str(read_npz(self.out).get(_MARK)) != mark["all"]:
-            shutil.rmtree(self.parts, ignore_errors=True)
-            sys.exit(
-                f"fedlit: out '{self.out}' is there, with features of other data or another network, or decoded by "
-                "another version of fedlit: give another --out, or remove it"
-            )
-        shutil.rmtree(self.parts, ignore_errors=True)
-        return True
-
     def _begin(self, mark: dict[str, str]) -> None:
         """Note what the chunks are made of, or refuse those of something else."""
         path = self.parts / "made_of.json"
@@ -293,9 +286,7 @@ class _Features:
                     "that folder to start afresh, or give another --out"
                 )
             return
-        writing = path.with_suffix(".writing")
-        writing.write_text(json.dumps(mark, indent=1), encoding="utf-8")
-        os.replace(writing, path)
+        write_whole(path, json.dumps(mark, indent=1))
 
 
 def _bytes(tensor: Tensor) -> bytes:

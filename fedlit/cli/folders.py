@@ -37,15 +37,8 @@ def first_process() -> bool:
 class ExperimentFolder:
     """Where a command notes its finished runs, in ``ROOT/NAME``: a file for each run, which names the run's folder.
 
-    It has the tables, too, and the output of runs that are side by side. A run's folder has the fingerprint of the
-    run's configuration; without it, it is not a run of this command.
-
-    Args:
-        root: Folder of the runs' folders.
-        name: Of this folder.
-        total: Number of runs.
-        fingerprint: Of what a run is trained with, by its number; see `fingerprint`.
-        by_content: Whether a run is known by its fingerprint, whatever its number.
+    It has the tables, too, and the output of runs that are side by side. A run's folder has the `fingerprint` of the
+    run's configuration; without it, it is not a run of this command. A run is known by its number, or ``by_content``.
     """
 
     def __init__(

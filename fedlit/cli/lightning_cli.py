@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import os
 import sys
@@ -10,16 +11,16 @@ import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from pydoc import locate
 from typing import Any, ClassVar, Literal
 
 import lightning
 import torch
+import yaml
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined, unused-ignore]
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 # So that short names such as `FedAvg`, `MLP` and `federated` are known.
@@ -28,22 +29,17 @@ import fedlit.models
 import fedlit.strategy  # noqa: F401
 from fedlit.callbacks import (
     CommunicationLedger,
-    OracleAccuracy,
     RoundProgressBar,
-    RoundTimer,
     RunRecord,
     RunSummary,
-    TargetPredictions,
     TrustedRound,
     Validators,
 )
-from fedlit.callbacks.run_record import RunLogger, claim
+from fedlit.callbacks.run_record import RunLogger, claim, lacking
 from fedlit.cli.arguments import LINKED
+from fedlit.cli.catalogue import load_plugins
 from fedlit.cli.folders import first_process
-from fedlit.cli.parsed import Parsed, Parser, in_a_line, in_plain_words, keep_whole_numbers
-from fedlit.cli.plugins import load_plugins
-from fedlit.cli.reports import refuse_nulls
-from fedlit.cli.run_files import SaveConfig, WarnOfRepeats, go_on
+from fedlit.cli.parsed import Parsed, Parser, in_a_line, in_plain_words, keep_whole_numbers, refuse_nulls
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataModule
 from fedlit.federation import FederationError, RosterError
 from fedlit.module import FederatedModule
@@ -58,8 +54,49 @@ CLEAR_ERRORS = (
 )
 """Errors whose message states all that a user can do."""
 
+_OPTIONS: dict[str, tuple[Any, Any, str]] = {
+    "seeds": (list[int] | None, None, "Repeat the run with each seed."),
+    "targets": (
+        *(list[str] | None, None),
+        "Repeat the run with each of these clients as the target; [all] takes every client in turn.",
+    ),
+    "compare": (
+        *(list[str | dict] | None, None),  # type: ignore[type-arg]  # jsonargparse would build classes out of Any
+        "Train these methods too, on the same data: configurations (methods/fed_mmd, or a file), classes, which get "
+        "their shipped configuration where this one sets nothing else, or mappings of class_path, init_args, a name "
+        "for the closing table, and what is different in data and trainer.",
+    ),
+    "seat": (
+        *(dict[str, Any] | None, None),
+        "Place of this process in a federation across organisations, for fedlit serve and join.",
+    ),
+    "jobs": (int, 1, "Runs of an experiment that are trained side by side."),
+    "select": (
+        *(Literal["best"] | None, None),
+        "best: print, without labels of the target, which method of compare to take and after which round, and keep a "
+        "checkpoint of it: the most trusted one, see fedlit.callbacks.Validators.",
+    ),
+    "fresh": (
+        *(bool, False),
+        "Train all runs of an experiment again; otherwise those that the same command has finished are taken as they "
+        "are.",
+    ),
+}
+"""Options of experiments beside Lightning's: type, default and help."""
+
 _USAGE = """%(prog)s [--config FILE] [--KEY VALUE ...]
        what keys can name: fedlit list; how a key's class is made: fedlit fit --model.help FedAvg"""
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes ``config.yaml`` as Lightning does, and logs the configuration to W&B, TensorBoard and others."""
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Log to all loggers but those of CSV files, which lie next to ``config.yaml``."""
+        loggers = [logger for logger in trainer.loggers if not isinstance(logger, CSVLogger)]
+        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False)) if loggers else {}
+        for logger in loggers:
+            logger.log_hyperparams(config)
 
 
 class FedlitCLI(LightningCLI):
@@ -77,7 +114,7 @@ class FedlitCLI(LightningCLI):
         run_classes: bool = True,
         one_of_many: bool = False,
         name: str | None = None,
-        repeats: WarnOfRepeats | None = None,
+        repeats: Callback | None = None,
         place: Callable[[Path], Path] | None = None,
         checkpoint: Path | None = None,
         seat: Seat | None = None,
@@ -144,42 +181,8 @@ class FedlitCLI(LightningCLI):
         """Link the data's roster into the model; add the experiment's axes."""
         for name in LINKED:
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
-        parser.add_argument("--seeds", type=list[int] | None, default=None, help="Repeat the run with each seed.")
-        parser.add_argument(
-            "--targets",
-            type=list[str] | None,
-            default=None,
-            help="Repeat the run with each of these clients as the target; [all] takes every client in turn.",
-        )
-        parser.add_argument(
-            "--compare",
-            type=list[str | dict] | None,  # type: ignore[type-arg]  # jsonargparse would build classes out of Any
-            default=None,
-            help="Train these methods too, on the same data: configurations (methods/fed_mmd, or a file), classes, "
-            "which get their shipped configuration where this one sets nothing else, or mappings of class_path, "
-            "init_args, a name for the closing table, and what is different in data and trainer.",
-        )
-        parser.add_argument(
-            "--seat",
-            type=dict[str, Any] | None,
-            default=None,
-            help="Place of this process in a federation across organisations, for fedlit serve and join.",
-        )
-        parser.add_argument("--jobs", type=int, default=1, help="Runs of an experiment that are trained side by side.")
-        parser.add_argument(
-            "--select",
-            type=Literal["best"] | None,
-            default=None,
-            help="best: print, without labels of the target, which method of compare to take and after which round, "
-            "and keep a checkpoint of it: the most trusted one, see fedlit.callbacks.Validators.",
-        )
-        parser.add_argument(
-            "--fresh",
-            type=bool,
-            default=False,
-            help="Train all runs of an experiment again; otherwise those that the same command has finished are taken "
-            "as they are.",
-        )
+        for name, (type_, default, help_) in _OPTIONS.items():
+            parser.add_argument(f"--{name}", type=type_, default=default, help=help_)
 
     def before_instantiate_classes(self) -> None:
         """End if no data or model was chosen, which jsonargparse would report later and less clearly."""
@@ -203,11 +206,7 @@ class FedlitCLI(LightningCLI):
         refuse_nulls(self.config[self.subcommand], [f"model.init_args.{name}" for name in LINKED])
         with in_plain_words(self.config[self.subcommand]):
             super().instantiate_classes()
-        self._check_optimizer()
-
-    def _check_optimizer(self) -> None:
-        """Make one now, and throw it away: the methods make theirs when training has begun."""
-        try:
+        try:  # one is made now, and thrown away: the methods make theirs when training has begun
             self.model.run.local.optimizer([torch.nn.Parameter(torch.zeros(1, 1))])
         except (ValueError, TypeError) as error:
             sys.exit(f"fedlit: model.init_args.optimizer cannot be made: {error}")
@@ -218,16 +217,13 @@ class FedlitCLI(LightningCLI):
         given = config.get("callbacks") or []
         given = given if isinstance(given, list) else [given]
         ledger = CommunicationLedger(print_table=not self._one_of_many)
-        extra: list[Callback] = [OracleAccuracy(), ledger, RoundTimer(), TargetPredictions()]
-        extra.append(RunRecord(method=self._name, awaits_test=True))
-        extra += [] if self._repeats is None else [self._repeats]
-        extra += [locate(path)() for path in getattr(self.model, "watched_by", ())]  # type: ignore[operator]
+        record = RunRecord(method=self._name, awaits_test=True)
+        new: list[Callback] = lacking(given, self.model, ledger, record, self._repeats)
         if not any(isinstance(callback, ProgressBar) for callback in given):  # Lightning takes one
             if config.get("enable_progress_bar") is not False and (sys.stdout.isatty() or not self._one_of_many):
-                extra.append(RoundProgressBar())
+                new.append(RoundProgressBar())
             else:
                 kwargs["enable_progress_bar"] = False
-        new = (callback for callback in extra if not any(isinstance(each, type(callback)) for each in given))
         kwargs["callbacks"] = [*given, *new, *self._selecting(given, config.get("enable_checkpointing") is not False)]
         kwargs["logger"] = self._loggers(config.get("logger"), config.get("default_root_dir") or "runs")
         local = os.environ.get("LOCAL_WORLD_SIZE")
@@ -278,7 +274,7 @@ class FedlitCLI(LightningCLI):
             place = self._place or partial(claim, name=os.environ.get("WANDB_RUN_ID") if in_sweep() else None)
             first._version = place(parent).name
             if self._checkpoint is not None:
-                go_on(first, self._checkpoint)
+                _keep_rows(first, self._checkpoint)
         return loggers
 
     def _check_versions(self, loggers: Iterable[Logger]) -> None:
@@ -316,7 +312,10 @@ class FedlitCLI(LightningCLI):
         self._check_ckpt_path(subcommand, self.config[subcommand].get("ckpt_path"))
         super()._run_subcommand(subcommand)
         if subcommand == "fit":
-            self._close_fit()
+            # the final model, which no target label has helped to choose
+            self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
+            record = next(each for each in self.trainer.callbacks if isinstance(each, RunRecord))  # type: ignore[attr-defined]
+            self.summary = record.summary
         if isinstance(self.trainer.strategy, FederatedStrategy):
             self.trainer.strategy.leave()
         for logger in self.trainer.loggers:
@@ -334,11 +333,17 @@ class FedlitCLI(LightningCLI):
         if path is not None and not zipfile.is_zipfile(files_of(path)[0]):
             sys.exit(f"fedlit: ckpt_path {str(path)!r} is no checkpoint: {where}")
 
-    def _close_fit(self) -> None:
-        """Evaluate the final model, which no target label has helped to choose, and leave a summary."""
-        self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
-        record = next(callback for callback in self.trainer.callbacks if isinstance(callback, RunRecord))  # type: ignore[attr-defined]
-        self.summary = record.summary
+
+def _keep_rows(logger: CSVLogger, checkpoint: Path) -> None:
+    """Keep the rows that an interrupted run wrote until a checkpoint, which Lightning would delete."""
+    path = Path(logger.log_dir, "metrics.csv")
+    if not path.is_file():
+        return
+    last = torch.load(checkpoint, map_location="cpu", weights_only=True)["global_step"]
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
+    logger.experiment.metrics += [row for row in rows if int(row["step"]) <= last]
+    logger.experiment.save()
 
 
 def in_sweep() -> bool:

@@ -1,7 +1,7 @@
 """Mistakes in a command line and its configurations, in one line each: where it is, what is wrong, what to write.
 
 `check` finds those that need no class: files that are not there, misspelt keys, classes and arguments of fedlit's own.
-The others are found by jsonargparse; see `fedlit.cli.reports`.
+The others are found by jsonargparse; see `fedlit.cli.parsed`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any, NoReturn
 
 import yaml
 
-from fedlit.cli.arguments import content_of, nested, options
-from fedlit.cli.known import known, offered
-from fedlit.cli.nearest import did_you_mean, nearest
+from fedlit.cli.arguments import content_of, options, trees
+from fedlit.cli.known import KINDS, did_you_mean, known, nearest, offered
 from fedlit.configs import flat
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
@@ -49,14 +48,10 @@ _SYNONYMS = {"learning_rate": "lr", "n_classes": "num_classes", "batchsize": "ba
 
 @dataclass
 class Given:
-    """What a command line and its configurations set, in their order.
+    """What a command line and its configurations set, in their order."""
 
-    Args:
-        sources: A file, or an option with its hyphens, and what it sets, from the top.
-        classes: The class that is named last at a key; keys go without ``init_args``.
-    """
-
-    sources: list[tuple[str, dict[str, Any]]]
+    sources: list[tuple[str, dict[str, Any]]]  # a file, or an option with its hyphens, and what it sets, from the top
+    # the class that is named last at a key; keys go without ``init_args``
     classes: dict[str, str] = field(default_factory=lambda: {"trainer.strategy": "fedlit.FederatedStrategy"})
 
     @classmethod
@@ -64,15 +59,10 @@ class Given:
         """Read them; ends the command at a file that is none, or no mapping of keys."""
         sources: list[tuple[str, dict[str, Any]]] = []
         for key, value in options(args):
-            if key in ("config", "c"):
-                if value is not None and _is_read(value):
-                    sources.append((value, _whole(value)))
-                continue
-            tree: Any = value
-            if value is not None and value.startswith(("{", "[")):
-                with suppress(yaml.YAMLError):  # as [*.csv], which jsonargparse takes for text
-                    tree = yaml.safe_load(value)
-            sources.append((f"--{key}", nested(key.removesuffix("+"), tree)))
+            if key not in ("config", "c"):
+                sources += trees([f"--{key.removesuffix('+')}" + ("" if value is None else f"={value}")])
+            elif value is not None and _is_read(value):
+                sources.append((value, _whole(value)))
         return cls(sources)
 
     @cached_property
@@ -283,7 +273,7 @@ class _Walk:
         table = known().arguments
         if "." in cls:
             return table.get(cls)
-        paths = [path for path in table if path.endswith(f".{cls}") and cls not in _offered()]
+        paths = [path for path in table if path.endswith(f".{cls}") and not any(cls in offered(kind) for kind in KINDS)]
         return table[paths[0]] if paths else None
 
     def _name(self, key: str, name: str, kind: str | None) -> None:
@@ -302,10 +292,6 @@ class _Walk:
                 refuse(
                     self.where, key, f"there is no class {name!r}{guess} fedlit list {kind} has all, others need a path"
                 )
-
-
-def _offered() -> set[str]:
-    return {name for kind in ("methods", "data", "privacy", "models") for name in offered(kind)}
 
 
 def short(key: str) -> str:

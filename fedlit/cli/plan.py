@@ -12,13 +12,14 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, Any, ClassVar
 
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fedlit.callbacks import RunSummary, closing_table
@@ -27,7 +28,10 @@ from fedlit.cli.command import causes
 from fedlit.cli.folders import ExperimentFolder, first_process
 from fedlit.cli.lightning_cli import FedlitCLI
 from fedlit.cli.parsed import Parsed
-from fedlit.cli.run_files import WarnOfRepeats
+from fedlit.federation.client import names_of
+from fedlit.federation.leaks import hidden_senders, over_other_senders, over_other_targets
+from fedlit.module import FederatedModule
+from fedlit.privacy import PrivacyWarning
 from fedlit.remote import Seat
 from fedlit.remote.processes import LAST_LINES, PATIENCE, await_end
 
@@ -38,34 +42,48 @@ _HOPELESS = 3
 """Failed runs, and none that did not fail, after which others are not tried."""
 
 
+class WarnOfRepeats(Callback):
+    """Warns, before a run trains, of sums that reveal single messages beside those of the plan's other runs."""
+
+    def __init__(self, targets: Sequence[str]) -> None:
+        self.targets = targets
+        self._senders: dict[tuple[str, int], Any] = {}  # of earlier runs, by target and seed
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The channels of the run are known now."""
+        assert isinstance(pl_module, FederatedModule)
+        federation = pl_module.federation
+        channels, run = federation.channels, (federation.target.name, federation.seed)
+        method, before = self._senders.setdefault(run, (type(pl_module).__name__, hidden_senders(channels)))
+        for sentence in (
+            *over_other_targets(channels, names_of(federation.clients), self.targets),
+            *over_other_senders(channels, before, method),
+        ):
+            rank_zero_warn(sentence, category=PrivacyWarning)
+
+
 class Plan(ABC):
     """Runs that one command stands for.
 
     Attributes:
         parsed: Configuration from which ``jobs``, ``fresh`` and the number of hosts are taken.
-        goes_on: Whether a run that fails does not end the others.
+        runs: What is trained; each prints as the name of the run.
+        targets_tried: Clients that are the target of a run, as far as the command varies it.
+        goes_on: Whether the others are trained after a run that fails.
     """
 
     parsed: Parsed
+    runs: Sequence[object]
+    targets_tried: Sequence[str]
     goes_on: ClassVar[bool] = False
-
-    @property
-    @abstractmethod
-    def runs(self) -> Sequence[object]:
-        """What is trained; each prints as the name of the run."""
 
     @abstractmethod
     def configuration(self, number: int) -> Parsed:
-        """What a run is trained with."""
+        """The arguments that a run is trained with."""
 
     @abstractmethod
     def name(self, number: int) -> str | None:
-        """What tables call a run; ``None`` for its method's class."""
-
-    @property
-    @abstractmethod
-    def targets_tried(self) -> Sequence[str]:
-        """Clients that are the target of a run, as far as the command varies it."""
+        """The run's name in tables; ``None`` for its method's class."""
 
     @cached_property
     @abstractmethod
@@ -73,8 +91,8 @@ class Plan(ABC):
         """Where finished runs are noted."""
 
     @abstractmethod
-    def close(self, done: Mapping[int, RunSummary], failed: Mapping[int, str]) -> None:
-        """Print, and write, what the finished runs came to."""
+    def close(self, done: Mapping[int, RunSummary], failed: Collection[int]) -> None:
+        """Print and write the results of the finished runs."""
 
     @property
     def is_many(self) -> bool:
@@ -93,7 +111,7 @@ class Plan(ABC):
 
     @cached_property
     def _repeats(self) -> WarnOfRepeats | None:
-        return WarnOfRepeats(self.targets_tried, {}) if len(self.runs) > 1 else None
+        return WarnOfRepeats(self.targets_tried) if len(self.runs) > 1 else None
 
     def start(
         self,
@@ -107,7 +125,7 @@ class Plan(ABC):
         Args:
             number: Of the run.
             place: Makes its folder in the one that is passed; ``None`` takes the next number.
-            checkpoint: Of this run, in that folder, from which it goes on.
+            checkpoint: From which it goes on.
             seat: In a federation across organisations.
         """
         cli = FedlitCLI(
@@ -123,32 +141,29 @@ class Plan(ABC):
         return cli.summary
 
     def run(self, args: list[str]) -> None:
-        """Train the runs that are not finished, and close.
-
-        Args:
-            args: Of the command line, for processes that train single runs.
-        """
+        """Train the runs that are not finished, and close; processes of single runs get the command line ``args``."""
         one = os.environ.get(_ONE)  # left there for further processes of the same run
         if one is not None:
             threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
             self.train(int(one))
             return
-        failed: dict[int, str] = {}
         waiting = self.waiting()
         jobs = 1 if self.is_dry else self.parsed.arguments.jobs  # dry runs leave no file for another process
         clock = Clock(len(self.runs), len(waiting), min(jobs, max(1, len(waiting))))
         try:
             if jobs > 1:
-                self._side_by_side(args, waiting, clock, failed)
+                self._side_by_side(args, waiting, clock)
             else:
-                self._one_by_one(waiting, clock, failed)
+                self._one_by_one(waiting, clock)
         finally:  # a run that fails does not take the others' results with it
             finished = ((number, self.folder.finished(number)) for number in range(len(self.runs)))
             done = {number: summary for number, summary in finished if summary is not None}
             if done:
-                self.close(done, failed)
-        if failed:
-            sys.exit(f"fedlit: {len(failed)} of {len(self.runs)} trials failed: the same command tries them again")
+                self.close(done, clock.failed)
+        if clock.failed:
+            sys.exit(
+                f"fedlit: {len(clock.failed)} of {len(self.runs)} trials failed: the same command tries them again"
+            )
 
     def write_tables(self, summaries: list[RunSummary], *more: Path) -> None:
         """Write the tables of finished runs, and print where they and other files are."""
@@ -156,13 +171,7 @@ class Plan(ABC):
         say(f"tables: {', '.join(map(str, paths))}")
 
     def train(self, number: int, seat: Seat | None = None, until: int | None = None) -> None:
-        """Train one run, unless another command has done so by now.
-
-        Args:
-            number: Of the run.
-            seat: In a federation across organisations.
-            until: Round that a checkpoint to go on from comes before at the latest.
-        """
+        """Train one run, unless another command has done so by now; from a checkpoint before round ``until``."""
         folder, afresh = self.folder, self._afresh()
         with folder.held(number):
             if first_process() and folder.finished(number) is not None and not (seat and afresh):
@@ -201,15 +210,15 @@ class Plan(ABC):
         busy = "; another command trains it, and this one waits for its end" if self.folder.busy(number) else ""
         say(clock.line(number, str(self.runs[number])) + busy)
 
-    def _fail(self, failed: dict[int, str], number: int, reason: str) -> None:
-        """Note why a run failed, or end with it where others do not go on."""
+    def _fail(self, number: int, reason: str, clock: Clock) -> None:
+        """Note a failed run, or end with it unless the others go on."""
         text = f"fedlit: run {number + 1} of {len(self.runs)} ({self.runs[number]}) failed{reason}"
         if not self.goes_on:
             sys.exit(text)
-        failed[number] = text
+        clock.failed.append(number)
         say(text)
 
-    def _one_by_one(self, waiting: Sequence[int], clock: Clock, failed: dict[int, str]) -> None:
+    def _one_by_one(self, waiting: Sequence[int], clock: Clock) -> None:
         for number in waiting:
             self._announce(number, clock)
             try:
@@ -219,11 +228,11 @@ class Plan(ABC):
                 if not self.goes_on or ended:
                     raise
                 reason = str(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-                self._fail(failed, number, f": {reason}")
-            clock.tick(failed)
+                self._fail(number, f": {reason}", clock)
+            clock.tick()
 
-    def _side_by_side(self, args: list[str], waiting: Sequence[int], clock: Clock, failed: dict[int, str]) -> None:
-        """Train runs in processes of their own, each with its share of the cores."""
+    def _side_by_side(self, args: list[str], waiting: Sequence[int], clock: Clock) -> None:
+        """Train each run in a process with its share of the cores."""
         folder, queue = self.folder, [*waiting]
         folder.path.mkdir(parents=True, exist_ok=True)
         threads = max(1, (os.cpu_count() or 1) // clock.jobs)
@@ -242,8 +251,8 @@ class Plan(ABC):
                     if process.returncode or folder.finished(number) is None:
                         lines = folder.log(number).read_text(encoding="utf-8", errors="replace").splitlines()
                         ending = "\n".join(lines[-LAST_LINES:])
-                        self._fail(failed, number, f"; '{folder.log(number)}' ends with:\n{ending}")
-                    clock.tick(failed)
+                        self._fail(number, f"; '{folder.log(number)}' ends with:\n{ending}", clock)
+                    clock.tick()
         finally:
             signal.signal(signal.SIGTERM, before)
             for process in running.values():
@@ -254,25 +263,20 @@ class Plan(ABC):
 
 @dataclass
 class Clock:
-    """Shows which run it is, and how long the others will take.
+    """Shows which run it is, and how long the others will take."""
 
-    Args:
-        total: Runs of the plan.
-        left: Of them, those that are not finished.
-        jobs: Trained side by side.
-    """
-
-    total: int
-    left: int
-    jobs: int
+    total: int  # runs of the plan
+    left: int  # of them, those that are not finished
+    jobs: int  # trained side by side
+    failed: list[int] = field(default_factory=list)  # numbers of runs that failed
 
     def __post_init__(self) -> None:
         self._start, self._done = time.monotonic(), 0
 
-    def tick(self, failed: Mapping[int, str]) -> None:
+    def tick(self) -> None:
         """One more has ended; end with it if it is one of several that failed, and none is finished."""
         self._done += 1
-        if len(failed) == self._done == _HOPELESS and self.left == self.total:
+        if len(self.failed) == self._done == _HOPELESS and self.left == self.total:
             sys.exit(f"fedlit: the first {_HOPELESS} runs failed, and others are not tried")
 
     def line(self, number: int, run: str) -> str:

@@ -14,12 +14,7 @@ from fedlit.cli.lightning_cli import FedlitCLI
 from fedlit.export.target import check_path, export_target
 from fedlit.federation import RosterError
 from fedlit.module import FederatedModule
-from fedlit.run.checkpoint import (
-    check_there,
-    class_path,
-    complete,
-    join,
-)
+from fedlit.run.checkpoint import check_there, class_path, complete, join
 from fedlit.run.checkpoint_files import files_of, read
 from fedlit.run.component import Component
 
@@ -39,13 +34,9 @@ class _StoredCLI(FedlitCLI):
 
 
 def write(run_dir: Path, configs: Sequence[str], ckpt_path: Path | None, output: Path | None) -> None:
-    """Write the target's model of a run, and what it takes and gives beside it.
+    """Write the target's model of a run's folder, and its model card; ``configs`` of the run are laid over each other.
 
-    Args:
-        run_dir: Folder that ``fedlit fit`` left.
-        configs: Of the run, laid over each other.
-        ckpt_path: ``None`` is the checkpoint in the folder that has trained for most rounds.
-        output: The file; ``None`` is ``target.pt2`` in the folder.
+    Defaults are the checkpoint that has trained for most rounds, and ``target.pt2`` in the folder.
     """
     try:
         file = check_path(output or run_dir / "target.pt2")

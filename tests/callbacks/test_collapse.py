@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from fedlit import FederatedModule, methods
+from fedlit import methods
 from fedlit.run.collapse import CollapseWatch
 from fedlit.run.component import Component
 from fedlit.run.run import Run
@@ -36,7 +35,7 @@ def adam(params: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(params, lr=0.02)
 
 
-def test_predictions_of_one_class_are_warned_of_once_in_each_stage(tmp_path: Path):
+def test_predictions_of_one_class_are_warned_of_once_in_each_stage(tmp_path):
     module = build(optimizer=lambda params: torch.optim.SGD(params, lr=1e-9))
     module.originals[1].bias.data += torch.tensor([0.0, 0.0, 100.0, 0.0])
     texts = warned(trainer(2, [], tmp_path), module, "predictions for target", fit_alone=False)
@@ -64,13 +63,13 @@ def mixed(replica: Any) -> None:
     replica.extractor.register_forward_hook(lambda *call: 20 * torch.sin(1e4 * call[2]))
 
 
-def test_a_collapse_is_warned_of_once_in_the_round_where_it_starts(tmp_path: Path):
+def test_a_collapse_is_warned_of_once_in_the_round_where_it_starts(tmp_path):
     (text,) = warned(trainer(6, [Spoiled(3, one_class)], tmp_path), build(methods.FedDANN), "have got worse")
     assert "FedDANN for target 'webcam' have got worse by round 3: 100% of them are of class 2" in text
     assert all(way in text for way in ("validator/trust", "trust_region", "reversal_weight", "warmup_rounds"))
 
 
-def test_classes_that_mix_in_a_confident_network_are_warned_of_but_not_among_images(tmp_path: Path):
+def test_classes_that_mix_in_a_confident_network_are_warned_of_but_not_among_images(tmp_path):
     spoiled = [Spoiled(4, mixed)]
     (text,) = warned(trainer(8, spoiled, tmp_path), build(optimizer=adam), "have got worse")
     assert "by round 6: near samples are put into different classes" in text
@@ -82,7 +81,7 @@ def test_classes_that_mix_in_a_confident_network_are_warned_of_but_not_among_ima
 
 
 @pytest.mark.parametrize("method", [methods.SourceOnly, methods.FedDANN, methods.FedMMD])
-def test_a_run_that_learns_is_not_warned_about(method: type[FederatedModule], tmp_path: Path):
+def test_a_run_that_learns_is_not_warned_about(method, tmp_path):
     assert not warned(trainer(6, [], tmp_path), build(method), "predictions")
 
 
@@ -108,7 +107,7 @@ def test_a_quarter_of_the_variety_is_a_collapse():
         ([0.5] * 4, [0.1, 0.06, 0.06, 0.06], None),  # of little, a quarter of 0.2 is asked: noise
     ],
 )
-def test_a_score_that_stays_below_its_best_is_a_collapse(scores: Any, informations: Any, warns_at: int | None):
+def test_a_score_that_stays_below_its_best_is_a_collapse(scores, informations, warns_at):
     watch = CollapseWatch()
     found = [
         watch.see(EVEN, score, place, *([] if informations is None else [informations[place]]))

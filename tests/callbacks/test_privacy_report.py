@@ -56,7 +56,7 @@ def channel_report(name: str, **kwargs: Any) -> ChannelReport:
     return ChannelReport(name, **(defaults | kwargs))
 
 
-def test_messages_from_client_to_client_have_no_description(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_messages_from_client_to_client_have_no_description(tmp_path, capsys):
     module = train(tmp_path, Gossip, privacy={"weights": Plain()})
     channels = {channel["channel"]: channel for channel in written(tmp_path)["channels"]}
     assert set(channels) == {"weights", "prototypes"}, "watched numbers are not the method's"
@@ -74,7 +74,7 @@ def test_messages_from_client_to_client_have_no_description(tmp_path: Path, caps
     assert "none: from client to client in the clear" in capsys.readouterr().out
 
 
-def test_key_material_is_counted_with_its_channel_and_apart_from_its_messages(tmp_path: Path):
+def test_key_material_is_counted_with_its_channel_and_apart_from_its_messages(tmp_path):
     module = train(tmp_path, privacy=PairwiseMasking(colluders=0))
     (channel,) = written(tmp_path)["channels"]
     sent = module.federation.ledger.bytes_by_channel()
@@ -84,7 +84,7 @@ def test_key_material_is_counted_with_its_channel_and_apart_from_its_messages(tm
     assert channel["description"] == asdict(PairwiseMasking(colluders=0).describe_round(3))
 
 
-def test_the_file_holds_the_report_and_what_nothing_protects(tmp_path: Path):
+def test_the_file_holds_the_report_and_what_nothing_protects(tmp_path):
     path = tmp_path / "deep" / "book.json"
     module = build(weighting="uniform")
     trainer(1, [PrivacyReport(str(path), print_table=False)], tmp_path).fit(module, Blobs())
@@ -97,7 +97,7 @@ def test_the_file_holds_the_report_and_what_nothing_protects(tmp_path: Path):
     assert any("Checkpoints have weights and optimiser states" in line for line in NOT_PROTECTED)
 
 
-def test_around_a_server_the_report_states_what_that_can_read(tmp_path: Path):
+def test_around_a_server_the_report_states_what_that_can_read(tmp_path):
     module = train(tmp_path, rounds=1)
     alone = report(module.federation).not_protected
     module.federation.transport.losable = True  # as of one with sites around it
@@ -107,7 +107,7 @@ def test_around_a_server_the_report_states_what_that_can_read(tmp_path: Path):
     assert "process 0" not in lines
 
 
-def test_privacy_losses_are_those_of_the_accountant_after_every_round(tmp_path: Path):
+def test_privacy_losses_are_those_of_the_accountant_after_every_round(tmp_path):
     accounting = pytest.importorskip("dp_accounting")
     from dp_accounting.rdp import RdpAccountant
 
@@ -139,7 +139,7 @@ def test_an_infinite_loss_is_null_in_the_file_and_said_in_print():
     assert "epsilon inf by message, 2.5 by sum, at most" in printed(endless, 80)
 
 
-def test_a_missing_accountant_is_found_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_accountant_is_found_before_training(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "dp_accounting"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
@@ -153,7 +153,7 @@ def test_a_missing_accountant_is_found_before_training(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(("width", "side_by_side"), [(60, 1), (80, 1), (120, 2), (200, 4)])
-def test_no_line_runs_past_the_terminal_and_no_column_is_too_narrow_to_read(width: int, side_by_side: int):
+def test_no_line_runs_past_the_terminal_and_no_column_is_too_narrow_to_read(width, side_by_side):
     names = ["weights", "prototypes", "features", "aligner"]
     lines = printed(Report([channel_report(name) for name in names], None, None), width)
     assert max(len(line) for line in lines) <= width
@@ -164,7 +164,7 @@ def test_no_line_runs_past_the_terminal_and_no_column_is_too_narrow_to_read(widt
         assert text in words
 
 
-def test_a_pipe_gets_a_width_that_is_good_to_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_pipe_gets_a_width_that_is_good_to_read(tmp_path, capsys):
     train(tmp_path, privacy=PairwiseMasking(colluders=0), rounds=1)
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line) for line in lines) <= 120
@@ -175,7 +175,7 @@ def test_a_method_that_sends_nothing_says_so():
     assert printed(Report([], None, None), 80)[0] == "privacy report: nothing is sent"
 
 
-def test_a_file_with_half_a_mechanism_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_half_a_mechanism_is_refused(tmp_path):
     train(tmp_path, rounds=1)
     record = json.loads((tmp_path / "privacy.json").read_text())
     record["channels"][0]["clip_norm"] = 1.0

@@ -12,7 +12,7 @@ from fedlit.callbacks.report import read_runs, report_on
 from fedlit.callbacks.report.federations import labelled
 from fedlit.callbacks.report.pages import Bullets, Heading, Pictures, Text
 from fedlit.tables import Table
-from summaries import COLLAPSED, HEALTHY, summary, write_run
+from summaries import summary, write_run
 
 
 def write(
@@ -52,7 +52,7 @@ def texts(folder: Path) -> list[str]:
     return found
 
 
-def test_without_trust_the_page_says_first_that_methods_are_not_ranked_and_how_they_would_be(tmp_path: Path) -> None:
+def test_without_trust_the_page_says_first_that_methods_are_not_ranked_and_how_they_would_be(tmp_path):
     write(tmp_path / "a", "SourceOnly", 0.5, None, target_score=0.9)
     write(tmp_path / "b", "FedAvg", 0.9, None, target_score=0.1)
     text = texts(tmp_path)[2]
@@ -61,7 +61,7 @@ def test_without_trust_the_page_says_first_that_methods_are_not_ranked_and_how_t
     assert "--trainer.callbacks+=fedlit.callbacks.Validators" in text
 
 
-def test_the_most_trusted_is_taken_whatever_target_score_and_hidden_labels_say(tmp_path: Path) -> None:
+def test_the_most_trusted_is_taken_whatever_target_score_and_hidden_labels_say(tmp_path):
     write(tmp_path / "a", "FedAvg", 0.9, 0.1, target_score=0.9)
     write(tmp_path / "b", "FedMMD", 0.5, 0.3, target_score=0.1)
     write(tmp_path / "c", "SourceOnly", 0.7, 0.2)
@@ -75,7 +75,7 @@ def test_the_most_trusted_is_taken_whatever_target_score_and_hidden_labels_say(t
     assert pictures[0].caption == "validator/trust of the most trusted round"
 
 
-def test_seeds_that_do_not_agree_are_told_of_and_source_only_has_the_margin(tmp_path: Path) -> None:
+def test_seeds_that_do_not_agree_are_told_of_and_source_only_has_the_margin(tmp_path):
     for seed, trust in ((0, 0.3), (1, 0.203)):
         write(tmp_path / f"a{seed}", "FedMMD", 0.5, trust, seed)
         write(tmp_path / f"b{seed}", "SourceOnly", 0.5, 0.2, seed)
@@ -86,7 +86,7 @@ def test_seeds_that_do_not_agree_are_told_of_and_source_only_has_the_margin(tmp_
     )
 
 
-def test_where_no_model_is_trusted_none_is_named(tmp_path: Path) -> None:
+def test_where_no_model_is_trusted_none_is_named(tmp_path):
     for place, (method, trust) in enumerate((("SourceOnly", 0.0), ("FedAvg", 0.0011), ("FedMMD", 0.0004))):
         write(tmp_path / str(place), method, 0.5, trust)
     text = texts(tmp_path)[2]
@@ -95,7 +95,7 @@ def test_where_no_model_is_trusted_none_is_named(tmp_path: Path) -> None:
     assert table(tmp_path) == [["fonts", "0", "none: too little trust", "-", "at most 0.0011", "-", "-"]]
 
 
-def test_one_method_and_regression_have_no_ranking(tmp_path: Path) -> None:
+def test_one_method_and_regression_have_no_ranking(tmp_path):
     for seed in (0, 1):
         write(tmp_path / "one" / str(seed), "FedAvg", 0.5, 0.2, seed)
     assert not any(" take " in each or "ranked" in each for each in texts(tmp_path / "one"))
@@ -124,9 +124,7 @@ def closing(folder: Path) -> list[list[list[str]]]:
         ({"accuracy": None, "oracle_r2": 0.25}, "Digits (task=regression)"),
     ],
 )
-def test_runs_of_other_data_clients_or_tasks_are_not_averaged_or_compared(
-    tmp_path: Path, other: dict[str, Any], title: str
-) -> None:
+def test_runs_of_other_data_clients_or_tasks_are_not_averaged_or_compared(tmp_path, other, title):
     """The same methods, target and names: 50 and 90 would be 70 in one table."""
     for method in ("FedAvg", "SourceOnly"):
         write(tmp_path / "a" / method, method, 0.5, 0.2)
@@ -140,7 +138,7 @@ def test_runs_of_other_data_clients_or_tasks_are_not_averaged_or_compared(
     assert len([each for each in found if "on fonts take" in each or "not ranked" in each]) == 2
 
 
-def test_arguments_of_training_and_null_ones_make_no_other_federation(tmp_path: Path) -> None:
+def test_arguments_of_training_and_null_ones_make_no_other_federation(tmp_path):
     write(tmp_path / "a", "SourceOnly", 0.5, None, data_args={"clients": None})
     of_training = {"target_labels": 50, "batch_size": 8, "normalise": "ranks"}
     write(tmp_path / "b", "FedAvg", 0.7, None, data_args=of_training)
@@ -148,22 +146,14 @@ def test_arguments_of_training_and_null_ones_make_no_other_federation(tmp_path: 
     assert any("FedAvg - SourceOnly is +20.0 points" in each for each in texts(tmp_path))
 
 
-def test_runs_of_other_arguments_rounds_and_seeds_have_rows_of_their_own(tmp_path: Path) -> None:
+def test_runs_of_other_arguments_rounds_and_seeds_have_rows_of_their_own(tmp_path):
     for seed, rounds, accuracy in ((0, 5, 0.5), (1, 5, 0.6), (0, 9, 0.9)):
         write(tmp_path / f"{seed}-{rounds}", "FedAvg", accuracy, None, seed, rounds=rounds)
         (tmp_path / f"{seed}-{rounds}" / "config.yaml").unlink()
     assert closing(tmp_path) == [[["FedAvg (rounds=5)", "fonts", "55.0 ± 7.1"], ["FedAvg (rounds=9)", "fonts", "90.0"]]]
 
 
-def test_a_collapsed_model_is_marked_in_the_table(tmp_path: Path) -> None:
-    write(tmp_path / "a", "FedAvg", 0.5, None, **COLLAPSED)
-    write(tmp_path / "b", "SourceOnly", 0.5, None, **HEALTHY)
-    assert closing(tmp_path) == [[["FedAvg", "fonts", "50.0 †"], ["SourceOnly", "fonts", "50.0"]]]
-    assert "† predicts one class alone." in texts(tmp_path)
-    assert "FedAvg on fonts, seed 0, predicts nothing but 'yes'." in texts(tmp_path)
-
-
-def test_equal_runs_of_settings_that_differ_in_much_have_a_name_each(tmp_path: Path) -> None:
+def test_equal_runs_of_settings_that_differ_in_much_have_a_name_each(tmp_path):
     """By its folder once, and not by that of another run beside its own."""
     for name, of_data in (("a", {}), ("b", {}), ("c", {key: 1 for key in ("e", "f", "g", "h")})):
         write(tmp_path / name, "FedAvg", 0.5, 0.2)

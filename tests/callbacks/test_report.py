@@ -86,7 +86,7 @@ def test_rounds_of_one_step_are_told_apart():
     assert (curves["target/score"], curves["comm/MB"]) == ({0: 0.2, 1: 0.3}, {1: 3.0})
 
 
-def test_sparse_cells_words_and_half_a_line_are_left_out(tmp_path: Path):
+def test_sparse_cells_words_and_half_a_line_are_left_out(tmp_path):
     text = "a,b,epoch,round,step\n,nan,,0.0,1\n0.5,yes,0,,0\n,,,1.0,2\n0.75,,1,,1\n0.1"
     (run,) = read_runs([write(tmp_path / "x" / "y", text)])
     assert run.curves["a"] == {0: 0.5, 1: 0.75}
@@ -95,7 +95,7 @@ def test_sparse_cells_words_and_half_a_line_are_left_out(tmp_path: Path):
     assert (run.name, run.method, run.target, run.seed, run.num_rounds) == ("x/y", "FedAvg", "webcam", "3", 2)
 
 
-def test_runs_are_found_at_any_depth_in_natural_order_and_once(tmp_path: Path):
+def test_runs_are_found_at_any_depth_in_natural_order_and_once(tmp_path):
     for name in ("b/version_10", "b/version_2", "a/deep/er/version_0", "a2/version_0", "a10/version_0"):
         write(tmp_path / name)
     runs = read_runs([tmp_path / "b", tmp_path, tmp_path / "b" / "version_2"])
@@ -122,7 +122,7 @@ def test_configurations_differ_in_leaves():
     assert as_yaml("x " * 100).count("\n") == 0
 
 
-def test_words_from_files_stay_words(tmp_path: Path):
+def test_words_from_files_stay_words(tmp_path):
     metrics = "epoch,oracle/target/acc,round,source/x<i>_/acc,step\n,,0,,1\n0,0.5,,0.25,0\n"
     write(tmp_path / "<b>&" / "v<img src=x onerror=y>", metrics, HOSTILE)
     write(tmp_path / "other" / "version_0", metrics, "../../x/y")
@@ -179,7 +179,7 @@ def test_a_logarithmic_axis_has_plain_numbers_and_only_where_values_allow_it():
         assert {"1,000", "2,000", "3,000"} <= linear
 
 
-def test_many_runs_are_not_drawn_on_top_of_each_other(tmp_path: Path):
+def test_many_runs_are_not_drawn_on_top_of_each_other(tmp_path):
     for number in range(17):
         write(tmp_path / f"version_{number}")
     runs = read_runs([tmp_path])
@@ -188,7 +188,7 @@ def test_many_runs_are_not_drawn_on_top_of_each_other(tmp_path: Path):
     assert blocks[0] == Heading(1, "FedAvg on webcam")
 
 
-def test_every_validator_is_a_curve_beside_the_score(tmp_path: Path):
+def test_every_validator_is_a_curve_beside_the_score(tmp_path):
     write(
         tmp_path / "version_0",
         "epoch,round,step,target/score,validator/density,validator/iwv\n"
@@ -201,7 +201,7 @@ def test_every_validator_is_a_curve_beside_the_score(tmp_path: Path):
     }
 
 
-def test_other_predictions_of_the_target_have_their_names(tmp_path: Path):
+def test_other_predictions_of_the_target_have_their_names(tmp_path):
     write(
         tmp_path / "version_0",
         "epoch,oracle/target/acc,oracle/target/ensemble/acc,oracle/target/reconstruction/acc,round,source/dslr/acc,"
@@ -215,7 +215,7 @@ def test_other_predictions_of_the_target_have_their_names(tmp_path: Path):
     }
 
 
-def test_coordinates_have_a_picture_for_each_client_under_its_name(tmp_path: Path):
+def test_coordinates_have_a_picture_for_each_client_under_its_name(tmp_path):
     folder = write(tmp_path / "version_0")
     header = "round,coordinate_1,coordinate_2,transport_cost\n"
     (folder / "dictionary_dslr.csv").write_text(f"{header}0,0.25,0.75,1.5\n1,0.125,0.875,2.5\n")
@@ -230,7 +230,7 @@ def test_coordinates_have_a_picture_for_each_client_under_its_name(tmp_path: Pat
     assert [html.unescape(title) for title in titles] == [dslr, webcam, cost]
 
 
-def test_a_run_done_twice_is_two_rows_and_no_repetition(tmp_path: Path):
+def test_a_run_done_twice_is_two_rows_and_no_repetition(tmp_path):
     for number, accuracy in enumerate((0.5, 0.75)):
         write_finished(tmp_path / "a" / f"version_{number}", accuracy)
     assert [row[:3] for row in page_of(tmp_path).table("method")] == [
@@ -271,13 +271,13 @@ def test_a_run_done_twice_is_two_rows_and_no_repetition(tmp_path: Path):
         ("bytes_by_channel", {"weights": -1}, "ArgumentError: bytes_by_channel['weights'] must be from 0"),
     ],
 )
-def test_a_summary_that_no_run_writes_is_refused(tmp_path: Path, name: str, value: object, error: str):
+def test_a_summary_that_no_run_writes_is_refused(tmp_path, name, value, error):
     corrupt(tmp_path / "run", **{"classes": ["no", "yes"], name: value})
     with pytest.raises(ValueError, match=rf"summary.json', which cannot be read \({re.escape(error)}"):
         read_runs([tmp_path])
 
 
-def test_confusions_are_summed_by_the_names_of_classes(tmp_path: Path):
+def test_confusions_are_summed_by_the_names_of_classes(tmp_path):
     """40 of 'no' are right at seed 0 and 10 at seed 1, whose classes are in another order; seed 2 has other classes."""
     counts = [(["no", "yes"], [[40, 0], [1, 2]]), (["yes", "no"], [[5, 6], [0, 10]])]
     counts.append((["never", "yes"], [[1000, 0], [0, 0]]))
@@ -291,7 +291,7 @@ def test_confusions_are_summed_by_the_names_of_classes(tmp_path: Path):
     assert note == "Runs of FedAvg with other classes than ['no', 'yes'] are not counted as classes."
 
 
-def test_what_a_hand_has_emptied_is_told_by_its_file(tmp_path: Path):
+def test_what_a_hand_has_emptied_is_told_by_its_file(tmp_path):
     folder = write_finished(tmp_path / "run", 0.5)
     (folder / "metrics.csv").write_text("round,step,epoch,oracle/target/acc\n0,1,,\n,1,0,0.5\n")
     (folder / "config.yaml").write_text("trainer: {strategy: {init_args: {rounds_per_epoch: null}}}\n")
@@ -302,7 +302,7 @@ def test_what_a_hand_has_emptied_is_told_by_its_file(tmp_path: Path):
         read_runs([tmp_path])
 
 
-def test_rows_that_sum_up_others_stand_out_on_both_pages(tmp_path: Path):
+def test_rows_that_sum_up_others_stand_out_on_both_pages(tmp_path):
     folder = write_finished(tmp_path / "version_0", 0.5)
     write_finished(tmp_path / "version_1", 0.75, "dslr")
     sent = "0,weights,dslr,server,1,8\n0,metrics,dslr,server,1,4\n"

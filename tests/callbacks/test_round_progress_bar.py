@@ -36,9 +36,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("rounds", "rounds_per_epoch"), [(25, 1), (50, 5)])
-def test_a_file_gets_a_line_every_tenth_of_the_rounds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], rounds: int, rounds_per_epoch: int
-):
+def test_a_file_gets_a_line_every_tenth_of_the_rounds(tmp_path, capsys, rounds, rounds_per_epoch):
     module = build()
     strategy = {"rounds_per_epoch": rounds_per_epoch, "local_steps": 1}
     bar_trainer(rounds // rounds_per_epoch, tmp_path, strategy=strategy).fit(module, Blobs())
@@ -55,7 +53,7 @@ def test_a_file_gets_a_line_every_tenth_of_the_rounds(
     assert f"target score {score:.2f} | loss {float(module.trainer.callback_metrics['train/loss']):.2f}" in shown[-1]
 
 
-def test_every_line_shows_the_score_of_its_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_every_line_shows_the_score_of_its_round(tmp_path, capsys):
     scores: list[float] = []
 
     class Scores(pl.Callback):
@@ -63,11 +61,11 @@ def test_every_line_shows_the_score_of_its_round(tmp_path: Path, capsys: pytest.
             scores.append(float(trainer.callback_metrics["target/score"]))
 
     bar_trainer(4, tmp_path, [Scores()]).fit(build(), Blobs())
-    shown = [re.search(r"score ([-\d.]+)", line)[1] for line in lines(capsys.readouterr().out)]  # type: ignore[index]
+    shown = [re.search(r"score ([-\d.]+)", line)[1] for line in lines(capsys.readouterr().out)]
     assert shown == [f"{score:.2f}" for score in scores]
 
 
-def test_max_steps_and_an_endless_run_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_max_steps_and_an_endless_run_are_counted(tmp_path, capsys):
     bar_trainer(-1, tmp_path, max_steps=12).fit(build(), Blobs())  # 4 steps a round
     assert [line.split(" | ")[0] for line in lines(capsys.readouterr().out)] == [f"round {i}/3" for i in (1, 2, 3)]
     stop = EarlyStopping("round", stopping_threshold=11, mode="max", patience=100)
@@ -77,7 +75,7 @@ def test_max_steps_and_an_endless_run_are_counted(tmp_path: Path, capsys: pytest
     assert len(shown) == 2, "and where it stopped"
 
 
-def test_it_needs_neither_the_strategy_nor_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_it_needs_neither_the_strategy_nor_validation(tmp_path, capsys):
     run = bar_trainer(2, tmp_path, federated=False, limit_val_batches=0)
     run.fit(build(weighting="uniform"), Blobs())
     shown = lines(capsys.readouterr().out)
@@ -85,16 +83,16 @@ def test_it_needs_neither_the_strategy_nor_validation(tmp_path: Path, capsys: py
     assert "score" not in shown[0]
 
 
-def test_other_processes_and_evaluation_show_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_other_processes_and_evaluation_show_nothing(tmp_path, capsys):
     run = bar_trainer(2, tmp_path, [OracleAccuracy()])
     run.test(build(), Blobs(), verbose=False)
     run.validate(build(), Blobs(), verbose=False)
-    run.progress_bar_callback.disable()  # type: ignore[union-attr]
+    run.progress_bar_callback.disable()
     run.fit(build(), Blobs())
     assert capsys.readouterr().out == ""
 
 
-def test_a_terminal_gets_one_bar_and_prints_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_terminal_gets_one_bar_and_prints_stay_whole(tmp_path, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", "120")
@@ -113,7 +111,7 @@ def test_a_terminal_gets_one_bar_and_prints_stay_whole(tmp_path: Path, monkeypat
     assert "━" in plain
 
 
-def test_a_bar_is_refreshed_ten_times_a_second_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_bar_is_refreshed_ten_times_a_second_at_most(tmp_path, monkeypatch):
     from rich.progress import Progress
 
     refreshes = []
@@ -129,7 +127,7 @@ def test_a_bar_is_refreshed_ten_times_a_second_at_most(tmp_path: Path, monkeypat
     assert few <= 6, "at the start and the end"
 
 
-def test_an_error_gives_the_terminal_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_error_gives_the_terminal_back(tmp_path, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
 
@@ -144,9 +142,7 @@ def test_an_error_gives_the_terminal_back(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.parametrize(("steps", "first"), [(3, 1), (4, 2), (6, 2), (8, 3), (15, 4)])
-def test_the_first_round_after_a_resume_is_shown_wherever_the_run_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int, first: int
-):
+def test_the_first_round_after_a_resume_is_shown_wherever_the_run_goes_on(tmp_path, capsys, steps, first):
     """Rounds of 4 steps: 3, 6 and 15 are within a round, 4 and 8 at the end of one."""
     saving = ModelCheckpoint(tmp_path, filename="mid", every_n_train_steps=steps, save_top_k=-1)
     trainer(-(-steps // 4), [saving], tmp_path, enable_checkpointing=True).fit(build(), Blobs())

@@ -30,7 +30,7 @@ def left(
     return RunFolder(method, finished, config, {TRUST: curve} if curve else {}, {}, None, None, {}, [])
 
 
-def test_the_most_trusted_round_of_the_most_trusted_method_is_taken() -> None:
+def test_the_most_trusted_round_of_the_most_trusted_method_is_taken():
     (found,) = select(
         {
             "a": left("SourceOnly", {1: 0.2, 3: 0.1}),
@@ -57,7 +57,7 @@ def test_the_most_trusted_round_of_the_most_trusted_method_is_taken() -> None:
         [{1: math.nan}, {1: 0.001, 2: math.nan}],
     ],
 )
-def test_where_trust_is_near_0_no_winner_is_named(curves: list[dict[int, float]]) -> None:
+def test_where_trust_is_near_0_no_winner_is_named(curves):
     (found,) = select({name: left(name, curve) for name, curve in zip(("SourceOnly", "FedMMD"), curves, strict=True)})
     assert found.chosen is None
     assert not found.in_doubt
@@ -68,13 +68,13 @@ def test_where_trust_is_near_0_no_winner_is_named(curves: list[dict[int, float]]
     assert json.loads(as_json([found]))[0]["chosen"] is None
 
 
-def test_a_number_that_is_not_finite_is_no_trust() -> None:
+def test_a_number_that_is_not_finite_is_no_trust():
     (found,) = select({"a": left("FedMMD", {1: math.inf, 2: 0.2, 3: math.nan}), "b": left("FedDAN", {1: math.nan})})
     assert found.chosen == Candidate("FedMMD", 2, 0.2, "a")
     assert found.without == ["FedDAN"]
 
 
-def test_what_adapts_nothing_is_known_by_its_class_whatever_its_name() -> None:
+def test_what_adapts_nothing_is_known_by_its_class_whatever_its_name():
     """An entry of compare may have a name of its own; one that is called SourceOnly is not one for that."""
     (found,) = select({"a": left("SourceOnly", {1: 0.39}, name="no adaptation"), "b": left("FedMMD", {1: 0.4})})
     assert found.in_doubt
@@ -84,13 +84,13 @@ def test_what_adapts_nothing_is_known_by_its_class_whatever_its_name() -> None:
 
 
 @pytest.mark.parametrize(("trust", "chosen"), [(0.379, "FedMMD"), (0.381, "SourceOnly")])
-def test_in_doubt_the_one_that_adapts_nothing_is_taken(trust: float, chosen: str) -> None:
+def test_in_doubt_the_one_that_adapts_nothing_is_taken(trust, chosen):
     (found,) = select({"a": left("SourceOnly", {1: trust}), "b": left("FedMMD", {1: 0.4})})
     assert found.chosen.method == chosen
     assert found.in_doubt == ("in doubt" in str(found)) == (chosen == "SourceOnly")
 
 
-def test_each_target_and_seed_has_a_selection_of_its_own() -> None:
+def test_each_target_and_seed_has_a_selection_of_its_own():
     runs = {
         "a": left("FedMMD", {1: 0.4}),
         "b": left("FedMMD", {1: 0.1}, target="noisy"),
@@ -112,7 +112,7 @@ def run(folder: Path, module: Any, rounds: int) -> tuple[TrustedRound, list[dict
     return best, seen.rows
 
 
-def test_the_checkpoint_is_that_of_the_most_trusted_round(tmp_path: Path) -> None:
+def test_the_checkpoint_is_that_of_the_most_trusted_round(tmp_path):
     best, rows = run(tmp_path, build(), 4)
     scores = [row[TRUST] for row in rows]
     at = max(range(4), key=scores.__getitem__)
@@ -120,7 +120,7 @@ def test_the_checkpoint_is_that_of_the_most_trusted_round(tmp_path: Path) -> Non
     assert torch.load(best.best_model_path, weights_only=True)["epoch"] == at
 
 
-def test_validations_without_a_score_are_passed_over(tmp_path: Path) -> None:
+def test_validations_without_a_score_are_passed_over(tmp_path):
     module = build(FedRFTCA, num_frequencies=8, num_components=4, classifier_period=3)
     best, rows = run(tmp_path, module, 4)
     assert [TRUST in row for row in rows] == [False, False, False, True]

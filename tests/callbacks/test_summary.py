@@ -130,7 +130,7 @@ def test_no_runs_make_no_table():
         ({"update": Plain().describe()}, "update 1.50\nmodel 2.00"),
     ],
 )
-def test_plaintext_channels_are_marked_where_others_are_hidden(backends: dict[str, Description], cell: str) -> None:
+def test_plaintext_channels_are_marked_where_others_are_hidden(backends, cell):
     sent = {"update": 1_500_000, "model": 2_000_000}
     declared = {"update": "summed: an update", "model": "in the clear: weights"}
     fields = {"bytes_by_channel": sent, "channels": declared, "backends": backends}
@@ -138,7 +138,7 @@ def test_plaintext_channels_are_marked_where_others_are_hidden(backends: dict[st
     assert found == cell
 
 
-def test_several_methods_are_not_ranked_by_their_scores() -> None:
+def test_several_methods_are_not_ranked_by_their_scores():
     note = "the target score compares rounds of one method, not methods"
     assert note in render([run("FedAvg", "dslr", 0.9), run("FedGP", "dslr", 0.5)])
     assert note not in render([run("FedAvg", "dslr", 0.9), run("FedAvg", "webcam", 0.5)])
@@ -156,7 +156,7 @@ def trained(folder: Path, *callbacks: Any, rounds: int = 1, test: bool = False, 
     return found
 
 
-def test_a_real_run_is_summed_up(tmp_path: Path):
+def test_a_real_run_is_summed_up(tmp_path):
     module, data = build(SourceOnly), Blobs()
     ran = trainer(2, [OracleAccuracy()], tmp_path)
     ran.fit(module, data)
@@ -184,7 +184,7 @@ def test_a_real_run_is_summed_up(tmp_path: Path):
         ([], None, None),
     ],
 )
-def test_a_round_is_chosen_by_finite_scores(tmp_path: Path, history: Any, selected: Any, best: Any):
+def test_a_round_is_chosen_by_finite_scores(tmp_path, history, selected, best):
     class Watcher(OracleAccuracy):
         def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             self.history = history
@@ -205,20 +205,20 @@ class Diverged(pl.Callback):
             param.data.fill_(math.nan)
 
 
-def test_numbers_that_are_not_finite_are_unknown_and_the_summary_is_still_written(tmp_path: Path):
+def test_numbers_that_are_not_finite_are_unknown_and_the_summary_is_still_written(tmp_path):
     record = json.loads(trained(tmp_path, Diverged()).to_json())
     found = {name: record[f"oracle_{name}"] for name in ("accuracy", "f1", "r2", "balanced_accuracy")}
     assert found == {"accuracy": None, "f1": None, "r2": None, "balanced_accuracy": 0.25}
 
 
-def test_a_model_without_probabilities_is_summed_up_without_their_scores(tmp_path: Path) -> None:
+def test_a_model_without_probabilities_is_summed_up_without_their_scores(tmp_path):
     found = trained(tmp_path, OracleAccuracy(), Diverged(), test=True)
     assert (found.oracle_confusion, found.oracle_reliability) == (None, None)
     assert 0 <= (found.oracle_accuracy or 0) <= 1
 
 
 @pytest.mark.filterwarnings("ignore::fedlit.privacy.PrivacyWarning")
-def test_numbers_with_noise_are_read_back_whatever_they_are(tmp_path: Path) -> None:
+def test_numbers_with_noise_are_read_back_whatever_they_are(tmp_path):
     noise = GaussianMechanism(1.0, 1000.0)
     found = trained(tmp_path, OracleAccuracy(), rounds=2, test=True, strategy={"reports": noise})
     numbers = [getattr(found, f"oracle_{name}") for name in ("accuracy", "f1", "ece", "auc", "balanced_accuracy")]
@@ -228,7 +228,7 @@ def test_numbers_with_noise_are_read_back_whatever_they_are(tmp_path: Path) -> N
     assert "carry the noise of differential privacy" in render([found])
 
 
-def test_counts_do_not_use_up_the_clipping_norm_of_the_accuracy(tmp_path: Path) -> None:
+def test_counts_do_not_use_up_the_clipping_norm_of_the_accuracy(tmp_path):
     """All numbers of a report are clipped together: counts of norm 30 would leave an accuracy of .9 as .03 of 1."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)
@@ -239,7 +239,7 @@ def test_counts_do_not_use_up_the_clipping_norm_of_the_accuracy(tmp_path: Path) 
     assert noised.oracle_accuracy == pytest.approx(exact.oracle_accuracy, abs=1e-3)
 
 
-def test_only_noise_excuses_a_number_out_of_range() -> None:
+def test_only_noise_excuses_a_number_out_of_range():
     record = json.loads(run("FedAvg", "dslr", -0.25).to_json())
     with refused("oracle_accuracy"):
         RunSummary.from_json(json.dumps(record))

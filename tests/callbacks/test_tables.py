@@ -39,14 +39,14 @@ def printed(table: object, width: int) -> str:
     return capture.get()
 
 
-def test_figures_are_mean_and_sample_deviation() -> None:
+def test_figures_are_mean_and_sample_deviation():
     """Of 2, 4 and 9: mean 5, deviation sqrt((9 + 1 + 16) / 2)."""
     assert mean_and_deviation([2.0, 4.0, 9.0]) == (5.0, pytest.approx(13**0.5))
     assert str(Figure((2.0, 4.0, 9.0), form="{:.2f}")) == "5.00 ± 3.61"
     assert [str(Figure(values, 100)) for values in ((0.5,), ())] == ["50.0", "-"]
 
 
-def test_a_terminal_gets_names_as_they_are_and_two_tables_if_it_is_narrow(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_gets_names_as_they_are_and_two_tables_if_it_is_narrow(capsys):
     wide, narrow = printed(TABLE, 100), printed(TABLE, 50)
     assert [text.count(NAME) for text in (wide, narrow)] == [2, 3]
     for text in (wide, narrow):
@@ -56,7 +56,7 @@ def test_a_terminal_gets_names_as_they_are_and_two_tables_if_it_is_narrow(capsys
     assert capsys.readouterr().out.count(NAME) == 2
 
 
-def test_csv_has_all_digits_and_a_column_for_each_part_of_a_figure() -> None:
+def test_csv_has_all_digits_and_a_column_for_each_part_of_a_figure():
     header, *rows = csv.reader(io.StringIO(TABLE.csv()))
     assert header == ["method", "MB by\nchannel", "mean", "deviation", "seeds", "collapsed", "bytes"]
     assert rows == [
@@ -65,7 +65,7 @@ def test_csv_has_all_digits_and_a_column_for_each_part_of_a_figure() -> None:
     ]
 
 
-def test_markdown_means_nothing_but_its_table() -> None:
+def test_markdown_means_nothing_but_its_table():
     name = r"&lt;b&gt;&amp;A\_ \[/b\] \\x\|\*\$%\#{}\~^"
     assert TABLE.markdown().splitlines() == [
         "Scores:",
@@ -80,7 +80,7 @@ def test_markdown_means_nothing_but_its_table() -> None:
     assert "| **a** | `b` |" in Table.of(["x", "y"], [["**a**", "`b`"]]).markdown(escaped=False)
 
 
-def test_latex_prints_what_is_there() -> None:
+def test_latex_prints_what_is_there():
     name = r"<b>\&A\_ [/b] \textbackslash{}x|*\$\%\#\{\}\textasciitilde{}\textasciicircum{}"
     assert TABLE.latex().splitlines() == [
         "% Scores; needs the package booktabs",
@@ -96,7 +96,7 @@ def test_latex_prints_what_is_there() -> None:
     ]
 
 
-def test_html_is_escaped() -> None:
+def test_html_is_escaped():
     page = str(TABLE.html())
     name = NAME.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     assert f"<td class=w>{name}</td><td class=w>a 1<br>b 2</td><td>50.0 ± 35.4 †</td><td>12,345</td>" in page
@@ -124,7 +124,7 @@ def seeds(method: str, *values: float) -> list[RunSummary]:
         ([(0.67, 0.71), (0.1, 0.12)], []),
     ],
 )
-def test_bold_is_what_no_other_interval_reaches(tmp_path: Path, others: list[tuple[float, ...]], expected: list[str]):
+def test_bold_is_what_no_other_interval_reaches(tmp_path, others, expected):
     """A has 70 ± 2.8: 68 and 72."""
     runs = [
         *seeds("A", 0.68, 0.72),
@@ -137,13 +137,13 @@ def test_bold_is_what_no_other_interval_reaches(tmp_path: Path, others: list[tup
         assert "bold where no other mean ± deviation of the column reaches it" in text
 
 
-def test_with_one_seed_nothing_is_bold(tmp_path: Path) -> None:
+def test_with_one_seed_nothing_is_bold(tmp_path):
     _, markdown, latex = tables([*seeds("A", 0.9), *seeds("B", 0.1)], tmp_path)
     assert "**" not in markdown
     assert "textbf" not in latex
 
 
-def test_accuracies_and_r2_are_in_no_column_or_average_together(tmp_path: Path) -> None:
+def test_accuracies_and_r2_are_in_no_column_or_average_together(tmp_path):
     """Accuracy 50 and R2 90 would be 70."""
     runs = [summary("A", "north", 0.5)]
     runs += [summary("A", target, None, oracle_r2=r2) for target, r2 in (("south", 0.9), ("west", 0.7))]
@@ -156,7 +156,7 @@ def test_accuracies_and_r2_are_in_no_column_or_average_together(tmp_path: Path) 
     ]  # fmt: skip
 
 
-def test_a_model_that_predicts_one_class_is_marked_and_named(tmp_path: Path) -> None:
+def test_a_model_that_predicts_one_class_is_marked_and_named(tmp_path):
     runs = [summary("A", "fonts", 0.5, 0, **COLLAPSED), summary("A", "fonts", 0.75, 1, **HEALTHY)]
     runs += [summary("B", "fonts", 0.75, seed, **HEALTHY) for seed in (0, 1)]
     rows, markdown, latex = tables(runs, tmp_path)
@@ -167,7 +167,7 @@ def test_a_model_that_predicts_one_class_is_marked_and_named(tmp_path: Path) -> 
     assert "75.0 ± 0.0 |" in markdown
 
 
-def test_a_target_that_is_called_average_is_not_the_average(tmp_path: Path) -> None:
+def test_a_target_that_is_called_average_is_not_the_average(tmp_path):
     (row,), *_ = tables([summary("A", "average", 0.5), summary("A", "south", 0.9)], tmp_path)
     assert row["oracle accuracy in %: average"] == "50.0"
     assert row["oracle accuracy in %: average over targets"] == "70.0"

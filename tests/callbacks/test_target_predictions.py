@@ -43,7 +43,7 @@ def network(module: Any) -> torch.nn.Module:
 
 @pytest.mark.parametrize("federated", [True, False])
 @pytest.mark.parametrize("keep", [True, False])
-def test_the_file_has_the_probabilities_of_the_targets_network(tmp_path: Path, federated: bool, keep: bool):
+def test_the_file_has_the_probabilities_of_the_targets_network(tmp_path, federated, keep):
     data, module = Blobs(), build(weighting="uniform")
     run = trainer(2, [TargetPredictions()], tmp_path, federated)
     run.fit(module, data)
@@ -57,7 +57,7 @@ def test_the_file_has_the_probabilities_of_the_targets_network(tmp_path: Path, f
     assert [row[1] for row in rows] == [str(label) for label in expected.argmax(dim=1).tolist()]
 
 
-def test_a_second_prediction_replaces_the_first_where_the_user_says(tmp_path: Path):
+def test_a_second_prediction_replaces_the_first_where_the_user_says(tmp_path):
     data, module = Blobs(), build()
     run = trainer(1, [TargetPredictions(str(tmp_path / "some" / "where.csv"))], tmp_path)
     run.fit(module, data)
@@ -79,20 +79,20 @@ class Named(Blobs):
     classes = ("red", "green", "blue", "grey")
 
 
-def test_classes_have_the_names_that_the_data_module_gives_them(tmp_path: Path):
+def test_classes_have_the_names_that_the_data_module_gives_them(tmp_path):
     header, *lines = predict(tmp_path, build(), Named(), rounds=2)
     rows = [dict(zip(header, line, strict=True)) for line in lines]
     assert {row["predicted"] for row in rows} <= set(Named.classes)
     assert all(float(row[row["predicted"]]) == max(float(row[name]) for name in Named.classes) for row in rows)
 
 
-def test_in_regression_there_are_numbers_alone(tmp_path: Path):
+def test_in_regression_there_are_numbers_alone(tmp_path):
     data, module = heart_rates()
     header, *rows = predict(tmp_path, module, data, rounds=2)
     assert header == ["id", *data.classes]
     assert [int(row[0]) for row in rows] == data.split(data.target).test.tolist()
     dataset = data.dataset(data.target, "test")
-    inputs = torch.stack([dataset[index][0] for index in range(len(dataset))])  # type: ignore[arg-type]
+    inputs = torch.stack([dataset[index][0] for index in range(len(dataset))])
     with torch.no_grad():
         expected = module(inputs)
     written = torch.tensor([[float(cell) for cell in row[1:]] for row in rows], dtype=torch.float64)
@@ -108,21 +108,21 @@ def test_in_regression_there_are_numbers_alone(tmp_path: Path):
         ("costs", None, [[0.0] * 4] * 3 + [[0.0]]),
     ],
 )
-def test_mismatches_are_refused_before_anything_is_predicted(argument: str, classes: Any, costs: Any, tmp_path: Path):
+def test_mismatches_are_refused_before_anything_is_predicted(argument, classes, costs, tmp_path):
     data = Blobs()
-    data.classes = classes  # type: ignore[attr-defined]
+    data.classes = classes
     with refused(argument):
         predict(tmp_path, build(), data, costs=costs)
 
 
-def test_predictions_without_the_target_are_refused(tmp_path: Path):
+def test_predictions_without_the_target_are_refused(tmp_path):
     data = Blobs()
     sources = {name: data.parts["test"][name] for name in CLIENTS if name != TARGET}
     with pytest.raises(ValueError, match=f"no sample of target '{TARGET}'"):
         predict(tmp_path, build(), data, FederatedLoader(sources, training=False))
 
 
-def test_a_target_without_test_samples_is_an_error(tmp_path: Path):
+def test_a_target_without_test_samples_is_an_error(tmp_path):
     """Lightning skips the loop, and would end without an error."""
     data = Digits(target="fonts", flatten=True, test_fraction=0.0, batch_size=512)
     module = FedAvg(data.clients, data.target, data.num_classes, MLP(64, [8]))
@@ -140,12 +140,12 @@ def hospitals(tmp_path: Path, data: HeartDisease, **given: Any) -> list[dict[str
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
-def test_ids_are_positions_in_the_targets_data(tmp_path: Path):
+def test_ids_are_positions_in_the_targets_data(tmp_path):
     data = HeartDisease(seed=0)
     rows = hospitals(tmp_path, data)
     everyone = data.load(data.target)
     tested = data.dataset(data.target, "test")
-    assert len(rows) == len(tested) == 40  # type: ignore[arg-type]
+    assert len(rows) == len(tested) == 40
     for row, (_, y) in zip(rows, (tested[place] for place in range(40)), strict=True):
         assert int(everyone.y[int(row["id"])]) == int(y)
     ages = torch.tensor([float(everyone.x[int(row["id"]), 0]) for row in rows])
@@ -161,12 +161,12 @@ class Wards(HeartDisease):
         return [f"{client}, bed {place}" for place in positions.tolist()]
 
 
-def test_ids_are_those_that_the_data_module_gives(tmp_path: Path):
+def test_ids_are_those_that_the_data_module_gives(tmp_path):
     data = Wards(seed=0)
     assert [row["id"] for row in hospitals(tmp_path, data)] == data.ids(data.target, "test")
 
 
-def test_a_loader_of_the_users_own_is_numbered_whatever_was_trained_on(tmp_path: Path):
+def test_a_loader_of_the_users_own_is_numbered_whatever_was_trained_on(tmp_path):
     data = Wards(seed=0)
     torch.manual_seed(0)
     module = FedAvg(data.clients, data.target, 2, MLP(data.in_features, [8]))
@@ -175,7 +175,7 @@ def test_a_loader_of_the_users_own_is_numbered_whatever_was_trained_on(tmp_path:
     assert [row[0] for row in rows] == [str(place) for place in range(20)]
 
 
-def test_decisions_are_the_cheapest_by_the_rows_own_probabilities(tmp_path: Path):
+def test_decisions_are_the_cheapest_by_the_rows_own_probabilities(tmp_path):
     """Of two classes that is a threshold: to overlook an ill patient costs 4 false alarms, so 1 in 5 is too many."""
     rows = hospitals(tmp_path, HeartDisease(seed=0), costs=[[0, 1], [4, 0]])
     assert [*rows[0]] == ["id", "predicted", "decision", "healthy", "disease"]
@@ -184,7 +184,7 @@ def test_decisions_are_the_cheapest_by_the_rows_own_probabilities(tmp_path: Path
     assert any(row["decision"] != row["predicted"] for row in rows)
 
 
-def test_costs_are_refused_where_numbers_are_predicted(tmp_path: Path):
+def test_costs_are_refused_where_numbers_are_predicted(tmp_path):
     data, module = heart_rates()
     with refused("costs"):
         predict(tmp_path, module, data, costs=[[0.0]])

@@ -13,9 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedlit.cli import main
-from fedlit.cli.command import COMMANDS, TRAINER
-from fedlit.cli.memory import Answer
-from fedlit.cli.nearest import nearest
+from fedlit.cli.command import Answer
 
 HEAVY = {"torch", "lightning", "torchvision", "torchmetrics", "numpy", "scipy", "sklearn", "matplotlib"}
 
@@ -49,7 +47,7 @@ AT_ONCE: dict[str, str] = {
 """What is written after ``fedlit``, and what the answer has."""
 
 
-def test_what_needs_no_torch_answers_without_it(tmp_path: Path) -> None:
+def test_what_needs_no_torch_answers_without_it(tmp_path):
     """All in one process, which imports nothing heavy, and so each costs no more than all of them."""
     code = """
 import contextlib, io, json, resource, sys
@@ -76,23 +74,8 @@ print(json.dumps([told, sum(resource.getrusage(resource.RUSAGE_SELF)[:2])]))
     assert seconds < 1.5
 
 
-@pytest.mark.parametrize(
-    ("word", "known", "found"),
-    [
-        ("fitt", ["fit", "list"], "fit"),
-        ("fedavg", ["FedAvg", "FedAdam"], "FedAvg"),
-        ("max_epoch", ["max_epochs", "max_steps"], "max_epochs"),
-        ("unlike", ["fit", "list"], None),
-        ("", ["fit"], None),
-        ("fit", [], None),
-    ],
-)
-def test_the_nearest_word_is_found_whatever_its_capitals(word: str, known: list[str], found: str | None) -> None:
-    assert nearest(word, known) == found
-
-
-def test_features_help_without_classes_has_all_options(capsys: pytest.CaptureFixture[str]) -> None:
-    from fedlit.cli.features import make_parser
+def test_features_help_without_classes_has_all_options(capsys):
+    from fedlit.cli.commands import make_parser
     from fedlit.data import DomainDataModule
 
     with pytest.raises(SystemExit) as done:
@@ -103,15 +86,6 @@ def test_features_help_without_classes_has_all_options(capsys: pytest.CaptureFix
     options = {name for action in whole._actions for name in action.option_strings} - {"--print_config", "--data.help"}
     assert {"--data", "--extractor", "--out"} <= options
     assert not [name for name in options if name not in printed]
-
-
-@pytest.mark.parametrize("word", COMMANDS)
-def test_each_command_leads_to_a_function(word: str) -> None:
-    from importlib import import_module
-
-    module, _, name = COMMANDS[word].place.partition(":")
-    assert callable(getattr(import_module(module), name))
-    assert word not in TRAINER
 
 
 @pytest.fixture
@@ -130,25 +104,25 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return words
 
 
-def test_an_answer_is_kept_for_the_same_question_alone(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_kept_for_the_same_question_alone(asked, monkeypatch):
     assert Answer(asked).recall() == ["printed", "warned"]
     assert Answer([*asked, "--seeds=[0]"]).recall() is None
-    assert not Answer(["fit", "--config=a.yaml"]).is_kept
-    assert not Answer(["list", "--help"]).is_kept
-    assert not Answer([*asked, "--data=[*.csv"]).is_kept  # an error, which is the command's
+    assert Answer(["fit", "--config=a.yaml"]).file is None
+    assert Answer(["list", "--help"]).file is None
+    assert Answer([*asked, "--data=[*.csv"]).file is None  # an error, which is the command's
     monkeypatch.setenv("COLUMNS", "66")
     assert Answer(asked).recall() is None
 
 
 @pytest.mark.parametrize("changed", ["a.yaml", "other.yaml", "mine.py", "empty/plugin.py"])
-def test_an_answer_is_made_again_where_what_it_depends_on_has_changed(asked: list[str], changed: str) -> None:
+def test_an_answer_is_made_again_where_what_it_depends_on_has_changed(asked, changed):
     Path(changed).write_text("data: {class_path: Other}")
     assert Answer(asked).recall() is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], ["--config=experiments/first", "--print_config"]])
-def test_the_command_prints_the_same_again_within_two_seconds(words: list[str], tmp_path: Path) -> None:
+def test_the_command_prints_the_same_again_within_two_seconds(words, tmp_path):
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "fedlit.cli", "fit", *words]
     first = subprocess.run(command, capture_output=True, check=True, env=environment)

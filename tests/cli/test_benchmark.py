@@ -9,7 +9,7 @@ import pytest
 
 from commands import refusal
 from fedlit.cli import main
-from fedlit.cli.benchmark import Figure, comparison, figures
+from fedlit.cli.commands import Figure, comparison, figures
 from fedlit.tables import Table
 
 ROOT = Path(__file__).parents[2]
@@ -45,14 +45,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_lists_what_has_results(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["benchmark"])
-    assert capsys.readouterr().out.split() == ["dice", "Throws", "dice."]
-
-
-def test_the_repository_lists_every_benchmark_with_results(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_repository_lists_every_benchmark_with_results(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     main(["benchmark"])
     listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
@@ -62,9 +55,7 @@ def test_the_repository_lists_every_benchmark_with_results(
 @pytest.mark.parametrize(
     ("shift", "verdicts"), [("0", ["yes", "1 of 1"]), ("0.5", ["yes", "1 of 1"]), ("0.6", ["no", "0 of 1"])]
 )
-def test_compares_with_what_the_repository_has_and_leaves_it(
-    clone: Path, capfd: pytest.CaptureFixture[str], shift: str, verdicts: list[str]
-) -> None:
+def test_compares_with_what_the_repository_has_and_leaves_it(clone, capfd, shift, verdicts):
     kept = (clone / "dice.json").read_text()
     main(["benchmark", "dice", "--shift", shift])
     printed = capfd.readouterr().out
@@ -78,13 +69,13 @@ def test_compares_with_what_the_repository_has_and_leaves_it(
     assert (clone / "dice.json").read_text() == kept
 
 
-def test_a_benchmark_that_fails_ends_the_command(clone: Path) -> None:
+def test_a_benchmark_that_fails_ends_the_command(clone):
     with pytest.raises(SystemExit) as caught:
         main(["benchmark", "dice", "--shift", "-1"])
     assert caught.value.code == 1
 
 
-def test_mistakes_are_told_by_name(clone: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mistakes_are_told_by_name(clone, monkeypatch, tmp_path):
     assert "name must be one of dice, got 'cards'" in refusal("benchmark", "cards")
     assert "--out is not for fedlit benchmark" in refusal("benchmark", "dice", "--out=x.json")
     monkeypatch.chdir(tmp_path)
@@ -92,13 +83,13 @@ def test_mistakes_are_told_by_name(clone: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(("now", "verdict"), [(0.81, "yes"), (0.82, "no")])
-def test_figures_agree_to_the_places_that_they_are_told_with(now: float, verdict: str) -> None:
+def test_figures_agree_to_the_places_that_they_are_told_with(now, verdict):
     table = comparison([Figure(("r",), 0.8, 0.0)], [Figure(("r",), now, 0.0)])
     assert isinstance(table, Table)
     assert table.texts() == [["r", "0.8 ± 0.0", f"{now} ± 0.00", verdict]]
 
 
-def test_figures_are_those_with_a_spread() -> None:
+def test_figures_are_those_with_a_spread():
     results = {
         "a": {"b": {"mean": 1, "std": 0.5, "paper": 2}, "seconds": 4},
         "c": [1, 2],

@@ -13,7 +13,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -21,14 +20,12 @@ import yaml
 
 import processes
 from commands import parsed, refusal, summaries
-from fedlit.callbacks import RunSummary
 from fedlit.callbacks.run_record import claim
-from fedlit.callbacks.summary import write_tables
 from fedlit.cli import main
 from fedlit.cli.arguments import normalise, type_true
+from fedlit.cli.catalogue import load_plugins
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.folders import ExperimentFolder
-from fedlit.cli.plugins import load_plugins
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -58,7 +55,7 @@ def claim_some(folder: Path) -> list[str]:
     return [str(claim(folder)) for _ in range(50)]
 
 
-def test_a_folder_is_claimed_by_one_process_alone(tmp_path: Path) -> None:
+def test_a_folder_is_claimed_by_one_process_alone(tmp_path):
     claimed = [place for some in processes.results(claim_some, tmp_path / "here", ranks=4) for place in some]
     assert sorted(claimed) == sorted(str(tmp_path / "here" / f"version_{number}") for number in range(200))
     (tmp_path / "here" / "version_217").mkdir()
@@ -66,7 +63,7 @@ def test_a_folder_is_claimed_by_one_process_alone(tmp_path: Path) -> None:
     assert [claim(tmp_path / "here", "trial").name for _ in range(3)] == ["trial", "trial-1", "trial-2"]
 
 
-def test_an_experiment_goes_on_and_takes_finished_runs_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_experiment_goes_on_and_takes_finished_runs_as_they_are(capsys):
     main(["fit", *SEVERAL])
     first, folders = found(), sorted(map(str, Path("runs").rglob("version_*")))
     assert len(first) == 4
@@ -97,7 +94,7 @@ def test_an_experiment_goes_on_and_takes_finished_runs_as_they_are(capsys: pytes
     )
 
 
-def test_a_method_and_its_round_are_selected(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_method_and_its_round_are_selected(capsys):
     words = [*TINY, "--compare=[fedlit.methods.SourceOnly]", "--select=best", "--trainer.enable_checkpointing=true"]
     main(["fit", *words, "--trainer.max_epochs=12", "--data.target=cleveland"])
     printed = " ".join(capsys.readouterr().out.split())
@@ -112,7 +109,7 @@ def test_a_method_and_its_round_are_selected(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
-def test_nothing_is_selected_of_models_that_have_learnt_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_selected_of_models_that_have_learnt_nothing(capsys):
     main(["fit", *TINY, "--compare=[fedlit.methods.SourceOnly]", "--select=best", "--trainer.max_epochs=2"])
     printed = " ".join(capsys.readouterr().out.split())
     (file,) = Path("runs").glob("experiment_*/selected.json")
@@ -124,7 +121,7 @@ def test_nothing_is_selected_of_models_that_have_learnt_nothing(capsys: pytest.C
     assert "No model can be trusted on va_long_beach, and none is named" in Path("report.md").read_text()
 
 
-def test_a_selection_needs_several_methods_and_trust() -> None:
+def test_a_selection_needs_several_methods_and_trust():
     assert "select chooses among methods" in refusal("fit", *TINY, "--select=best")
     density = ["--trainer.callbacks+=Validators", "--trainer.callbacks.init_args.names=[density]"]
     words = ["--select=best", "--compare=[fedlit.methods.SourceOnly]", *density]
@@ -132,7 +129,7 @@ def test_a_selection_needs_several_methods_and_trust() -> None:
 
 
 @pytest.mark.slow
-def test_runs_side_by_side_equal_those_one_after_the_other(capfd: pytest.CaptureFixture[str]) -> None:
+def test_runs_side_by_side_equal_those_one_after_the_other(capfd):
     main(["fit", *SEVERAL])
     serial = found()
     Path("runs").rename("serial")
@@ -150,7 +147,7 @@ def test_runs_side_by_side_equal_those_one_after_the_other(capfd: pytest.Capture
     assert "jobs must be at least 1, got 0" in refusal("fit", *SEVERAL, "--jobs=0")
 
 
-def test_an_interrupted_run_goes_on_from_its_latest_whole_checkpoint() -> None:
+def test_an_interrupted_run_goes_on_from_its_latest_whole_checkpoint():
     every = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": {"save_top_k": -1}}
     command = ["fit", *TINY[:-1], "--seeds=[0,1]", "--trainer.max_epochs=3"]
     command.append(f"--trainer.callbacks={json.dumps([every])}")
@@ -189,25 +186,7 @@ def metrics(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_commands_that_start_at_once_have_a_folder_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    command = [sys.executable, "-m", "fedlit.cli", "fit", *TINY, "--config", "loggers/wandb"]
-    started = [subprocess.Popen([*command, f"--seed_everything={seed}"]) for seed in range(4)]
-    assert [process.wait() for process in started] == [0] * 4
-    folders = sorted(Path("runs/FedAvg").iterdir())
-    assert [folder.name for folder in folders] == [f"version_{number}" for number in range(4)]
-    assert {seed for _, seed in found()} == {0, 1, 2, 3}
-    for folder in folders:
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        assert config["seed_everything"] == json.loads((folder / "summary.json").read_text())["seed"]
-        rows = metrics(folder)
-        assert sum("oracle/target/acc" in row for row in rows) <= 2  # of the only epoch, and of the test
-        assert len(rows) == len(metrics(folders[0]))
-
-
-@pytest.mark.slow
-def test_one_experiment_that_starts_twice_at_once_trains_each_run_once() -> None:
+def test_one_experiment_that_starts_twice_at_once_trains_each_run_once():
     command = [sys.executable, "-m", "fedlit.cli", "fit", *SEVERAL]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     said = "".join(process.communicate()[0] for process in started)
@@ -218,7 +197,7 @@ def test_one_experiment_that_starts_twice_at_once_trains_each_run_once() -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("jobs", "checkpoints"), [(1, True), (2, False)])
-def test_an_experiment_that_was_killed_comes_to_the_same(jobs: int, checkpoints: bool) -> None:
+def test_an_experiment_that_was_killed_comes_to_the_same(jobs, checkpoints):
     own = ["--trainer.max_epochs=6", f"--trainer.enable_checkpointing={json.dumps(checkpoints)}"]
     main(["fit", *SEVERAL, *own])
     whole = found()
@@ -241,7 +220,7 @@ def test_an_experiment_that_was_killed_comes_to_the_same(jobs: int, checkpoints:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_ends_all_runs_that_are_side_by_side(name: str) -> None:
+def test_a_signal_ends_all_runs_that_are_side_by_side(name):
     command = [sys.executable, "-m", "fedlit.cli", "fit", *SEVERAL, "--trainer.max_epochs=100000", "--jobs=2"]
     # where the tests run in the background, a shell has told them to ignore SIGINT, which processes inherit
     command[1:1] = ["-c", "import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -260,7 +239,7 @@ def test_a_signal_ends_all_runs_that_are_side_by_side(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_is_taken_as_it_is() -> None:
+def test_a_run_of_two_processes_is_taken_as_it_is():
     command = [sys.executable, "-m", "fedlit.cli", "fit", *SEVERAL, "--trainer.devices=2"]
     subprocess.run(command, check=True, timeout=200)
     whole = found()
@@ -277,7 +256,7 @@ def trained_with(*words: str) -> dict[str, Any]:
     return arguments
 
 
-def test_a_class_is_compared_with_its_shipped_arguments_where_nothing_else_is_said() -> None:
+def test_a_class_is_compared_with_its_shipped_arguments_where_nothing_else_is_said():
     shipped = yaml.safe_load((CONFIGS / "methods" / "fedrf_tca.yaml").read_text())["model"]["init_args"]
     for name in ("FedRFTCA", "fedlit.methods.FedRFTCA"):
         for own in ([], ["--model=FedProx"]):
@@ -291,7 +270,7 @@ def test_a_class_is_compared_with_its_shipped_arguments_where_nothing_else_is_sa
         assert found["classifier_period"] == shipped["classifier_period"]
 
 
-def test_methods_are_compared_by_their_configurations(tmp_path: Path) -> None:
+def test_methods_are_compared_by_their_configurations(tmp_path):
     (tmp_path / "mine.yaml").write_text("model: {class_path: fedlit.methods.FedProx, init_args: {mu: 3.0}}")
     compare = "--compare=[methods/fedgp_auto, mine.yaml, methods/fed_mmd]"
     found = Experiment(normalise(["fit", *TINY, compare]))
@@ -319,35 +298,7 @@ def test_methods_are_compared_by_their_configurations(tmp_path: Path) -> None:
     assert "text.yaml in compare must be a configuration" in refusal("fit", *TINY, "--compare=[text.yaml]")
 
 
-def summary(method: str, target: str, seed: int, accuracy: float) -> RunSummary:
-    return RunSummary(
-        method=method, target=target, seed=seed, oracle_accuracy=accuracy, target_score=0.5, rounds=3,
-        bytes_by_channel={"weights": 10}, seconds={}, seconds_total=1.0, processes=1, target_sha256="", backends={},
-    )  # fmt: skip
-
-
-def test_tables_have_means_deviations_and_the_best_in_bold(tmp_path: Path) -> None:
-    accuracies = {("Fed_A", "north"): (0.5, 0.7), ("Fed_A", "south"): (0.9, 0.8), ("B", "north"): (0.8, 0.9)}
-    runs = [summary(*key, seed, each) for key, both in accuracies.items() for seed, each in enumerate(both)]
-    paths = write_tables(runs, tmp_path / "tables")
-    assert [path.name for path in paths] == ["table.csv", "table.md", "table.tex"]
-    first, second = csv.DictReader(paths[0].open())
-    assert first["method"] == "Fed_A"
-    assert float(first["oracle accuracy in %: north"]) == pytest.approx(100 * fmean((0.5, 0.7)))
-    assert float(first["standard deviation: average"]) == pytest.approx(100 * stdev((0.7, 0.75)))
-    assert [second[f"{name}: south"] for name in ("oracle accuracy in %", "seeds")] == ["", "0"]
-    text = paths[1].read_text()
-    assert "hidden labels (oracle), mean ± sample standard deviation over seeds" in text
-    assert f"**{100 * fmean((0.8, 0.9)):.1f} ± {100 * stdev((0.8, 0.9)):.1f}**" in text
-    assert "| Fed_A | 60.0 ± 14.1 | **85.0 ± 7.1** | **72.5 ± 3.5** |" in text
-    assert "| B | **85.0 ± 7.1** | - | - |" in text  # no average over targets that the others have more of
-    latex = paths[2].read_text()
-    assert r"Fed\_A & 60.0 $\pm$ 14.1 & \textbf{85.0 $\pm$ 7.1} & \textbf{72.5 $\pm$ 3.5} \\" in latex
-    alone = write_tables([summary("A", "north", 0, 0.5)], tmp_path)
-    assert "| A | 50.0 |" in alone[1].read_text()
-
-
-def test_an_experiment_is_known_by_its_configurations(tmp_path: Path) -> None:
+def test_an_experiment_is_known_by_its_configurations(tmp_path):
     one, same, other = (
         Experiment(normalise(["fit", *TINY, *more])).folder.path for more in ([], [], ["--data.batch_size=7"])
     )
@@ -367,7 +318,7 @@ def test_an_experiment_is_known_by_its_configurations(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_readmes_first_experiment_shows_what_adaptation_gains() -> None:
+def test_the_readmes_first_experiment_shows_what_adaptation_gains():
     main(["fit", "--config", "experiments/first"])
     accuracies: dict[str, list[float]] = {}
     for path in Path("runs").rglob("summary.json"):
@@ -381,7 +332,7 @@ def test_the_readmes_first_experiment_shows_what_adaptation_gains() -> None:
     assert sources + 0.15 < refined
 
 
-def test_an_option_takes_the_place_of_what_a_compared_configuration_sets(tmp_path: Path) -> None:
+def test_an_option_takes_the_place_of_what_a_compared_configuration_sets(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "model: {class_path: FedProx, init_args: {mu: 3.0, optimizer: {class_path: Adam, init_args: {lr: 0.1}}}}\n"
         "data: {init_args: {target_labels: 20}}\n"
@@ -436,7 +387,7 @@ def lists(*words: str, entry: object) -> tuple[list[str], list[str], list[str], 
     classes = [[each.class_path.rpartition(".")[2] for each in some] for some in (arguments.trainer.callbacks, loggers)]
     parts = [group["part"] for group in arguments.model.init_args.param_groups or []]
     ours = [each for each in arguments.trainer.callbacks if each.class_path.endswith("Validators")]
-    return *classes, parts, dict(ours[0].init_args.items()) if ours else {}  # type: ignore[return-value]
+    return *classes, parts, dict(ours[0].init_args.items()) if ours else {}
 
 
 @pytest.mark.parametrize(
@@ -459,16 +410,14 @@ def lists(*words: str, entry: object) -> tuple[list[str], list[str], list[str], 
         ),
     ],
 )
-def test_lists_of_a_compared_configuration_come_beside_those_of_the_experiment(
-    words: list[str], callbacks: list[str], loggers: list[str]
-) -> None:
+def test_lists_of_a_compared_configuration_come_beside_those_of_the_experiment(words, callbacks, loggers):
     found, logged, parts, validators = lists(*words, entry="lists.yaml")
     assert (found, logged, parts) == (callbacks, loggers, ["classifier"])
     assert validators.get("names") == (["trust"] if "Validators" in callbacks else None)
 
 
 @pytest.mark.parametrize("entry", ["lists.yaml", MAPPING])
-def test_what_is_appended_to_a_list_is_not_lost_to_a_compared_method(entry: object) -> None:
+def test_what_is_appended_to_a_list_is_not_lost_to_a_compared_method(entry):
     group = "--model.param_groups+={part: extractor, lr: 0.5}"
     for words in ([*TRUST, group], [*TRUST, group, "--config=methods/fedavg"]):
         callbacks, _, parts, validators = lists(*words, entry=entry)
@@ -493,7 +442,7 @@ VALUES: list[dict[str, Any]] = [
     [*(("mapping", each) for each in VALUES), ("file", VALUES[0]), *(("trimmed file", each) for each in VALUES[4:])],
     ids=str,
 )
-def test_values_of_compared_methods_keep_their_types(values: dict[str, Any], kind: str) -> None:
+def test_values_of_compared_methods_keep_their_types(values, kind):
     entry: Any = {"class_path": "fedlit.methods.FedProx", "init_args": values, "data": {"target_labels": 1.0}}
     words = ["--config", "data/digits", "--config", "methods/fedavg"]
     if kind != "mapping":
@@ -512,9 +461,7 @@ def test_values_of_compared_methods_keep_their_types(values: dict[str, Any], kin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_an_experiment_that_is_tried_out_has_its_table_and_writes_none(
-    jobs: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_experiment_that_is_tried_out_has_its_table_and_writes_none(jobs, capsys):
     main(["fit", *TINY, "--compare=[methods/source_only]", f"--jobs={jobs}", "--trainer.fast_dev_run=1"])
     printed = capsys.readouterr().out
     assert "FedAvg - SourceOnly: va_long_beach" in printed

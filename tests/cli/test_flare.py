@@ -32,7 +32,7 @@ def experiment(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_a_job_has_what_its_parties_need(tmp_path: Path, experiment: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_has_what_its_parties_need(tmp_path, experiment, capsys):
     more = tmp_path / "more.yaml"
     more.write_text("trainer: {max_epochs: 3}")
     out = tmp_path / "jobs" / "hearts"
@@ -77,13 +77,13 @@ def test_a_job_has_what_its_parties_need(tmp_path: Path, experiment: str, capsys
         (["--sites", SITES, "--model.target=x"], "model.target: clients, target, .* are taken from the data module"),
     ],
 )
-def test_what_is_no_job_is_refused(tmp_path: Path, experiment: str, words: list[str], message: str) -> None:
+def test_what_is_no_job_is_refused(tmp_path, experiment, words, message):
     with pytest.raises(SystemExit, match=message):
         main(["flare", "--config", experiment, *words, "--out", str(tmp_path / "job")])
     assert not (tmp_path / "job").exists()
 
 
-def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path, experiment: str) -> None:
+def test_a_folder_that_is_there_is_not_written_over(tmp_path, experiment):
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "mine").touch()
     assert "is there already: give a new folder" in refusal(
@@ -91,7 +91,7 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path, experiment: 
     )
 
 
-def test_data_that_are_at_the_sites_alone_need_not_be_here(tmp_path: Path) -> None:
+def test_data_that_are_at_the_sites_alone_need_not_be_here(tmp_path):
     """As the experiment of examples/three_hospitals: it names clients and classes, and each site its table."""
     tables = "data: {class_path: CSVDomains, init_args: {clients: [a, b], classes: [n, y], label: y, target: b}}\n"
     file = tmp_path / "tables.yaml"
@@ -103,11 +103,11 @@ def test_data_that_are_at_the_sites_alone_need_not_be_here(tmp_path: Path) -> No
     assert (tmp_path / "job" / "meta.json").is_file()
 
 
-def test_a_site_outside_flare_says_who_starts_it(experiment: str) -> None:
+def test_a_site_outside_flare_says_who_starts_it(experiment):
     assert "flare site is started by NVIDIA FLARE" in refusal("flare", "site", "--config", experiment)
 
 
-def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch):
     pytest.importorskip("nvflare")
     from nvflare.apis.fl_constant import ReturnCode
     from nvflare.apis.fl_context import FLContext
@@ -116,7 +116,7 @@ def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch: py
 
     from fedlit import flare
 
-    class Context(FLContext):  # type: ignore[misc]
+    class Context(FLContext):
         def get_engine(self) -> None:
             return None
 
@@ -136,13 +136,13 @@ def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch: py
     assert executor.execute("train", Shareable(), Context(), Signal()).get_return_code() == ReturnCode.TASK_UNKNOWN
 
 
-def test_a_process_that_hands_messages_on_has_no_lightning() -> None:
+def test_a_process_that_hands_messages_on_has_no_lightning():
     pytest.importorskip("nvflare")
     code = "import sys, fedlit.flare; sys.exit('lightning' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_folder_of_runs_has_no_name_of_a_package() -> None:
+def test_the_folder_of_runs_has_no_name_of_a_package():
     """FLARE starts parties in their workspaces, where a folder ``fedlit`` hides a package that is installed to edit."""
     pytest.importorskip("nvflare")
     from fedlit.flare import RUNS
@@ -150,7 +150,7 @@ def test_the_folder_of_runs_has_no_name_of_a_package() -> None:
     assert not RUNS.isidentifier()
 
 
-def test_a_process_is_watched_to_its_end_or_to_that_of_the_job(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_is_watched_to_its_end_or_to_that_of_the_job(capfd):
     pytest.importorskip("nvflare")
     from nvflare.apis.signal import Signal
 
@@ -167,10 +167,9 @@ def test_a_process_is_watched_to_its_end_or_to_that_of_the_job(capfd: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    "method",
-    [pytest.param("FedAvg", marks=pytest.mark.packaging), pytest.param("FedMMD", marks=pytest.mark.slow)],
+    "method", [pytest.param("FedAvg", marks=pytest.mark.packaging), pytest.param("FedMMD", marks=pytest.mark.slow)]
 )
-def test_a_job_in_the_simulator_ends_in_the_model_of_one_process(tmp_path: Path, experiment: str, method: str) -> None:
+def test_a_job_in_the_simulator_ends_in_the_model_of_one_process(tmp_path, experiment, method):
     pytest.importorskip("nvflare")
     words = ["--trainer.strategy.init_args.privacy=PairwiseMasking", "--trainer.strategy.init_args.local_steps=3"]
     words += [] if method == "FedAvg" else ["--model=FedMMD", "--model.warmup_rounds=1"]
@@ -191,7 +190,7 @@ def test_a_job_in_the_simulator_ends_in_the_model_of_one_process(tmp_path: Path,
 
 
 @pytest.mark.parametrize("version", ["2.8.1", "3.0.0"])
-def test_another_flare_is_refused_with_its_version(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_flare_is_refused_with_its_version(version, monkeypatch):
     nvflare = pytest.importorskip("nvflare")
     monkeypatch.setattr(nvflare, "__version__", version)
     monkeypatch.delitem(sys.modules, "fedlit.flare", raising=False)

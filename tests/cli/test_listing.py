@@ -17,9 +17,8 @@ import fedlit.methods
 import fedlit.models
 from fedlit import methods
 from fedlit.callbacks import Validators
-from fedlit.cli import catalogue, known, listing, main
-from fedlit.cli.catalogue import rows
-from fedlit.cli.plugins import KINDS, PlugIn
+from fedlit.cli import catalogue, commands, known, main
+from fedlit.cli.catalogue import KINDS, PlugIn, rows
 from fedlit.data import DomainDataModule
 from fedlit.methods import FedAvg
 from helpers import build, digits, trainer
@@ -30,19 +29,19 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _no_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is installed beside fedlit where the tests run."""
-    monkeypatch.setattr(listing, "offered", lambda kind: ())
-    listing._plug_ins.cache_clear()
+    monkeypatch.setattr(commands, "offered", lambda kind: ())
+    commands._plug_ins.cache_clear()
 
 
-def test_what_is_printed_without_the_classes_is_what_they_say() -> None:
+def test_what_is_printed_without_the_classes_is_what_they_say():
     again = "it is made again with python -m fedlit.cli.catalogue"
     assert Path(str(known.FILE)).read_text(encoding="utf-8") == catalogue.made(), again
     assert set(known.KINDS) == set(KINDS)
     for kind in KINDS:
-        assert listing.rows(kind) == rows(kind)
+        assert known.known().listed[kind] == rows(kind)
 
 
-def test_every_class_that_a_shipped_configuration_names_is_known_with_its_arguments() -> None:
+def test_every_class_that_a_shipped_configuration_names_is_known_with_its_arguments():
     named = 0
     for path in (ROOT / "configs").rglob("*.yaml"):
         for found in re.findall(r"class_path: (fedlit\.[\w.]+)", path.read_text()):
@@ -55,7 +54,7 @@ def names(kind: str) -> set[str]:
     return {row.name for row in rows(kind)}
 
 
-def test_every_class_of_a_kind_is_listed() -> None:
+def test_every_class_of_a_kind_is_listed():
     assert names("methods") == set(fedlit.methods.__all__)
     public = {name: getattr(fedlit.data, name) for name in fedlit.data.__all__}
     modules = {name for name, thing in public.items() if DomainDataModule in inspect.getmro(thing)[1:]}
@@ -70,7 +69,7 @@ def test_every_class_of_a_kind_is_listed() -> None:
     assert names("privacy") == {name for table in tables for name in re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)}
 
 
-def test_every_label_free_score_of_a_run_is_listed_and_whether_it_needs_source_statistics() -> None:
+def test_every_label_free_score_of_a_run_is_listed_and_whether_it_needs_source_statistics():
     data = digits()
     done = trainer(1, [Validators()])
     done.fit(build(FedAvg, data), data)
@@ -86,7 +85,7 @@ def test_every_label_free_score_of_a_run_is_listed_and_whether_it_needs_source_s
 
 
 @pytest.mark.parametrize("kind", ["methods", "data", "privacy"])
-def test_every_configuration_is_listed_with_its_class(kind: str) -> None:
+def test_every_configuration_is_listed_with_its_class(kind):
     listed = {name: row.name for row in rows(kind) for name in row.extra.splitlines()}
     expected = {}
     for path in (ROOT / "configs" / kind).glob("*.yaml"):
@@ -101,10 +100,10 @@ def test_every_configuration_is_listed_with_its_class(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_names_and_configurations_are_whole_on_a_narrow_screen(kind: str) -> None:
+def test_names_and_configurations_are_whole_on_a_narrow_screen(kind):
     screen = Console(width=80)
     with screen.capture() as shown:
-        screen.print(listing._table(kind, by_lines=False))
+        screen.print(commands._table(kind, by_lines=False))
     words = set(shown.get().split())
     for row in rows(kind):
         assert len(row.what) > 20, row.name
@@ -113,7 +112,7 @@ def test_names_and_configurations_are_whole_on_a_narrow_screen(kind: str) -> Non
         assert kind == "validators" or set(row.extra.splitlines()) <= words
 
 
-def test_methods_are_listed_with_their_channels_in_the_clear_and_summed() -> None:
+def test_methods_are_listed_with_their_channels_in_the_clear_and_summed():
     listed = {row.name: row.sends for row in rows("methods")}
     assert listed["FedRFTCA"] == "summed: features, aligner, classifier; in the clear: target_features"
     assert listed["FedMMD"] == "summed: moments; in the clear: target_moments, classifier"
@@ -123,11 +122,11 @@ def test_methods_are_listed_with_their_channels_in_the_clear_and_summed() -> Non
     assert all(listed.values())
     screen = Console(width=200)
     with screen.capture() as shown:
-        screen.print(listing._table("methods", by_lines=True))
+        screen.print(commands._table("methods", by_lines=True))
     assert "target_features" in shown.get()
 
 
-def test_the_table_of_methods_is_made_of_their_declarations() -> None:
+def test_the_table_of_methods_is_made_of_their_declarations():
     page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     assert catalogue.with_table(page) == page, "run python -m fedlit.cli.catalogue"
 
@@ -142,11 +141,11 @@ def test_the_table_of_methods_is_made_of_their_declarations() -> None:
         ("data", "HeartDisease", "Janosi, Steinbrunn, Pfisterer, Detrano"),  # of its references
     ],
 )
-def test_papers_are_those_of_the_docstrings(kind: str, name: str, origin: str) -> None:
+def test_papers_are_those_of_the_docstrings(kind, name, origin):
     assert {row.name: row.origin for row in rows(kind)}[name] == origin
 
 
-def test_each_method_names_its_source_where_help_and_api_pages_show_it() -> None:
+def test_each_method_names_its_source_where_help_and_api_pages_show_it():
     text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     for row in rows("methods"):
         first = (getattr(methods, row.name).__doc__ or "").partition("\n")[0]
@@ -159,14 +158,12 @@ class Watch(Callback):
     """Watch [red]closely[/red]."""
 
 
-def test_plug_ins_are_listed_with_the_package_that_they_are_from(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plug_ins_are_listed_with_the_package_that_they_are_from(monkeypatch, capsys):
     found = (PlugIn("validators", Watch, "their-package"), PlugIn("models", nn.Linear, "another"))
-    monkeypatch.setattr(listing, "offered", lambda kind: ("Watch",))
+    monkeypatch.setattr(commands, "offered", lambda kind: ("Watch",))
     monkeypatch.setattr(catalogue, "load_plugins", lambda: found)
     main(["list"])
-    listing._plug_ins.cache_clear()
+    commands._plug_ins.cache_clear()
     printed = capsys.readouterr().out
     (watch,) = [line for line in printed.splitlines() if "their-package" in line]
     assert "Watch" in watch
@@ -175,7 +172,7 @@ def test_plug_ins_are_listed_with_the_package_that_they_are_from(
     assert "from another" in printed
 
 
-def test_in_a_pipe_each_row_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_pipe_each_row_is_one_line(capsys):
     main(["list", "privacy"])
     printed = capsys.readouterr().out.splitlines()
     for row in rows("privacy"):
@@ -185,9 +182,7 @@ def test_in_a_pipe_each_row_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(("words", "status", "stream"), [(["method"], 2, "err"), (["--help"], 0, "out")])
-def test_help_and_refusals_name_what_can_be_listed(
-    words: list[str], status: int, stream: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_and_refusals_name_what_can_be_listed(words, status, stream, capsys):
     with pytest.raises(SystemExit) as done:
         main(["list", *words])
     assert done.value.code == status

@@ -115,14 +115,14 @@ IN_A_FILE: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "problem"), IN_A_FILE)
-def test_a_mistake_in_a_file_is_refused_with_its_place_and_what_to_write(key: str, value: Any, problem: str) -> None:
+def test_a_mistake_in_a_file_is_refused_with_its_place_and_what_to_write(key, value, problem):
     write(key, value)
     line = told("fit", "--config", "a.yaml")
     assert line.startswith(f"fedlit: a.yaml: {key.removesuffix('.class_path')}")
     assert problem in line
 
 
-def test_a_key_that_yaml_reads_as_something_else_is_told_with_quotes() -> None:
+def test_a_key_that_yaml_reads_as_something_else_is_told_with_quotes():
     Path("no.csv").write_text("a,y\n1,x\n2,z\n")
     write("data", {"class_path": "CSVDomains", "init_args": {"label": "y", "files": {False: "no.csv", "se": "no.csv"}}})
     line = told("fit", "--config", "a.yaml")
@@ -152,7 +152,7 @@ def test_a_key_that_yaml_reads_as_something_else_is_told_with_quotes() -> None:
         (["--config", "."], "--config . is a folder: give a file in it"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_an_option_is_told_by_its_name(options: list[str], line: str) -> None:
+def test_a_mistake_in_an_option_is_told_by_its_name(options, line):
     write("trainer.max_epochs", 1)
     assert told("fit", "--config", "a.yaml", *options).startswith(f"fedlit: {line}")
 
@@ -168,18 +168,18 @@ def test_a_mistake_in_an_option_is_told_by_its_name(options: list[str], line: st
         ("", "a.yaml must have keys, such as data:, model: and trainer:, got nothing"),
     ],
 )
-def test_a_file_that_is_no_configuration_is_told_with_the_line(text: str, line: str) -> None:
+def test_a_file_that_is_no_configuration_is_told_with_the_line(text, line):
     Path("a.yaml").write_text(text)
     assert told("fit", "--config", "a.yaml").startswith(f"fedlit: {line}")
 
 
-def test_keys_of_a_merged_mapping_may_be_given_anew() -> None:
+def test_keys_of_a_merged_mapping_may_be_given_anew():
     Path("a.yaml").write_text("a: &a {x: 1, y: 2}\nb: &b\n  <<: *a\n  x: 3\nc:\n  <<: *b\n  x: 4\nd: *b\n")
     a, b, c = {"x": 1, "y": 2}, {"x": 3, "y": 2}, {"x": 4, "y": 2}
     assert content_of("a.yaml") == {"a": a, "b": b, "c": c, "d": b}
 
 
-def test_what_a_constructor_refuses_is_told_with_the_file_that_has_it_unless_an_option_replaced_it() -> None:
+def test_what_a_constructor_refuses_is_told_with_the_file_that_has_it_unless_an_option_replaced_it():
     write("data.init_args.target", "font")
     refused = "fedlit: ValueError: target 'font' is not among the domains of Digits"
     line = told("fit", "--config", "a.yaml")
@@ -189,14 +189,14 @@ def test_what_a_constructor_refuses_is_told_with_the_file_that_has_it_unless_an_
     assert told("fit", "--config", "a.yaml", "--data.target=font").endswith("(data.init_args.target)")
 
 
-def test_nothing_given_at_all_is_told_with_a_way_to_begin() -> None:
+def test_nothing_given_at_all_is_told_with_a_way_to_begin():
     assert told("fit") == (
         "fedlit: no data and no model was given: add --config experiments/first, or another, or --model FedAvg --data "
         "Digits"
     )
 
 
-def test_keys_with_dots_and_below_their_subcommand_are_no_mistakes() -> None:
+def test_keys_with_dots_and_below_their_subcommand_are_no_mistakes():
     Path("a.yaml").write_text("fit:\n  data.class_path: Digits\n  model.class_path: FedAvg\n  model.init_args.muu: 3\n")
     assert told("fit", "--config", "a.yaml").startswith("fedlit: a.yaml: model.init_args.muu: FedAvg has no argument")
 
@@ -204,13 +204,13 @@ def test_keys_with_dots_and_below_their_subcommand_are_no_mistakes() -> None:
 @pytest.mark.parametrize(
     "path", sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml")), ids=lambda path: path.stem
 )
-def test_no_shipped_configuration_has_a_mistake(path: Path) -> None:
+def test_no_shipped_configuration_has_a_mistake(path):
     data = "--data=FeatureDomains" if path.stem == "features" else "--data=Digits"
     if path.parent.name != "sweeps":
         check(normalise(["fit", "--config=experiments/digits", data, f"--config={path}"]))
 
 
-def test_what_is_none_is_left_to_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_none_is_left_to_the_parser(monkeypatch):
     """Texts that are no YAML, backends by channel in place of one, a home folder, and classes of others."""
     monkeypatch.setenv("HOME", str(Path.cwd()))
     Path("one.yaml").write_text(yaml.safe_dump({STRATEGY: strategy(privacy={"class_path": "fedlit.privacy.Plain"})}))
@@ -225,7 +225,7 @@ def test_what_is_none_is_left_to_the_parser(monkeypatch: pytest.MonkeyPatch) -> 
         check(["fit", "--config=one.yaml", f"--{STRATEGY}.privacy.bits=3"])
 
 
-def test_the_help_of_a_method_says_what_the_data_give(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_a_method_says_what_the_data_give(capsys):
     with pytest.raises(SystemExit) as done:
         main(["fit", "--model.help", "FedProx"])
     assert done.value.code == 0
@@ -236,6 +236,7 @@ def test_the_help_of_a_method_says_what_the_data_give(capsys: pytest.CaptureFixt
         assert "required" not in options[name]
         assert "Taken from the data module, and not given here." in options[name]
     assert "(required," in options["extractor"]
+    assert "Strength of the proximal term" in printed
     assert "[--model.extractor " not in printed
 
 
@@ -249,11 +250,11 @@ def test_the_help_of_a_method_says_what_the_data_give(capsys: pytest.CaptureFixt
         (["--model.extractor.hidden=null"], "--model.extractor.hidden: must be a list, got 'null'"),
     ],
 )
-def test_null_is_refused_where_a_value_is_needed(words: list[str], first: str) -> None:
+def test_null_is_refused_where_a_value_is_needed(words, first):
     assert told("fit", "--config=data/digits", "--config=methods/fedavg", *words).startswith(f"fedlit: {first}")
 
 
-def test_a_name_that_several_classes_have_is_told_with_their_paths() -> None:
+def test_a_name_that_several_classes_have_is_told_with_their_paths():
     several = "there are several classes MLP: write fedlit.models.MLP or torchvision.ops.MLP"
     words = ["fit", "--config=data/digits", "--config=methods/fedavg"]
     assert told(*words, "--model.extractor=MLP") == f"fedlit: --model.extractor: {several}"
@@ -261,9 +262,7 @@ def test_a_name_that_several_classes_have_is_told_with_their_paths() -> None:
     assert told(*words, "--config=b.yaml") == f"fedlit: b.yaml: model.init_args.extractor: {several}"
 
 
-def test_what_fedlit_refuses_in_a_run_is_a_line_and_slips_keep_their_traceback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_fedlit_refuses_in_a_run_is_a_line_and_slips_keep_their_traceback(monkeypatch):
     words = ["fit", "--config=data/heart_disease", "--config=methods/fedavg", "--trainer.max_epochs=2"]
     assert told(*words, "--trainer.max_steps=3").startswith("fedlit: ValueError: max_steps=3 stops inside a round")
 
@@ -275,9 +274,7 @@ def test_what_fedlit_refuses_in_a_run_is_a_line_and_slips_keep_their_traceback(
         main(words)
 
 
-def test_an_option_before_what_it_is_of_is_refused_and_one_that_is_replaced_is_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_option_before_what_it_is_of_is_refused_and_one_that_is_replaced_is_named(capsys):
     first = "--model.mu sets an argument of model, and nothing before it names its class: put --model, or the"
     assert told("fit", "--model.mu=0.5", "--config=data/digits", "--config=methods/fedprox").startswith(
         f"fedlit: {first}"
@@ -291,7 +288,7 @@ def test_an_option_before_what_it_is_of_is_refused_and_one_that_is_replaced_is_n
     assert capsys.readouterr().err == ""
 
 
-def test_a_refused_argument_of_a_run_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedlit.cli.fit.run_trainer", lambda args: check_at_least("rounds", 0, 1, "round"))
+def test_a_refused_argument_of_a_run_is_a_line(monkeypatch):
+    monkeypatch.setattr("fedlit.cli.experiment.run_trainer", lambda args: check_at_least("rounds", 0, 1, "round"))
     words = ["fit", "--config=data/heart_disease", "--config=methods/fedavg"]
     assert told(*words) == "fedlit: ValueError: rounds must be at least 1 round, got 0"

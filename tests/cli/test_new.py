@@ -92,9 +92,7 @@ TRUTH: dict[str, Callable[[dict[str, Any]], dict[str, str]]] = {
 @pytest.mark.parametrize(
     "kind", ["features", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "images"))]
 )
-def test_the_commands_of_the_readme_run_as_they_are_written(
-    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_of_the_readme_run_as_they_are_written(kind, monkeypatch, capsys):
     if kind == "csv":
         pytest.importorskip("pandas")
     main(["new", kind, "study"])
@@ -105,7 +103,7 @@ def test_the_commands_of_the_readme_run_as_they_are_written(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "least"), [("csv", 0.65), ("images", 0.9), ("features", 0.8)])
-def test_the_example_is_learnt(kind: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_is_learnt(kind, least, monkeypatch):
     main(["new", kind, "study"])
     follow(Path("study"), monkeypatch)
     (summary,) = Path("runs/recommended").glob("*/version_0/summary.json")
@@ -113,7 +111,7 @@ def test_the_example_is_learnt(kind: str, least: float, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_example_is_the_same_each_time_and_its_commented_masking_a_configuration(kind: str) -> None:
+def test_the_example_is_the_same_each_time_and_its_commented_masking_a_configuration(kind):
     for folder in ("one", "two"):
         main(["new", kind, folder])
     text = Path("one/experiment.yaml").read_text(encoding="utf-8")
@@ -128,7 +126,7 @@ def test_the_example_is_the_same_each_time_and_its_commented_masking_a_configura
     assert first == second
 
 
-def test_nothing_is_written_over() -> None:
+def test_nothing_is_written_over():
     main(["new", "features", "study"])
     before = {path: path.read_bytes() for path in Path("study").iterdir()}
     assert "'study' has experiment.yaml and README.md already" in refusal("new", "features", "study")
@@ -142,7 +140,7 @@ def test_nothing_is_written_over() -> None:
     assert "DIR must be a folder" in refusal("new", "csv", "file")
 
 
-def test_data_that_are_there_are_not_taken_for_an_example() -> None:
+def test_data_that_are_there_are_not_taken_for_an_example():
     Path("mine").mkdir()
     Path("mine/north.csv").write_text("a,b\n1,2\n")
     assert "'mine' has data already (north.csv)" in refusal("new", "csv", "mine")
@@ -165,7 +163,7 @@ def machines(folder: Path, labelled: bool = True) -> None:
         (folder / f"{plant}.csv").write_text("\n".join(lines) + "\n")
 
 
-def test_own_tables_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_tables_are_read(capsys):
     pytest.importorskip("pandas")
     machines(Path("plants"))
     words = ["new", "csv", "plants", "--data=plants"]
@@ -188,9 +186,7 @@ def test_own_tables_are_read(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("labelled", [True, False])
-def test_own_tables_run_at_once_and_without_labels_no_method_that_needs_them(
-    labelled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_tables_run_at_once_and_without_labels_no_method_that_needs_them(labelled, monkeypatch):
     pytest.importorskip("pandas")
     machines(Path("plants"), labelled)
     main(["new", "csv", "study", "--data=plants", "--label=state", "--target=turin", "--id=machine"])
@@ -199,7 +195,7 @@ def test_own_tables_run_at_once_and_without_labels_no_method_that_needs_them(
 
 
 @pytest.mark.slow
-def test_numbers_are_predicted_as_by_linear_regression(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_are_predicted_as_by_linear_regression(monkeypatch):
     """Of the pooled tables of the sources, on which scikit-learn fits the same; the target's labels are hidden.
 
     Labels are in tens of thousands, which no learning rate but one of their unit would fit as they are.
@@ -225,7 +221,7 @@ def test_numbers_are_predicted_as_by_linear_regression(monkeypatch: pytest.Monke
     assert json.loads(summary.read_text())["oracle_r2"] == pytest.approx(r2_score(target[:, 2], predicted), abs=1e-4)
 
 
-def test_one_table_of_all_needs_the_column_of_whose_rows_are() -> None:
+def test_one_table_of_all_needs_the_column_of_whose_rows_are():
     pytest.importorskip("pandas")
     machines(Path("plants"))
     rows = [f"plant,{Path('plants/essen.csv').read_text().splitlines()[0]}"]
@@ -262,7 +258,7 @@ def plants(columns: int, task: str, labelled: int, rows: int = 60) -> list[str]:
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
 @pytest.mark.parametrize("columns", [1, 2, 7])
-def test_the_rate_is_one_at_which_no_loss_of_these_rows_rises(columns: int, task: str) -> None:
+def test_the_rate_is_one_at_which_no_loss_of_these_rows_rises(columns, task):
     """By the largest eigenvalue of the curvature, of sources that spread more than all rows together do."""
     pytest.importorskip("pandas")
     main(plants(columns, task, 30))
@@ -293,9 +289,7 @@ def test_the_rate_is_one_at_which_no_loss_of_these_rows_rises(columns: int, task
         (0, None, "turin has no labels, and FedAvg needs"),
     ],
 )
-def test_which_labels_of_the_target_are_used_is_told_on_screen_and_in_the_file(
-    labelled: int, share: float | None, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_which_labels_of_the_target_are_used_is_told_on_screen_and_in_the_file(labelled, share, told, capsys):
     pandas = pytest.importorskip("pandas")
     main(plants(1, "classification", labelled))
     assert told in capsys.readouterr().out
@@ -312,7 +306,7 @@ def test_which_labels_of_the_target_are_used_is_told_on_screen_and_in_the_file(
         assert sorted(split.labelled.tolist() + [row for row in split.test.tolist() if row in known]) == known
 
 
-def test_the_examples_rate_is_that_of_its_rows(tmp_path: Path) -> None:
+def test_the_examples_rate_is_that_of_its_rows(tmp_path):
     pytest.importorskip("pandas")
     main(["new", "csv", "study"])
     data = configured("study")
@@ -325,7 +319,7 @@ def test_the_examples_rate_is_that_of_its_rows(tmp_path: Path) -> None:
     assert 0.9 * bound < model["init_args"]["optimizer"]["init_args"]["lr"] <= bound
 
 
-def test_names_that_yaml_would_read_otherwise_are_quoted() -> None:
+def test_names_that_yaml_would_read_otherwise_are_quoted():
     pytest.importorskip("pandas")
     machines(Path("plants"))
     for old, new in (("essen", "no"), ("turin", "2")):
@@ -336,7 +330,7 @@ def test_names_that_yaml_would_read_otherwise_are_quoted() -> None:
     assert data["target"] == "no"
 
 
-def test_own_images_and_features_are_read() -> None:
+def test_own_images_and_features_are_read():
     for client in ("home", "shop"):
         for name in ("cat", "dog"):
             Path("photos", client, name).mkdir(parents=True)
@@ -359,7 +353,7 @@ def test_own_images_and_features_are_read() -> None:
     assert only["name"] == "recommended"
 
 
-def test_help_names_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_what_there_is(capsys):
     for words in (["--help"], ["csv", "--help"]):
         with pytest.raises(SystemExit) as end:
             main(["new", *words])

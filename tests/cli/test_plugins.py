@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from fedlit.cli import main
-from fedlit.cli.plugins import KINDS, load_plugins
+from fedlit.cli.catalogue import KINDS, load_plugins
 
 CODE = '''
-from typing import final
+from dataclasses import replace
 
 import torch
 
 from fedlit.data.base import Domain, DomainDataModule
 from fedlit.methods import FedAvg
 from fedlit.models import MLP
-from fedlit.privacy import Plain, SecureAggregation
+from fedlit.privacy import Plain
 from lightning.pytorch import Callback
 
 
@@ -42,26 +42,11 @@ class {prefix}Points(DomainDataModule):
         return Domain(torch.stack([y.float(), torch.full((40,), float(domain == "there"))], dim=1), y)
 
 
-class {prefix}Sum(SecureAggregation):
+class {prefix}Sum(Plain):
     """Sums in the clear."""
 
-    key_holder = "server"
-    min_clients = 1
-    codec = None
-
-    def client(self, name):
-        return Plain().client(name)
-
-    def server(self):
-        return Plain().server()
-
-    def error_bound(self, num_clients):
-        return 0.0
-
     def describe(self):
-        from dataclasses import replace
-
-        return replace(Plain().describe(), backend="{prefix}Sum")
+        return replace(super().describe(), backend="{prefix}Sum")
 
 
 class {prefix}Net(MLP):
@@ -113,9 +98,7 @@ ONE_ROUND = ["--model.extractor.in_features=2", "--model.extractor.hidden=[4]", 
 
 
 @pytest.mark.parametrize("nested", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_every_kind_of_plug_in_is_used_by_its_short_name(
-    nested: bool, install: Install, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_kind_of_plug_in_is_used_by_its_short_name(nested, install, capsys):
     prefix = "Nested" if nested else "Word"
     module = install(f"{prefix.lower()}-things", offered(f"{prefix.lower()}_things", prefix))
     key = "--trainer.strategy.init_args.privacy"
@@ -147,8 +130,8 @@ def test_every_kind_of_plug_in_is_used_by_its_short_name(
     ],
 )
 def test_a_plug_in_that_cannot_be_used_is_told_by_name_and_leaves_the_command_alone(
-    group: str, name: str, value: str, reason: str, install: Install, capsys: pytest.CaptureFixture[str]
-) -> None:
+    group, name, value, reason, install, capsys
+):
     install("odd-things", {f"fedlit.{group}": {name: value}})
     with pytest.raises(SystemExit) as done:
         main(["fit", "--model.help", "FedAvg"])
@@ -161,7 +144,7 @@ def test_a_plug_in_that_cannot_be_used_is_told_by_name_and_leaves_the_command_al
     assert load_plugins() == ()
 
 
-def test_whatever_an_import_raises_is_told(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whatever_an_import_raises_is_told(install, capsys):
     module = install("broken-things", offered("broken_things", "Broken"))
     path = next(Path(place) for place in sys.path if Path(place, f"{module}.py").exists()) / f"{module}.py"
     path.write_text("raise RuntimeError('no licence')")
@@ -171,9 +154,7 @@ def test_whatever_an_import_raises_is_told(install: Install, capsys: pytest.Capt
     assert all("of broken-things" in line and line.endswith("RuntimeError: no licence") for line in told)
 
 
-def test_of_two_plug_ins_of_one_name_the_first_distribution_is_taken(
-    install: Install, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_two_plug_ins_of_one_name_the_first_distribution_is_taken(install, capsys):
     install("second-things", {"fedlit.methods": {"FirstAverage": "second_things:FirstAverage"}})
     install("first-things", {"fedlit.methods": {"FirstAverage": "first_things:FirstAverage"}})
     (plug_in,) = load_plugins()

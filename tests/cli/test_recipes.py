@@ -27,7 +27,7 @@ def summary() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_features_of_another_scale_at_the_target_are_told_apart() -> None:
+def test_features_of_another_scale_at_the_target_are_told_apart():
     generator = torch.Generator().manual_seed(0)
     arrays = {}
     for domain in ("a", "b", "c"):
@@ -45,7 +45,7 @@ def test_features_of_another_scale_at_the_target_are_told_apart() -> None:
     assert "reverse_accuracy" in found["bytes_by_channel"]
 
 
-def test_the_classifier_of_all_sources_is_that_of_their_pooled_samples() -> None:
+def test_the_classifier_of_all_sources_is_that_of_their_pooled_samples():
     """scikit-learn as oracle: two classes of weights w and -w, whose penalty is half that of their difference."""
     main(["fit", "--config=data/heart_disease", "--config=recipes/tables", "--model.refine=false"])
     (path,) = Path("runs").rglob("*.ckpt")
@@ -70,7 +70,7 @@ def test_the_classifier_of_all_sources_is_that_of_their_pooled_samples() -> None
 
 
 @pytest.mark.slow
-def test_sources_of_features_count_by_the_square_root_of_their_samples() -> None:
+def test_sources_of_features_count_by_the_square_root_of_their_samples():
     """scikit-learn as oracle, with samples weighted by hand: sources of 100 and 25 count 10 to 5."""
     generator = torch.Generator().manual_seed(0)
     labels = {"a": [0] * 90 + [1] * 10, "b": [0] * 10 + [1] * 15, "c": [0, 1] * 30}
@@ -96,7 +96,7 @@ def test_sources_of_features_count_by_the_square_root_of_their_samples() -> None
 
 
 @pytest.mark.slow
-def test_a_network_trains_on_when_the_run_ends() -> None:
+def test_a_network_trains_on_when_the_run_ends():
     main(["fit", "--config=data/digits", "--config=recipes/networks", "--trainer.max_epochs=3"])
     found = summary()
     assert found["method"] == "FedAvg"
@@ -111,7 +111,7 @@ def test_a_network_trains_on_when_the_run_ends() -> None:
         (["--config=recipes/networks", "--config=data/digits"], "data (transductive, test_fraction)"),
     ],
 )
-def test_a_recipe_before_its_data_is_told_apart(words: list[str], part: str) -> None:
+def test_a_recipe_before_its_data_is_told_apart(words, part):
     line = refusal("fit", *words)
     assert f"sets arguments of {part}" in line
     assert "put --data, or the configuration that has it, before it" in line
@@ -119,7 +119,7 @@ def test_a_recipe_before_its_data_is_told_apart(words: list[str], part: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
-def test_the_width_is_found_in_any_precision(precision: str) -> None:
+def test_the_width_is_found_in_any_precision(precision):
     words = [f"--trainer.precision={precision}", "--trainer.max_epochs=2"]
     main(["fit", "--data=fedlit.data.HeartDisease", "--config=recipes/tables", *words])
     assert summary()["rounds"] == 2
@@ -127,7 +127,7 @@ def test_the_width_is_found_in_any_precision(precision: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedrf_tca", "fedrf_tca_closed_form", "fed_jda"])
-def test_methods_that_build_on_given_features_find_their_width(method: str) -> None:
+def test_methods_that_build_on_given_features_find_their_width(method):
     words = ["--model.extractor=fedlit.models.Features", "--trainer.max_epochs=1"]
     main(["fit", "--config=data/digits", f"--config=methods/{method}", *words])
     assert summary()["rounds"] == 1

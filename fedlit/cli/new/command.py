@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from fedlit.cli.arguments import flow
-from fedlit.cli.new import features, images, tables
-from fedlit.cli.new.study import Study, Writers
+from fedlit.cli.new.studies import Features, Images, Kind, Study
+from fedlit.cli.new.tables import Tables
 
 _DESCRIPTION = """
 Write a folder with experiment.yaml, which trains and compares methods, and README.md, which has the commands from
@@ -25,33 +23,7 @@ _SHARE = 0.5
 """Share of the target's labels that FedAvg trains on, beside methods that are given none; the others score it."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of data."""
-
-    what: str  # summary
-    depths: Sequence[str]  # patterns of files in a folder of them
-    suffixes: Callable[[], Sequence[str]]
-    options: Callable[[argparse.ArgumentParser], None]  # adds those that describe a user's data
-    own: Callable[[argparse.Namespace], Study]  # of a user's data
-    example: Callable[[Path, Writers], Study]  # in a folder, with what writes its files
-    method: str = "SourceOnly"  # class of the recommended method, which names the folder of its runs
-
-
-KINDS = {
-    "csv": Kind(
-        "tables, a CSV or Parquet file for each client, or one file and --site",
-        ["*"], lambda: tables.SUFFIXES, tables.options, tables.own, tables.example,
-    ),
-    "images": Kind(
-        "images in folders, DIR/CLIENT/CLASS/*.jpg",
-        ["*/*", "*/*/*"], images.suffixes, images.options, images.own, images.example, "FedAvg",
-    ),
-    "features": Kind(
-        "feature vectors in an .npz file, NAME_x and NAME_y for each client",
-        ["*"], lambda: features.SUFFIXES, features.options, features.own, features.example,
-    ),
-}  # fmt: skip
+KINDS: dict[str, Kind] = {"csv": Tables(), "images": Images(), "features": Features()}
 
 
 def new(args: list[str]) -> None:
@@ -59,20 +31,18 @@ def new(args: list[str]) -> None:
     parser = argparse.ArgumentParser("fedlit new", description=_DESCRIPTION)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="|".join(KINDS))
     for name, kind in KINDS.items():
-        one = kinds.add_parser(name, help=kind.what, description=f"A study of {kind.what}.")
+        one = kinds.add_parser(name, help=kind.summary, description=f"A study of {kind.summary}.")
         one.add_argument("dir", type=Path, metavar="DIR", help="folder that is made, or that has your data already")
         one.add_argument("--data", type=Path, metavar="PATH", help="your data; without it an example is written")
         one.add_argument("--target", metavar="NAME", help="client without labels, which is adapted to; with --data")
         kind.options(one)
     given = parser.parse_args(args)
     _check(given)
-    writers: Writers = []
     kind = KINDS[given.kind]
-    study = kind.own(given) if given.data is not None else kind.example(given.dir, writers)
+    study = kind.own(given) if given.data is not None else kind.example()
     texts = {"experiment.yaml": _configuration(given.kind, study), "README.md": _readme(given.kind, given.dir, study)}
     given.dir.mkdir(parents=True, exist_ok=True)
-    for write in writers:
-        write()
+    study.write(given.dir)
     for name, text in texts.items():
         (given.dir / name).write_text(text, encoding="utf-8")
     print(f"wrote {given.dir / 'experiment.yaml'} and {given.dir / 'README.md'}: {study.about}")
@@ -98,7 +68,9 @@ def _check(given: argparse.Namespace) -> None:
     own = [key for key in vars(given) if key not in ("kind", "dir", "data") and getattr(given, key) is not None]
     if own:
         sys.exit(f"fedlit: --{own[0]} is of your own data: give --data PATH, too, or leave it out for the example")
-    data = _data_in(folder, given.kind)
+    kind = KINDS[given.kind]
+    candidates = (file for depth in kind.depths for file in folder.glob(depth) if file.suffix.lower() in kind.suffixes)
+    data = sorted({file.relative_to(folder).parts[0] for file in candidates})
     if data:
         sys.exit(
             f"fedlit: '{folder}' has data already ({', '.join(data[:3])}{', ...' if len(data) > 3 else ''}): give "
@@ -110,13 +82,6 @@ def _check(given: argparse.Namespace) -> None:
                 f"fedlit: '{folder / name}' is there, where the example would be, and nothing is written over: give "
                 f"--data {folder / name} if these are your data, or another DIR"
             )
-
-
-def _data_in(folder: Path, kind: str) -> list[str]:
-    """Names of what looks like one's own data."""
-    suffixes = KINDS[kind].suffixes()
-    candidates = (file for depth in KINDS[kind].depths for file in folder.glob(depth))
-    return sorted({file.relative_to(folder).parts[0] for file in candidates if file.suffix.lower() in suffixes})
 
 
 # ---------------------------------------------------------------- what is written

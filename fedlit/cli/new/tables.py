@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlit.cli.arguments import flow
-from fedlit.cli.new.study import Study, Writers, check_target, seen_from
+from fedlit.cli.new.studies import Kind, Study, check_target, seen_from
 
 if TYPE_CHECKING:
     from fedlit.data import Domain
-
-SUFFIXES = (".csv", ".tsv", ".parquet")
 
 _MANY = 20
 """Rows from which on a column with another whole number in each is taken to number them."""
@@ -34,74 +32,120 @@ _SQUARED_LENGTH = 11.0
 """Of the example's rows, as `_squared_length` finds it."""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that describe tables."""
-    parser.add_argument("--label", metavar="COLUMN", help="column to predict; with --data")
-    parser.add_argument("--task", choices=["classification", "regression"], help="whether it has classes, or numbers")
-    parser.add_argument("--id", metavar="COLUMN", help="column that names the rows, which is no feature")
-    parser.add_argument("--site", metavar="COLUMN", help="column of the client's name, if all are in one file")
-    parser.add_argument("--leave_out", metavar="COLUMN", nargs="+", help="columns that are no features")
-    parser.add_argument("--categories", metavar="COLUMN", nargs="+", help="categories that look like numbers")
-    parser.add_argument("--classes", metavar="CLASS", nargs="+", help="their names, in the order of their labels")
-    parser.add_argument("--missing_values", metavar="TEXT", nargs="+", help="texts that stand for missing values")
-    parser.add_argument("--separator", help="between columns, such as ';'")
-    parser.add_argument("--decimal", help="sign before decimals, such as ','")
-    parser.add_argument("--thousands", help="sign between groups of three digits, such as ' '")
-    parser.add_argument("--encoding", help="of the text, such as latin-1")
+class Tables(Kind):
+    """CSV or Parquet files; an example of patients of four hospitals."""
 
+    summary = "tables, a CSV or Parquet file for each client, or one file and --site"
+    suffixes = (".csv", ".tsv", ".parquet")
 
-def own(given: argparse.Namespace) -> Study:
-    """The user's tables, from the options that describe them."""
-    from fedlit.data import CSVDomains, DatasetLayoutError
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Add what describes tables."""
+        tasks, several = ("classification", "regression"), {"nargs": "+"}
+        more: dict[str, Any]
+        for name, metavar, help_, more in (
+            ("label", "COLUMN", "column to predict; with --data", {}),
+            ("task", None, "whether it has classes, or numbers", {"choices": tasks}),
+            ("id", "COLUMN", "column that names the rows, which is no feature", {}),
+            ("site", "COLUMN", "column of the client's name, if all are in one file", {}),
+            ("leave_out", "COLUMN", "columns that are no features", several),
+            ("categories", "COLUMN", "categories that look like numbers", several),
+            ("classes", "CLASS", "their names, in the order of their labels", several),
+            ("missing_values", "TEXT", "texts that stand for missing values", several),
+            ("separator", None, "between columns, such as ';'", {}),
+            ("decimal", None, "sign before decimals, such as ','", {}),
+            ("thousands", None, "sign between groups of three digits, such as ' '", {}),
+            ("encoding", None, "of the text, such as latin-1", {}),
+        ):
+            parser.add_argument(f"--{name}", metavar=metavar, help=help_, **more)
 
-    described_by = (
-        *("id", "leave_out", "categories", "classes", "task"),
-        *("missing_values", "separator", "decimal", "thousands", "encoding"),
-    )
-    arguments = {key: getattr(given, key) for key in (*described_by, "site") if getattr(given, key) is not None}
-    if given.task == "regression" and given.classes:
-        sys.exit("fedlit: --classes names the classes of a label, and --task regression has none: leave one out")
-    if given.data.is_file() and given.site is None:
-        sys.exit(
-            f"fedlit: --data '{given.data}' is one file: give --site COLUMN, the column that names each row's client, "
-            "or a folder with a file for each client"
+    def own(self, given: argparse.Namespace) -> Study:
+        """A user's tables, from the options that describe them."""
+        from fedlit.data import CSVDomains, DatasetLayoutError
+
+        described_by = (
+            *("id", "leave_out", "categories", "classes", "task"),
+            *("missing_values", "separator", "decimal", "thousands", "encoding"),
         )
-    try:
-        probe = CSVDomains(str(given.data), label=given.label or "", **arguments)
-        names = probe.domain_names()
-        columns = [str(name) for name in probe.table(names[0]).columns]
-        if given.label is None:
-            sys.exit(f"fedlit: --label must name the column to predict, and the tables have {columns}")
-        check_target(given.target, names)
-        as_written: dict[str, Any] = {
-            "transductive": True,
-            "val_fraction": 0.0,
-            "test_fraction": 0.0,
-        }  # in the template
-        data = CSVDomains(str(given.data), label=given.label, target=given.target, **arguments, **as_written)
-        facts = {name: data.facts(name) for name in names}
-        data.check_facts(facts)
-        rows = {name: data.load(name) for name in names}
-        y = rows[given.target].y
-    except DatasetLayoutError as error:
-        sys.exit(f"fedlit: {error}. What it asks for is an option of fedlit new csv, with -- before it: --help")
-    features = list(facts[names[0]]["columns"][names[0]])
-    for name in features:
-        if all(_counts(data.table(client)[name]) for client in names):
-            print(f"fedlit: column {name!r} has another whole number in each row: if it names them, give --id {name}")
-    regression = data.task == "regression"
-    written = "".join(f"    {key}: {flow(value)}\n" for key, value in arguments.items() if key != "task")
-    total = sum(len(data.table(name)) for name in names)
-    places = {name: seen_from(given.dir, data._paths[name]) for name in names} if given.site is None else {}
-    return Study(
-        files=places or seen_from(given.dir, given.data),
-        target=given.target,
-        labelled=int((~y.isnan() if regression else y >= 0).sum()),
-        about=f"tables of {len(names)} clients ({', '.join(names)}), {total} rows; {given.target!r} is adapted to.",
-        place=f"They are read from `{given.data}`; other files of the same columns may take their places.",
-        regression=regression,
-        more=_placeholders(given.label, _squared_length(rows, given.target), written, regression),
-    )
+        arguments = {key: getattr(given, key) for key in (*described_by, "site") if getattr(given, key) is not None}
+        if given.task == "regression" and given.classes:
+            sys.exit("fedlit: --classes names the classes of a label, and --task regression has none: leave one out")
+        if given.data.is_file() and given.site is None:
+            sys.exit(
+                f"fedlit: --data '{given.data}' is one file: give --site COLUMN, the column that names each row's "
+                "client, or a folder with a file for each client"
+            )
+        try:
+            probe = CSVDomains(str(given.data), label=given.label or "", **arguments)
+            names = probe.domain_names()
+            columns = [str(name) for name in probe.table(names[0]).columns]
+            if given.label is None:
+                sys.exit(f"fedlit: --label must name the column to predict, and the tables have {columns}")
+            check_target(given.target, names)
+            as_written: dict[str, Any] = {
+                "transductive": True,
+                "val_fraction": 0.0,
+                "test_fraction": 0.0,
+            }  # in the template
+            data = CSVDomains(str(given.data), label=given.label, target=given.target, **arguments, **as_written)
+            facts = {name: data.facts(name) for name in names}
+            data.check_facts(facts)
+            rows = {name: data.load(name) for name in names}
+            y = rows[given.target].y
+        except DatasetLayoutError as error:
+            sys.exit(f"fedlit: {error}. What it asks for is an option of fedlit new csv, with -- before it: --help")
+        features = list(facts[names[0]]["columns"][names[0]])
+        for name in features:
+            if all(_counts(data.table(client)[name]) for client in names):
+                print(
+                    f"fedlit: column {name!r} has another whole number in each row: if it names them, give --id {name}"
+                )
+        regression = data.task == "regression"
+        written = "".join(f"    {key}: {flow(value)}\n" for key, value in arguments.items() if key != "task")
+        total = sum(len(data.table(name)) for name in names)
+        places = {name: seen_from(given.dir, data._paths[name]) for name in names} if given.site is None else {}
+        return Study(
+            files=places or seen_from(given.dir, given.data),
+            target=given.target,
+            labelled=int((~y.isnan() if regression else y >= 0).sum()),
+            about=f"tables of {len(names)} clients ({', '.join(names)}), {total} rows; {given.target!r} is adapted to.",
+            place=f"They are read from `{given.data}`; other files of the same columns may take their places.",
+            regression=regression,
+            more=_placeholders(given.label, _squared_length(rows, given.target), written, regression),
+        )
+
+    def example(self) -> Study:
+        """The embedded patients of four hospitals, as tables that somebody might have."""
+        text = files("fedlit").joinpath("data", "heart_disease_uci.csv").read_text(encoding="utf-8")
+        patients = [*csv.DictReader(text.splitlines())]
+        tables: dict[str, list[dict[str, str]]] = {name: [] for name in _HOSPITALS.values()}
+        for patient in patients:
+            name = _HOSPITALS[patient["dataset"]]
+            row = {"patient": f"{name}-{len(tables[name]) + 1}"}
+            row |= {key: value for key, value in patient.items() if key not in _LEFT_OUT}
+            if row["trestbps"] and float(row["trestbps"]) == 0:  # nobody alive has a blood pressure of 0
+                row["trestbps"] = ""
+            tables[name].append(row | {"disease": "yes" if float(patient["num"]) > 0 else "no"})
+
+        def write(folder: Path) -> None:
+            (folder / "data").mkdir()
+            for name, rows in tables.items():
+                with (folder / "data" / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+                    table = csv.DictWriter(file, list(rows[0]))
+                    table.writeheader()
+                    table.writerows(rows)
+
+        return Study(
+            files={name: f"data/{name}.csv" for name in tables},
+            target="long_beach",
+            labelled=len(tables["long_beach"]),
+            about="tables of four hospitals as an example (920 patients, UCI heart disease data, CC BY 4.0): who is "
+            "ill at Long Beach? Its labels score the result and are for comparison.",
+            place="The example runs as it is. Then put a CSV or Parquet file for each client into `data/`, in place of "
+            "those there.",
+            listing="- `data/`: the example, a table for each hospital.\n",
+            write=write,
+            more=_placeholders("disease", _SQUARED_LENGTH, "    id: patient  # names the rows, in predictions\n"),
+        )
 
 
 def _squared_length(rows: Mapping[str, Domain], target: str) -> float:
@@ -132,38 +176,3 @@ def _counts(values: Any) -> bool:
     """Whether a column has another whole number in each row, as one that numbers them."""
     known = values.dropna()
     return bool(len(values) > _MANY and len(known) == len(values) == known.nunique() and known.dtype.kind == "i")
-
-
-def example(folder: Path, writers: Writers) -> Study:
-    """The embedded patients of four hospitals, as tables that somebody might have."""
-    text = files("fedlit").joinpath("data", "heart_disease_uci.csv").read_text(encoding="utf-8")
-    patients = [*csv.DictReader(text.splitlines())]
-    tables: dict[str, list[dict[str, str]]] = {name: [] for name in _HOSPITALS.values()}
-    for patient in patients:
-        name = _HOSPITALS[patient["dataset"]]
-        row = {"patient": f"{name}-{len(tables[name]) + 1}"}
-        row |= {key: value for key, value in patient.items() if key not in _LEFT_OUT}
-        if row["trestbps"] and float(row["trestbps"]) == 0:  # nobody alive has a blood pressure of 0
-            row["trestbps"] = ""
-        tables[name].append(row | {"disease": "yes" if float(patient["num"]) > 0 else "no"})
-
-    def write() -> None:
-        (folder / "data").mkdir()
-        for name, rows in tables.items():
-            with (folder / "data" / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
-                table = csv.DictWriter(file, list(rows[0]))
-                table.writeheader()
-                table.writerows(rows)
-
-    writers.append(write)
-    return Study(
-        files={name: f"data/{name}.csv" for name in tables},
-        target="long_beach",
-        labelled=len(tables["long_beach"]),
-        about="tables of four hospitals as an example (920 patients, UCI heart disease data, CC BY 4.0): who is ill at "
-        "Long Beach? Its labels score the result and are for comparison.",
-        place="The example runs as it is. Then put a CSV or Parquet file for each client into `data/`, in place of "
-        "those there.",
-        listing="- `data/`: the example, a table for each hospital.\n",
-        more=_placeholders("disease", _SQUARED_LENGTH, "    id: patient  # names the rows, in predictions\n"),
-    )

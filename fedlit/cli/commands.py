@@ -1,0 +1,300 @@
+"""Small commands, ``fedlit {list,report,export,certificates,features,benchmark}``; slow imports wait till needed."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedlit.cli.known import KINDS, Row, known, load, offered
+from fedlit.tables import Column, Table, show
+from fedlit.tables import Row as TableRow
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+PROG = "fedlit features"
+
+
+def list_command(args: list[str]) -> None:
+    """Print what there is."""
+    parser = argparse.ArgumentParser(
+        "fedlit list",
+        description="What a configuration can name: fedlit's own classes and those of plug-ins, and scores by which a "
+        "model can be chosen without labels of the target.",
+    )
+    parser.add_argument("kind", nargs="?", choices=KINDS, help="what to list; everything if it is left out")
+    kind = parser.parse_args(args).kind
+    for each in KINDS if kind is None else (kind,):
+        show(_table(each, by_lines=not sys.stdout.isatty()))
+
+
+@cache
+def _plug_ins() -> list[tuple[str, Row]]:
+    """Rows of plug-ins by their kinds, whose classes are imported only if there are any."""
+    rows: list[tuple[str, Row]] = load("fedlit.cli.catalogue:plugin_rows")() if any(map(offered, KINDS)) else []
+    return rows
+
+
+def _table(kind: str, by_lines: bool) -> Table:
+    """What there is of a kind; ``by_lines`` for other programs, or else for a screen, which may be narrow."""
+    listed = [*known().listed[kind], *(row for of, row in _plug_ins() if of == kind)]
+    names, last = [row.name for row in listed], [row.extra for row in listed]
+    below = kind != "validators" and not by_lines and any(last)
+    if below:
+        names, last = ["\n  ".join([row.name, *row.extra.splitlines()]) for row in listed], []
+    columns = {
+        "name, and its configurations" if below else "name": names,
+        "what it is": [row.what for row in listed],
+        "where from": [row.origin for row in listed],
+        "sends": [row.sends for row in listed],
+        "source statistics" if kind == "validators" else "configuration": last,
+    }
+    shown = {header: cells for header, cells in columns.items() if any(cells)}
+    headings = [Column(header, folds=not header.startswith("name"), min_width=12) for header in shown]
+    return Table(headings, [TableRow(list(cells)) for cells in zip(*shown.values(), strict=True)], kind)
+
+
+def report(args: list[str]) -> None:
+    """Write a page on runs, and print its path."""
+    parser = argparse.ArgumentParser(
+        "fedlit report",
+        description="Make one HTML page of what runs of fedlit fit left in their folders, and the same as Markdown. "
+        "The page has the closing table of all runs, what differs in their configurations, and for each run its "
+        "accuracy per client, label-free scores and losses over rounds, weights of the sources, the ledger by channel, "
+        "what was hidden from whom, and its pictures. It needs no other file and no network. Numbers on the target's "
+        "hidden labels are marked ORACLE.",
+    )
+    runs = (
+        "folder of a run (runs/METHOD/version_N, if nothing else was set), or one above several runs, all of which are "
+        "taken; a run that was interrupted is reported as far as it came"
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help=runs)
+    output = (
+        "the HTML page (default: report.html); beside it, under the same name, go the Markdown page with .md and a "
+        "folder of its pictures with _files (report.md, report_files)"
+    )
+    parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="PATH", help=output)
+    options = parser.parse_args(args)
+    if options.output.suffix != ".html":
+        parser.error(f"--output must end in .html, as the Markdown page goes beside it as .md, got '{options.output}'")
+    read_runs, write_report = (load(f"fedlit.callbacks.report:{name}") for name in ("read_runs", "write_report"))
+    try:
+        paths = write_report(read_runs(options.runs), options.output)
+    except (OSError, ValueError) as error:
+        sys.exit(f"fedlit report: {error}")
+    print(f"wrote {paths[0]} and {paths[1]} (pictures in {paths[2]})")
+
+
+def export(args: list[str]) -> None:
+    """Write the target's model of a run."""
+    parser = argparse.ArgumentParser(
+        "fedlit export",
+        description="Write the target's model of a run to a file that needs no fedlit, from inputs (n, ...) to class "
+        "probabilities (n, C), in regression to numbers. Inputs are those that the run's data module has before it "
+        "normalises them. Run it where the run was trained: relative paths of data in its config.yaml are looked for "
+        "from there.",
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="Folder that fedlit fit left, with config.yaml.")
+    config = (
+        "Configuration of the run, if RUN_DIR has none, as at a site whose process is not the first; several are laid "
+        "over each other."
+    )
+    parser.add_argument("--config", action="append", help=config)
+    ckpt_path = (
+        "Checkpoint; default is the one in RUN_DIR/checkpoints, and of several the one that has trained for most "
+        "rounds, of equals the one written last."
+    )
+    parser.add_argument("--ckpt_path", type=Path, help=ckpt_path)
+    output = "File: NAME.pt2 for torch.export.load, NAME.onnx for ONNX; default is RUN_DIR/target.pt2."
+    parser.add_argument("--output", type=Path, help=output)
+    options = parser.parse_args(args)
+    configs = options.config or [str(options.run_dir / "config.yaml")]
+    if options.config is None and not Path(configs[0]).is_file():
+        sys.exit(
+            f"fedlit: RUN_DIR must be a folder that fedlit fit left, but '{configs[0]}' is not there: give one such as "
+            "runs/FedAvg/version_0, or the configuration of the run (--config). A script exports its model itself: "
+            "RunRecord(export='target.onnx'), or fedlit.export.export_target"
+        )
+    load("fedlit.cli.stored:write")(options.run_dir, configs, options.ckpt_path, options.output)
+
+
+def certificates(args: list[str]) -> None:
+    """Make certificates for a trial across organisations."""
+    parser = argparse.ArgumentParser(
+        "fedlit certificates",
+        description="Make a certificate authority, and certificates and keys of a server and sites, for a trial.",
+    )
+    parser.add_argument("--sites", required=True, help="names of the sites, as in north,south")
+    parser.add_argument("--server", required=True, help="host by which sites call the server")
+    parser.add_argument("--out", required=True, type=Path, help="folder for the files, made if need be")
+    parser.add_argument("--days", type=int, default=365, help="for which they are valid (default: 365)")
+    options = parser.parse_args(args)
+    sites = [name.strip() for name in options.sites.split(",")]
+    make_certificates = load("fedlit.remote.certificates:make_certificates")
+    try:
+        make_certificates(options.out, options.server, sites, options.days)
+    except ValueError as error:
+        sys.exit(f"fedlit: {error}")
+    for party, name in (("The server", "server"), *((f"Site {name}", name) for name in sites)):
+        files = [str(options.out / file) for file in (f"{name}.crt", f"{name}.key", "ca.crt")]
+        print(f"{party} gets {files[0]!r}, {files[1]!r} and {files[2]!r}.")
+    print(f"Nobody gets '{options.out / 'ca.key'}': who has it can make certificates in any name.")
+
+
+def features(args: list[str]) -> None:
+    """Write the features of a data module's samples."""
+    if {"-h", "--help"} & {*args}:
+        make_parser(None).parse_args(["--help"])
+    load("fedlit.cli.extraction:extract")(args)
+
+
+def make_parser(base: type | None) -> ArgumentParser:
+    """What the command takes; ``base`` of data modules is ``None`` where help alone is wanted, which needs no torch."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(
+        prog=PROG,
+        description="Run a fixed network once over all samples of each client's data, as they are in evaluation, and "
+        "write its features to an .npz file for fedlit.data.FeatureDomains: CLIENT_x (float32), CLIENT_y (int64, -1 "
+        "where there is no label), classes. The same command again goes on where it was killed.",
+    )
+    parser.add_argument("--config", "-c", action="config", help="Configuration with data; its other keys are left out.")
+    what = "The data module, such as fedlit.data.ImageDomains, and its arguments: --data.root FOLDER."
+    if base is None:
+        parser.add_argument("--data", required=True, metavar="CLASS", help=what)
+    else:
+        parser.add_subclass_arguments(base, "data", required=True, help=what)
+    parser.add_argument(
+        "--extractor",
+        required=True,
+        help="The network: a name of torchvision's, such as resnet50, timm/NAME (extra timm), efficientnet_lite0 "
+        "(extra backbones; brings its weights), or a class such as fedlit.models.ResNet or my_package.MyNetwork. A "
+        "pretrained network gets images as it was trained on, where --data leaves that open.",
+    )
+    parser.add_argument("--extractor_args", type=dict[str, Any], default={}, help="Arguments of a class, as YAML.")
+    parser.add_argument("--weights", type=str | None, default=None, help="File of the network's state dict.")
+    parser.add_argument("--out", type=str, required=True, help="The file, NAME.npz.")
+    parser.add_argument("--clients", type=list[str] | None, default=None, help="Of these alone; default: all here.")
+    parser.add_argument("--batch_size", type=int, default=32, help="Samples that go through the network at a time.")
+    parser.add_argument("--device", type=str, default="cpu", help="On which: cpu, cuda, cuda:1, ...")
+    return parser
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure that has a spread over seeds."""
+
+    path: tuple[str, ...]  # keys that lead to it in the JSON
+    mean: float
+    std: float  # sample standard deviation
+
+    @property
+    def places(self) -> int:
+        """Behind the point, as the file has them."""
+        exponents = (Decimal(repr(each)).as_tuple().exponent for each in (self.mean, self.std))
+        return max((-exponent for exponent in exponents if isinstance(exponent, int)), default=1)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.{self.places}f} ± {self.std:.{self.places}f}"
+
+
+def benchmark(args: list[str]) -> None:
+    """Run a benchmark and compare it with the figures that the repository has; without a name, list what there is."""
+    parser = argparse.ArgumentParser(
+        prog="fedlit benchmark",
+        description="Run a benchmark of the repository again, and report for each figure with a spread whether it "
+        "lies within theirs. Without a name: list them. Arguments after the name are the benchmark's own "
+        "(fedlit benchmark NAME --help).",
+    )
+    parser.add_argument("name", nargs="?", help="Of a file in benchmarks/, such as fedgp.")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="Of the benchmark.")
+    options = parser.parse_args(args)
+    folder = _folder()
+    there = {path.stem: path for path in sorted(folder.glob("*.py")) if path.with_suffix(".json").is_file()}
+    if options.name is None:
+        for name, path in there.items():
+            about = ast.get_docstring(ast.parse(path.read_text())) or ""
+            print(f"{name:22s} {about.partition(chr(10))[0]}")
+        return
+    if options.name not in there:
+        sys.exit(f"fedlit: name must be one of {', '.join(there)}, got {options.name!r}")
+    script = there[options.name]
+    command = [sys.executable, str(script), *options.arguments]
+    if {"-h", "--help"} & set(options.arguments):
+        sys.exit(subprocess.run(command, check=False).returncode)
+    if any(each.split("=")[0] == "--out" for each in options.arguments):
+        sys.exit(
+            "fedlit: --out is not for fedlit benchmark, which keeps the repository's figures to compare with: run "
+            f"python benchmarks/{script.name} to replace them"
+        )
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place, script.with_suffix(".json").name)
+        done = subprocess.run([*command, f"--out={out}"], cwd=folder.parent, check=False)
+        if done.returncode:
+            sys.exit(done.returncode)
+        now = list(figures(json.loads(out.read_text()).get("results", {})))
+        tables = [sys.executable, str(folder / "tables.py"), options.name, f"--results={out}"]
+        made = subprocess.run(tables, capture_output=True, text=True, check=False)
+        if made.returncode == 0:  # the tables of this benchmark on the repository's pages, with this run's figures
+            print(f"\n{made.stdout}", end="")
+        else:
+            print(f"no table for the pages: {(made.stderr.strip().splitlines() or ['?'])[-1]}", flush=True)
+    kept = list(figures(json.loads(script.with_suffix(".json").read_text()).get("results", {})))
+    show(comparison(kept, now))
+
+
+def _folder() -> Path:
+    here = Path.cwd()
+    for root in (here, *here.parents):
+        if (root / "benchmarks" / "experiments.py").is_file() and (root / "fedlit").is_dir():
+            return root / "benchmarks"
+    sys.exit(
+        f"fedlit: fedlit benchmark must be run in a clone of fedlit's repository, which {str(here)!r} is not: "
+        "benchmarks are not installed with the package"
+    )
+
+
+def figures(results: Any, path: tuple[str, ...] = ()) -> Iterator[Figure]:
+    """All figures with a spread in what the JSON has under "results", in its order, with the keys to them."""
+    if not isinstance(results, dict):
+        return
+    if {"mean", "std"} <= results.keys() and isinstance(results["mean"], int | float):
+        yield Figure(path, float(results["mean"]), float(results["std"]))
+        return
+    for key, value in results.items():
+        yield from figures(value, (*path, str(key)))
+
+
+def comparison(kept: list[Figure], now: list[Figure]) -> Table | str:
+    """The figures of the repository and of this run, side by side; a sentence if there are none with a spread.
+
+    Two means agree if they are no further apart than both spreads together, or than rounding to the decimals that they
+    are reported with explains.
+    """
+    if not now:
+        return "This benchmark has no figures with a spread over seeds: compare its output with benchmarks/RESULTS.md."
+    before = {figure.path: figure for figure in kept}
+    agree, rows = 0, []
+    for figure in now:
+        old = before.get(figure.path)
+        name = ", ".join(figure.path)
+        if old is None:
+            rows.append([name, "-", str(figure), "new"])
+            continue
+        rounding = 10.0 ** -max(figure.places, old.places)
+        within = abs(figure.mean - old.mean) <= max(figure.std + old.std, rounding) + 1e-9
+        agree += within
+        rows.append([name, str(old), str(figure), "yes" if within else "no"])
+    note = f"{agree} of {sum(figure.path in before for figure in now)} within the spread"
+    titles = ("figure", "repository", "this run", "within the spread")
+    return Table.of(titles, rows, caption="this run next to the repository's figures", footnotes=[note])
