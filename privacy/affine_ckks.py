@@ -24,7 +24,7 @@ and at most 1/2, and the key is ternary, so with Hoeffding's inequality a slot o
 
 units of the scale 2^40, but for a chance of 1e-19, and a row of A by that times its norm. Rounding when numbers are
 encoded stays below 9.4 / 2 * sqrt(N / 2) < 2^9 units, and a Fourier transform in double precision adds at most 2^-40
-of the largest number (as in `fedlit.privacy.ckks`). Rotations act at scale 2^80: their noise is far below a unit.
+of the largest number (as in `fedlit.privacy.lattices`). Rotations act at scale 2^80: their noise is far below a unit.
 
 Entries of A below 2^-28 count as 0. By Parseval's identity the polynomial of a diagonal with an entry a has a
 coefficient of at least sqrt(2) |a| / N; if all were rounded to 0, SEAL would refuse the product, which hides nothing.

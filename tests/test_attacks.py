@@ -84,14 +84,13 @@ def aborting(data: bytes) -> bytes:
 
 
 def add_a_hostile_ciphertext(kind: type[BFV] | type[CKKS]) -> str:
-    from fedlit.privacy import bfv, ckks
     from fedlit.privacy.tenseal_keys import Context, join
 
-    parameters = {BFV: bfv, CKKS: ckks}[kind].PARAMETERS
+    parameters = kind.parameters
     numbers = torch.zeros(parameters.slots, dtype=torch.int64 if kind is BFV else torch.float64)
     good = Context.generate(parameters).encrypt(numbers)
     try:
-        kind().scheme.public_key(good).add([join([good]), join([aborting(good)])], parameters.slots)
+        kind().load_key(good).add([join([good]), join([aborting(good)])], parameters.slots)
     except DecodeError:
         return "refused"
     return "added"

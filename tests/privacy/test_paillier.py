@@ -52,9 +52,9 @@ class Keys:
     """One key pair as the scheme and as ``phe`` load it."""
 
     def __init__(self, of: Paillier) -> None:
-        self.private_bytes, self.public_bytes = of.scheme.generate()
-        self.private = of.scheme.private_key(self.private_bytes, self.public_bytes)
-        self.public = of.scheme.public_key(self.public_bytes)
+        self.private_bytes, self.public_bytes = of.generate_keys()
+        self.private = of.load_key(self.public_bytes, self.private_bytes)
+        self.public = of.load_key(self.public_bytes)
         half = len(self.private_bytes) // 2
         p, q = (int.from_bytes(part, "big") for part in (self.private_bytes[:half], self.private_bytes[half:]))
         self.phe_public = phe.PaillierPublicKey(p * q)
@@ -186,7 +186,7 @@ def test_workers_change_nothing_but_the_time(
 ) -> None:
     monkeypatch.setattr(arithmetic, "_SMALLEST_PART", 1e-9)
     paillier = backend(workers=workers)
-    key = paillier.scheme.private_key(keys.private_bytes, keys.public_bytes)
+    key = paillier.load_key(keys.public_bytes, keys.private_bytes)
     vector = torch.randn(length, generator=generator)
     assert torch.equal(
         key.decrypt(key.encrypt(vector), length, 1), paillier.codec.decode(paillier.codec.encode(vector))
@@ -323,7 +323,7 @@ def test_children_leave_without_running_exit_handlers(forked: list[int], tmp_pat
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_daemonic_process_shares_its_work(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic, "_SMALLEST_PART", 1e-9)
-    key = backend(workers=2).scheme.private_key(keys.private_bytes, keys.public_bytes)
+    key = backend(workers=2).load_key(keys.public_bytes, keys.private_bytes)
     context = multiprocessing.get_context("fork")
     bodies = context.SimpleQueue()
     process = context.Process(target=lambda: bodies.put(key.encrypt(torch.ones(500))), daemon=True)
@@ -334,7 +334,7 @@ def test_a_daemonic_process_shares_its_work(keys: Keys, monkeypatch: pytest.Monk
 
 
 def test_threads_that_encrypt_at_the_same_time_do_not_mix_their_children(keys: Keys, forked: list[int]) -> None:
-    key = backend(workers=3).scheme.private_key(keys.private_bytes, keys.public_bytes)
+    key = backend(workers=3).load_key(keys.public_bytes, keys.private_bytes)
     vectors = [torch.full((100,), float(number)) for number in range(12)]
     with ThreadPoolExecutor(4) as pool:
         bodies = list(pool.map(key.encrypt, vectors))
@@ -344,7 +344,7 @@ def test_threads_that_encrypt_at_the_same_time_do_not_mix_their_children(keys: K
 
 
 def test_no_noise_of_one_process_comes_in_another(keys: Keys, forked: list[int]) -> None:
-    key = backend(workers=4).scheme.private_key(keys.private_bytes, keys.public_bytes)
+    key = backend(workers=4).load_key(keys.public_bytes, keys.private_bytes)
     zeros = torch.zeros(4 * 50 * backend().slots.count)
     noise = ciphertexts_of(key.encrypt(zeros)) + ciphertexts_of(key.encrypt(zeros))
     assert len(forked) == 6
@@ -422,11 +422,11 @@ def test_halves_that_do_not_belong_together_are_refused(keys: Keys) -> None:
     trivial = b"\0" * (BITS // 16 - 1) + b"\1" + keys.private_bytes[: BITS // 16]
     for private in (Keys(backend()).private_bytes, trivial):
         with pytest.raises(KeyCheckError):
-            backend().scheme.private_key(private, keys.public_bytes)
+            backend().load_key(keys.public_bytes, private)
 
 
 def test_clients_of_one_process_share_the_tables_of_their_key_while_they_live() -> None:
-    private, public = backend().scheme.generate()
+    private, public = backend().generate_keys()
     first, second = (arithmetic.load_private(private, public, BITS) for _ in range(2))
     assert first is second
     gone = weakref.ref(first)
@@ -436,16 +436,16 @@ def test_clients_of_one_process_share_the_tables_of_their_key_while_they_live() 
 
 
 def test_malformed_keys_are_refused(keys: Keys) -> None:
-    scheme = backend().scheme
+    scheme = backend()
     even = (keys.n - 1).to_bytes(BITS // 8, "big")
     short = (keys.n >> 1 | 1).to_bytes(BITS // 8, "big")
     for public in (b"", keys.public_bytes[1:], even, short, keys.public_bytes + keys.private_bytes, bytes(10**6)):
         with pytest.raises(KeyCheckError):
-            scheme.public_key(public)
+            scheme.load_key(public)
     with pytest.raises(KeyCheckError, match="private key of 64 bytes"):
-        scheme.private_key(keys.private_bytes + b"\0", keys.public_bytes)
+        scheme.load_key(keys.public_bytes, keys.private_bytes + b"\0")
     with pytest.raises(KeyCheckError, match="1024 bits was expected"):
-        backend(key_bits=1024).scheme.private_key(keys.private_bytes, keys.public_bytes)
+        backend(key_bits=1024).load_key(keys.public_bytes, keys.private_bytes)
 
 
 def test_nothing_printed_shows_a_key(keys: Keys) -> None:

@@ -23,30 +23,14 @@ from fedlit.privacy import (
 )
 from fedlit.privacy.base import Description
 from fedlit.privacy.driver import run_steps
-from fedlit.privacy.shared_key import (
-    HomomorphicScheme,
-    PrivateKey,
-    PublicKey,
-    SharedKeyAggregation,
-    SharedKeyClient,
-    SharedKeyServer,
-)
+from fedlit.privacy.shared_key import HomomorphicKey, SharedKeyAggregation, SharedKeyClient, SharedKeyServer
 from refused import refused
 
 NAMES = ["a", "b", "c"]
 
 
-class Clear(PrivateKey, PublicKey, HomomorphicScheme):
-    """A scheme that hides nothing."""
-
-    def generate(self) -> tuple[bytes, bytes]:
-        return b"private", b"public"
-
-    def private_key(self, private: bytes, public: bytes) -> PrivateKey:
-        return self
-
-    def public_key(self, public: bytes) -> PublicKey:
-        return self
+class Clear(HomomorphicKey):
+    """Hides nothing."""
 
     def encrypt(self, vector: Tensor) -> bytes:
         return vector.double().numpy().tobytes()
@@ -59,20 +43,15 @@ class Clear(PrivateKey, PublicKey, HomomorphicScheme):
 
 
 class Summing(SharedKeyAggregation):
-    def __init__(self, codec: FixedPoint | None = None, max_clients: int = 8) -> None:
-        self.codec = codec or FixedPoint()
+    def __init__(self, max_clients: int = 8) -> None:
+        self.codec = FixedPoint()
         self.max_clients = max_clients
 
-    @property
-    def scheme(self) -> HomomorphicScheme:
+    def generate_keys(self) -> tuple[bytes, bytes]:
+        return b"private", b"public"
+
+    def load_key(self, public: bytes, private: bytes | None = None) -> HomomorphicKey:
         return Clear()
-
-    def check_headroom(self, num_clients: int) -> None:
-        if num_clients > self.max_clients:
-            raise RangeError("too many")
-
-    def error_bound(self, num_clients: int) -> float:
-        return 0.0
 
     def describe(self) -> Description:
         raise NotImplementedError
@@ -207,7 +186,7 @@ def test_a_total_from_before_a_resume_is_read_until_something_newer_was(parties:
 def test_a_server_cannot_give_a_sealed_total_another_round(parties: Parties) -> None:
     author, reader = parties.clients["a"], parties.clients["b"]
     sealed = author.reissue(author.reveal(parties.total(4), 3), 3)
-    link = parties.server._link
+    link = parties.server._keys[1]
     bound_to, length, added, body = shared_key._unframe(link, "total", sealed)
     newer = RoundId(bound_to.round_id.round_idx, "w", 9)
     digest = shared_key._about_sealed(newer, length, added)
