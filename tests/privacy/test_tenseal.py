@@ -100,9 +100,7 @@ def test_noise_of_fresh_ciphertexts_is_that_of_42_coins_per_coefficient(ckks: Se
     # The slots of zeros are the real parts of the noise polynomial at primitive roots of unity of order 2N. By
     # Parseval the mean squared modulus there is N times the variance, and the real parts are half of it.
     (zeros,) = split(ckks.client_key.encrypt(torch.zeros(ckks.slots)), 1)
-    slots = (
-        ckks.client_key._context.decrypt(bytes(zeros), ckks.slots, ckks.parameters.levels) * ckks.parameters.scale
-    )
+    slots = ckks.client_key._context.decrypt(bytes(zeros), ckks.slots, ckks.parameters.levels) * ckks.parameters.scale
     # The mean of 2048 squares of normal numbers deviates by sqrt(2 / 2048) = 3.1 %: 25 % are 8 deviations (1e-12).
     assert (slots**2).mean().item() == pytest.approx(ckks.parameters.degree / 2 * 42 / 4, rel=0.25)
 
