@@ -115,7 +115,6 @@ class Parties:
         self.step("keys")
         self.step("shares")
         assert self.server._round is not None
-        assert self.server._round.agreed is not None
         return self.server._round.agreed
 
     def round_keys(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
@@ -168,7 +167,6 @@ def names_of(number: int) -> list[str]:
 
 def agreed_by(client: MaskingClient) -> MaskedRound:
     assert client._round is not None
-    assert client._round.agreed is not None
     return client._round.agreed
 
 
