@@ -19,10 +19,10 @@ from fedlit.privacy import (
     RangeError,
     ReplayError,
     RoundId,
+    driver,
     shared_key,
 )
 from fedlit.privacy.base import Description
-from fedlit.privacy.driver import run_steps
 from fedlit.privacy.shared_key import HomomorphicKey, SharedKeyAggregation, SharedKeyClient, SharedKeyServer
 from refused import refused
 
@@ -57,20 +57,18 @@ class Summing(SharedKeyAggregation):
         raise NotImplementedError
 
 
-class Parties:
+class Parties(driver.Parties):
     """A federation with a key."""
 
+    clients: dict[str, Any]
+    server: Any
+
     def __init__(self, backend: SharedKeyAggregation | None = None) -> None:
-        self.backend = backend or Summing()
-        self.clients: dict[str, Any] = {name: self.backend.client(name) for name in NAMES}
-        self.server: Any = self.backend.server()
-        for party in (*self.clients.values(), self.server):
-            party.enrol(NAMES)
-        run_steps(self.backend.enrolment, self.clients, self.server)
+        super().__init__(backend or Summing(), NAMES)
+        self.enrol(NAMES)
 
     def open(self, call: int, channel: str = "w", names: Sequence[str] = NAMES) -> None:
-        for party in (*(self.clients[name] for name in names), self.server):
-            party.open_round(RoundId(call // 10, channel, call), names)
+        self.open_round(RoundId(call // 10, channel, call), names)
 
     def total(self, call: int, channel: str = "w", names: Sequence[str] = NAMES, length: int = 4) -> Tensor:
         self.open(call, channel, names)
@@ -142,9 +140,7 @@ def test_no_field_of_the_head_of_a_total_can_be_changed(parties: Parties, positi
 
 def test_a_new_enrolment_forgets_the_age_of_totals(parties: Parties) -> None:
     parties.clients["a"].reveal(parties.total(7), 3)
-    for party in (*parties.clients.values(), parties.server):
-        party.enrol(NAMES)
-    run_steps(parties.backend.enrolment, parties.clients, parties.server)
+    parties.enrol(NAMES)
     parties.clients["a"].reveal(parties.total(4), 3)
 
 

@@ -17,8 +17,9 @@ pytest.importorskip("tenseal")
 
 import tenseal
 
-from fedlit.privacy import BFV, CKKS, DecodeError, FixedPoint, KeyCheckError, Plain, PrivacyError, RangeError, RoundId
-from fedlit.privacy.driver import run_steps
+from backends import Recorded
+from fedlit.privacy import BFV, CKKS, DecodeError, FixedPoint, KeyCheckError, PrivacyError, RangeError, RoundId
+from fedlit.privacy.driver import Parties, run_steps
 from fedlit.privacy.frames import pack_fields, unpack_fields
 from fedlit.privacy.tenseal_keys import Context, Parameters, split
 from refused import refused
@@ -32,17 +33,8 @@ class Setup(SimpleNamespace):
         self.private, self.public = backend.generate_keys()
         self.client_key = backend.load_key(self.public, self.private)
         self.server_key = backend.load_key(self.public)
-        names = ["a", "b", "c"]
-        self.clients, self.server = {name: backend.client(name) for name in names}, backend.server()
-        for party in (*self.clients.values(), self.server):
-            party.enrol(names)
-        self.enrolment: list[bytes] = []
-        for step in backend.enrolment:
-            sent = {name: client.send(step) for name, client in self.clients.items()}
-            relayed = self.server.relay(step, sent)
-            self.enrolment += [*sent.values(), *relayed.values()]
-            for name, client in self.clients.items():
-                client.receive(step, relayed.get(name, b""))
+        self.parties, self.wire = Parties(backend, "abc"), Recorded()
+        self.parties.enrol("abc", self.wire)
 
     def total(self, bodies: list[bytes], length: int) -> Tensor:
         return self.client_key.decrypt(self.server_key.add(bodies, length), length, len(bodies))
@@ -61,23 +53,6 @@ def ckks() -> Setup:
 @pytest.fixture(scope="module", params=["bfv", "ckks"])
 def setup(request: pytest.FixtureRequest) -> Setup:
     return request.getfixturevalue(request.param)
-
-
-def test_sums_of_sixty_are_within_the_bound_and_wide_entries_exact(setup: Setup, generator: torch.Generator) -> None:
-    payloads = {
-        f"client {i}": {
-            "weights": torch.randn(13, 5, generator=generator),
-            "moments": 100 * torch.randn(7, generator=generator, dtype=torch.float64),
-        }
-        for i in range(60)
-    }
-    sums, exact = setup.backend.sum(payloads), Plain(FixedPoint()).sum(payloads)
-    assert torch.equal(sums["moments"], exact["moments"])
-    if isinstance(setup.backend, BFV):
-        assert torch.equal(sums["weights"], exact["weights"])
-    truth = sum(payload["weights"].double() for payload in payloads.values())
-    float32 = 2.0**-24 * truth.abs().max()  # of the result's type
-    assert (sums["weights"] - truth).abs().max() <= setup.backend.error_bound(60) + float32
 
 
 def test_a_decrypted_total_has_nothing_of_the_noise_that_the_key_could_be_computed_from(ckks: Setup) -> None:
@@ -153,25 +128,31 @@ def test_a_missing_tenseal_names_the_extra(backend: Any, monkeypatch: pytest.Mon
 
 
 def test_the_server_has_no_private_key_and_cannot_decrypt(setup: Setup) -> None:
-    context = setup.server._keys[0]._context
+    context = setup.parties.server._keys[0]._context
     assert not context.is_private
-    assert setup.clients["b"]._keys[0]._context.is_private
+    assert setup.parties.clients["b"]._keys[0]._context.is_private
     assert context._context.has_secret_key() is False
     for half in (context._context.decryptor, context._context.encryptor, context._context.secret_key):
         with pytest.raises(ValueError, match="context"):
             half()
-    body = setup.clients["a"]._keys[0].encrypt(torch.ones(setup.slots))
+    body = setup.parties.clients["a"]._keys[0].encrypt(torch.ones(setup.slots))
     with pytest.raises(DecodeError, match="cannot be decrypted"):
         context.decrypt(body[4:], setup.slots, setup.parameters.levels)
 
 
 def test_messages_hold_no_private_key(setup: Setup) -> None:
-    secret = setup.clients["a"]._keys[0]._context.save(private=True)[-2000:]  # the compressed private polynomial
-    for party in (*setup.clients.values(), setup.server):
-        party.open_round(RoundId(0, "update", 2), list(setup.clients))
-    messages = {name: client.protect(torch.ones(setup.slots)) for name, client in setup.clients.items()}
-    total = setup.server.aggregate(messages)
-    seen = [*setup.enrolment, *(m.numpy().tobytes() for m in messages.values()), total.numpy().tobytes()]
+    secret = (
+        setup.parties.clients["a"]._keys[0]._context.save(private=True)[-2000:]
+    )  # the compressed private polynomial
+    setup.parties.open_round(RoundId(0, "update", 2), "abc", setup.wire)
+    messages = {name: client.protect(torch.ones(setup.slots)) for name, client in setup.parties.clients.items()}
+    total = setup.parties.server.aggregate(messages)
+    seen = [
+        *setup.wire.up,
+        *setup.wire.down,
+        *(m.numpy().tobytes() for m in messages.values()),
+        total.numpy().tobytes(),
+    ]
     assert not any(secret in message for message in seen)
 
 
