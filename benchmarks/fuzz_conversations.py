@@ -51,7 +51,7 @@ from fedlit.privacy import (
     affine,
     links,
 )
-from fedlit.privacy.frames import pack_fields, unpack_fields
+from fedlit.privacy.links import pack_fields, unpack_fields
 from fedlit.privacy.masking import messages
 from fuzz_formats import REFUSED, Format, Make, WrongSumError, bytes_of, tensor_of
 from mutations import spoil

@@ -30,9 +30,8 @@ from fedlit.federation.wire import decode as decode_wire
 from fedlit.federation.wire import encode, schema_from, schema_text
 from fedlit.privacy import BFV, CKKS, CKKSAffine, FixedPoint, Paillier, PaillierAffine, PrivacyError, shamir
 from fedlit.privacy.affine_ckks import PARAMETERS as AFFINE_PARAMETERS
-from fedlit.privacy.frames import field, pack_fields, unpack_fields
-from fedlit.privacy.links import KeyPair, Link, derive
-from fedlit.privacy.masking.messages import HEADER_BYTES, binding, check_tag, read_header, write_header
+from fedlit.privacy.links import KeyPair, Link, derive, field_of, pack_fields, unpack_fields
+from fedlit.privacy.masking.round import HEADER_BYTES, binding, check_tag, read_header, write_header
 from fedlit.privacy.packing import is_wide, schema_of, unpack
 from fedlit.privacy.seal_format import fields as buffer_fields
 from fedlit.privacy.tenseal_keys import Context, join
@@ -186,7 +185,7 @@ def frames(folder: Path) -> Format:
         fields = unpack_fields(data)
         if pack_fields(fields) != data:
             raise AssertionError("a message that is read comes back differently")
-        field(fields, "a", 3)
+        field_of(fields, "a", 3)
 
     return Format(90, spoilt(pool), read, REFUSED)
 

@@ -41,8 +41,7 @@ from fedlit.privacy.errors import (
     ReplayError,
 )
 from fedlit.privacy.fixed_point import FixedPoint
-from fedlit.privacy.frames import field, pack_fields, unpack_fields
-from fedlit.privacy.links import digest, round_digest
+from fedlit.privacy.links import digest, field_of, pack_fields, round_digest, unpack_fields
 
 _LENGTH = struct.Struct("<Q")
 
@@ -362,13 +361,13 @@ def _frame(step: str, bound_to: bytes, length: int, body: bytes) -> bytes:
 def _unframe(step: str, bound_to: bytes, message: bytes) -> tuple[int, bytes]:
     """Count of numbers and body of a message; raises a `PrivacyError` unless it is the one expected now."""
     fields = unpack_fields(message)
-    bound, sizes = field(fields, "bound", len(bound_to)), field(fields, "length", _LENGTH.size)
-    body = field(fields, "body")
+    bound, sizes = field_of(fields, "bound", len(bound_to)), field_of(fields, "length", _LENGTH.size)
+    body = field_of(fields, "body")
     if bound[32:] != bound_to[32:]:
         raise AuthenticationError(f"the message of step {step!r} was made for another public key")
     if bound != bound_to:
         raise ReplayError(f"the message of step {step!r} was made for another round")
-    if field(fields, "hash") != digest("fedlit affine", step, bound, sizes, body):
+    if field_of(fields, "hash") != digest("fedlit affine", step, bound, sizes, body):
         raise AuthenticationError(f"the message of step {step!r} was changed on its way, or is of another step")
     return _LENGTH.unpack(sizes)[0], body
 

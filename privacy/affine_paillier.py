@@ -24,7 +24,7 @@ from fedlit.privacy import cores
 from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, TwoPartyAffine
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import DecodeError, KeyCheckError
-from fedlit.privacy.frames import field, pack_fields, unpack_fields
+from fedlit.privacy.links import field_of, pack_fields, unpack_fields
 from fedlit.privacy.paillier_arithmetic import (
     RECOMMENDED_KEY_BITS,
     PowerTable,
@@ -80,7 +80,7 @@ class _PaillierTarget(AffineTarget):
     def _load_key(self, public: bytes) -> None:
         try:
             fields = unpack_fields(public)
-            n, roots = field(fields, "modulus"), field(fields, "roots")
+            n, roots = field_of(fields, "modulus"), field_of(fields, "roots")
         except DecodeError as error:
             raise KeyCheckError(f"the source's public key is malformed: {error}") from error
         modulus = PublicModulus(n, self._backend.key_bits)

@@ -26,8 +26,19 @@ from fedlit.checks import check_one_of
 from fedlit.privacy.base import AggregationClient, AggregationServer, Party, RoundId, SecureAggregation
 from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, QuorumError, RangeError, ReplayError
 from fedlit.privacy.fixed_point import FixedPoint
-from fedlit.privacy.frames import field, pack_fields, unpack_fields
-from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, Link, check_members, derive, digest, round_digest
+from fedlit.privacy.links import (
+    KEY_BYTES,
+    TAG_BYTES,
+    KeyPair,
+    Link,
+    check_members,
+    derive,
+    digest,
+    field_of,
+    pack_fields,
+    round_digest,
+    unpack_fields,
+)
 from fedlit.privacy.packing import check_equally_long, check_row
 
 _HEAD = struct.Struct("<QQqqI32s")
@@ -222,14 +233,14 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
         self._install(private, public, mac)
 
     def _receive_keys(self, deal: Mapping[str, bytes]) -> None:
-        public = field(deal, "public")
+        public = field_of(deal, "public")
         about = _about_deal(self._roster, public)
         dealer = self._roster[0]
-        key = field(deal, "dealer", KEY_BYTES)
+        key = field_of(deal, "dealer", KEY_BYTES)
         party = f"client {self.name}"
         link = Link(derive(self._identity.agree(key, dealer), about, party), party)
-        secrets = unpack_fields(link.open(field(deal, "sealed"), about))
-        self._install(field(secrets, "private"), public, field(secrets, "mac", KEY_BYTES))
+        secrets = unpack_fields(link.open(field_of(deal, "sealed"), about))
+        self._install(field_of(secrets, "private"), public, field_of(secrets, "mac", KEY_BYTES))
 
     def _install(self, private: bytes, public: bytes, mac: bytes) -> None:
         self._keys = self._backend.load_key(public, private), Link(mac, "the federation")
@@ -346,16 +357,16 @@ class SharedKeyServer(_SharedKeyParty, AggregationServer):
         if dealer in missing:
             raise QuorumError(f"client {dealer!r} dealt no keys")
         deal = unpack_fields(sent[dealer])
-        public = field(deal, "public")
+        public = field_of(deal, "public")
         about = _about_deal(self._roster, public)
         link = Link(derive(self._identity.agree(self._publics[dealer], dealer), about, "server"), "server")
-        secrets = unpack_fields(link.open(field(deal, "server"), about))
+        secrets = unpack_fields(link.open(field_of(deal, "server"), about))
         if set(secrets) != {"mac"}:
             raise KeyCheckError(f"the server was sent {sorted(secrets)}: it must hold no private key")
-        self._keys = self._backend.load_key(public), Link(field(secrets, "mac", KEY_BYTES), "the federation")
+        self._keys = self._backend.load_key(public), Link(field_of(secrets, "mac", KEY_BYTES), "the federation")
         return {
             name: pack_fields(
-                {"public": public, "dealer": self._publics[dealer], "sealed": field(deal, f"client {name}")}
+                {"public": public, "dealer": self._publics[dealer], "sealed": field_of(deal, f"client {name}")}
             )
             for name in self._roster[1:]
         }

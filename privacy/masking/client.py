@@ -14,10 +14,20 @@ from fedlit.checks import check
 from fedlit.privacy import shamir
 from fedlit.privacy.base import AggregationClient, RoundId
 from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, ReplayError
-from fedlit.privacy.frames import pack_fields, unpack_fields
-from fedlit.privacy.links import Identity, KeyPair, check_members, round_digest
-from fedlit.privacy.masking.messages import HEADER_BYTES, SERVER, binding, party, read, write, write_header
-from fedlit.privacy.masking.round import DROPPED, SURVIVED, MaskedRound, Masks
+from fedlit.privacy.links import Identity, KeyPair, check_members, pack_fields, round_digest, unpack_fields
+from fedlit.privacy.masking.round import (
+    DROPPED,
+    HEADER_BYTES,
+    SERVER,
+    SURVIVED,
+    MaskedRound,
+    Masks,
+    binding,
+    party,
+    read,
+    write,
+    write_header,
+)
 from fedlit.privacy.packing import check_row
 
 if TYPE_CHECKING:

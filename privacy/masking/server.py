@@ -10,13 +10,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlit.privacy import frames, shamir
+from fedlit.privacy import shamir
 from fedlit.privacy.base import AggregationServer, RoundId
 from fedlit.privacy.errors import AuthenticationError, DecodeError, QuorumError, ReplayError
-from fedlit.privacy.frames import pack_fields, unpack_fields
-from fedlit.privacy.links import TAG_BYTES, Identity, KeyPair, check_members, round_digest
-from fedlit.privacy.masking.messages import SERVER, binding, check_tag, party, read, read_header, write
-from fedlit.privacy.masking.round import DROPPED, SURVIVED, MaskedRound, Masks
+from fedlit.privacy.links import (
+    TAG_BYTES,
+    Identity,
+    KeyPair,
+    check_members,
+    field_of,
+    pack_fields,
+    round_digest,
+    unpack_fields,
+)
+from fedlit.privacy.masking.round import (
+    DROPPED,
+    SERVER,
+    SURVIVED,
+    MaskedRound,
+    Masks,
+    binding,
+    check_tag,
+    party,
+    read,
+    read_header,
+    write,
+)
 from fedlit.privacy.packing import check_equally_long
 
 if TYPE_CHECKING:
@@ -181,15 +200,12 @@ class MaskingServer(AggregationServer):
         bodies = self._bodies("shares", messages, agreed.clients, agreed.digest)
         deals = {name: unpack_fields(body) for name, body in bodies.items()}
         agreed.check_left(deals, "shared secrets")
-        commitments = {name: frames.field(deal, "commitment", 32) for name, deal in deals.items()}
+        commitments = {name: field_of(deal, "commitment", 32) for name, deal in deals.items()}
         relayed: dict[str, bytes] = {}
         for name in deals:
             neighbours = set(agreed.neighbours(name))
             relayed[name] = pack_fields(
-                {
-                    owner: frames.field(deal, party(name)) if owner in neighbours else b""
-                    for owner, deal in deals.items()
-                }
+                {owner: field_of(deal, party(name)) if owner in neighbours else b"" for owner, deal in deals.items()}
             )
         opened.commitments, opened.due = commitments, "vectors"
         return self._write("shares", agreed.digest, relayed)
@@ -232,9 +248,7 @@ class MaskingServer(AggregationServer):
         agreed.check_left(bodies, "confirmed who survived")
         tags = {name: unpack_fields(body) for name, body in bodies.items()}
         questions = {
-            name: pack_fields(
-                {peer: frames.field(made, name, TAG_BYTES) for peer, made in tags.items() if peer != name}
-            )
+            name: pack_fields({peer: field_of(made, name, TAG_BYTES) for peer, made in tags.items() if peer != name})
             for name in tags
         }
         opened.confirming = tuple(questions)

@@ -33,7 +33,7 @@ from fedlit.privacy import paillier_arithmetic as arithmetic
 from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, PlainAffine, TwoPartyAffine
 from fedlit.privacy.affine_paillier import PaillierAffine
 from fedlit.privacy.errors import PrivacyWarning
-from fedlit.privacy.frames import pack_fields, unpack_fields
+from fedlit.privacy.links import pack_fields, unpack_fields
 from refused import refused
 
 phe = pytest.importorskip("phe.paillier")

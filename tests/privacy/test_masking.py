@@ -28,10 +28,8 @@ from fedlit.privacy import (
     ReplayError,
     RoundId,
 )
-from fedlit.privacy.frames import pack_fields, unpack_fields
-from fedlit.privacy.links import KeyPair, digest
-from fedlit.privacy.masking.messages import binding, party
-from fedlit.privacy.masking.round import MaskedRound, default_degree
+from fedlit.privacy.links import KeyPair, digest, pack_fields, unpack_fields
+from fedlit.privacy.masking.round import MaskedRound, binding, default_degree, party
 from masking_parties import (
     STAGES,
     Lies,

@@ -20,7 +20,7 @@ import tenseal
 from backends import Recorded
 from fedlit.privacy import BFV, CKKS, DecodeError, FixedPoint, KeyCheckError, PrivacyError, RangeError, RoundId
 from fedlit.privacy.driver import Parties, run_steps
-from fedlit.privacy.frames import pack_fields, unpack_fields
+from fedlit.privacy.links import pack_fields, unpack_fields
 from fedlit.privacy.tenseal_keys import Context, Parameters, split
 from refused import refused
 

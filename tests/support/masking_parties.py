@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from fedlit.privacy import PrivacyError, QuorumError, RoundId
-from fedlit.privacy.frames import pack_fields, unpack_fields
+from fedlit.privacy.links import pack_fields, unpack_fields
 from fedlit.privacy.masking import MaskingClient, MaskingServer, PairwiseMasking
-from fedlit.privacy.masking.messages import authenticate, binding, party
-from fedlit.privacy.masking.round import MaskedRound
+from fedlit.privacy.masking.round import MaskedRound, authenticate, binding, party
 
 STAGES = ["keys", "shares", "vector", "confirm", "unmask"]
 """At which a client may vanish."""
