@@ -96,7 +96,7 @@ class Federation(Participants):
         roster = Roster(clients, target, transport, placement, participation, heard, nested_heard, seed)
         learning = None if learners is None else names_of(learners)
         choices = {"privacy": privacy, "two_party": two_party, "differential_privacy": differential_privacy}
-        resolved = Channels(channels, roster.clients, learning, roster.heard, encrypted, reports, **choices)
+        resolved = Channels(channels, roster.clients, learning, roster.participating, encrypted, reports, **choices)
         super().__init__(transport, roster, resolved)
         self.batch_idx = 0
         self._releases = Releases(self._messenger)

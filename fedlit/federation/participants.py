@@ -18,6 +18,18 @@ from fedlit.federation.transport import Transport
 from fedlit.privacy import PrivacyError
 
 
+def _of_messenger(name: str, doc: str) -> Any:
+    """A property of the messenger that is also one of the federation."""
+
+    def read(participants: Participants) -> Any:
+        return getattr(participants._messenger, name)
+
+    def write(participants: Participants, value: Any) -> None:
+        setattr(participants._messenger, name, value)
+
+    return property(read, write, doc=doc)
+
+
 class Participants:
     """Clients, and the processes that host them; the base of `Federation`.
 
@@ -40,23 +52,9 @@ class Participants:
         self._messenger.settled = not transport.losable
         self.hosts_server = self._messenger.hosts_server
 
-    @property
-    def round_idx(self) -> int:
-        """Communication round under way, from 0; no epoch restarts it."""
-        return self._messenger.round_idx
-
-    @round_idx.setter
-    def round_idx(self, round_idx: int) -> None:
-        self._messenger.round_idx = round_idx
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where received tensors are put; ``None`` leaves them where they arrive. The strategy sets it."""
-        return self._messenger.device
-
-    @device.setter
-    def device(self, device: torch.device | None) -> None:
-        self._messenger.device = device
+    round_idx: int = _of_messenger("round_idx", "Communication round under way, from 0; no epoch restarts it.")
+    device: torch.device | None = _of_messenger("device", "Where received tensors are put; see `Messenger`.")
+    settled: bool = _of_messenger("settled", "Whether all processes have come to the same round; see `Messenger`.")
 
     # ---------------------------------------------------------------- roster
 
@@ -161,15 +159,6 @@ class Participants:
     def settle(self) -> None:
         """Raise failures of other processes in the last exchange, before all do together what is no exchange."""
         self._messenger.settle()
-
-    @property
-    def settled(self) -> bool:
-        """Whether all processes have come to the same round; see `Messenger`."""
-        return self._messenger.settled
-
-    @settled.setter
-    def settled(self, settled: bool) -> None:
-        self._messenger.settled = settled
 
     def fail(self, error: FederationError | RosterError | PrivacyError) -> None:
         """Keep a local failure until the next exchange, which then raises it on every process."""

@@ -243,7 +243,7 @@ def test_who_is_away_or_not_meant_gets_none() -> None:
 @pytest.mark.parametrize(
     ("payload", "error", "message"),
     [
-        ({"a": {"x": torch.ones(1)}, "B": {"x": torch.ones(1)}}, RosterError, "must list clients"),
+        ({"a": {"x": torch.ones(1)}, "B": {"x": torch.ones(1)}}, RosterError, "must be a list of clients"),
         ({"a": {"x": torch.ones(1)}, "mu": torch.ones(1)}, PayloadError, "got both"),
         ({"a": {"x": torch.ones(1)}, "t": {"x": torch.ones(1)}}, ChannelError, r"\['t'\] cannot receive"),
         ({"a": {"x": torch.tensor([float("nan")])}, "b": {"x": torch.zeros(1)}}, DivergedError, "client 't'"),

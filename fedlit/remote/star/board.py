@@ -123,9 +123,9 @@ class StepBoard:
             rank = self.names.index(name, 1)
             self.sites[rank].connections += change
             if self.sites[rank].connections > 0:
-                self.members.heard(rank)
+                self.members.connected(rank)
             else:
-                self.members.silent(rank)
+                self.members.disconnected(rank)
             self.changed.notify_all()
 
     def drop(self, rank: int, why: str) -> None:
