@@ -43,24 +43,13 @@ _IN_PROCESS = Carrier()
 
 
 class Parties:
-    """The parties of a backend that live in this process.
-
-    Args:
-        backend: Makes them.
-        clients: Names of local clients.
-        with_server: Whether the server lives here.
-
-    Attributes:
-        clients: By name.
-        server: Without work where it lives elsewhere.
-        enrolled: Whether enrolment is done; set by the caller.
-    """
+    """The parties of a backend that live in this process; where the server lives elsewhere, ``server`` has no work."""
 
     def __init__(self, backend: SecureAggregation, clients: Iterable[str], with_server: bool = True) -> None:
         self._backend = backend
         self.clients: dict[str, AggregationClient] = {name: backend.client(name) for name in clients}
         self.server = backend.server()
-        self.enrolled = False
+        self.enrolled = False  # set by the caller, once enrolment has succeeded everywhere
         self._working_server = self.server if with_server else None
 
     def enrol(self, roster: Sequence[str], carrier: Carrier = _IN_PROCESS) -> None:

@@ -62,9 +62,6 @@ class VectorAggregation(SharedKeyAggregation):
     """Base of backends whose ciphertexts are TenSEAL's vectors; the server holds no key, only parameters.
 
     The public half of a key pair is an encryption of zeros, as are all public keys of such schemes.
-
-    Attributes:
-        parameters: Of the encryption.
     """
 
     parameters: ClassVar[Parameters]

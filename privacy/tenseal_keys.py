@@ -46,24 +46,14 @@ def load_tenseal() -> Any:
 
 @dataclass(frozen=True)
 class Parameters:
-    """One set of encryption parameters; SEAL refuses sets below 128 bits of security.
-
-    Args:
-        name: Of the scheme.
-        degree: Of the polynomials, a power of two.
-        prime_bits: Sizes of the primes of the coefficient modulus. The last one is for key switching, and no
-            part of ciphertexts.
-        plain_modulus: BFV: prime, 1 modulo 2 * degree. CKKS: 0.
-        scale: CKKS: by which numbers are multiplied before they are rounded. BFV: 1.
-        evaluation_keys: Whether whoever computes gets a public key to encrypt with, and keys to rotate slots.
-    """
+    """One set of encryption parameters; SEAL refuses sets below 128 bits of security."""
 
     name: Literal["BFV", "CKKS"]
-    degree: int
-    prime_bits: tuple[int, ...]
-    plain_modulus: int = 0
-    scale: float = 1.0
-    evaluation_keys: bool = False
+    degree: int  # of the polynomials, a power of two
+    prime_bits: tuple[int, ...]  # of the coefficient modulus; the last prime is for key switching, not in ciphertexts
+    plain_modulus: int = 0  # BFV: a prime, 1 modulo 2 * degree
+    scale: float = 1.0  # CKKS: by which numbers are multiplied before they are rounded
+    evaluation_keys: bool = False  # whether who computes gets a public key to encrypt with, and keys to rotate slots
 
     @property
     def slots(self) -> int:

@@ -29,25 +29,15 @@ _PROTECTS: dict[str, type[Channel]] = {"privacy": Summed, "two_party": Pairwise}
 
 @dataclass(frozen=True)
 class Resolved:
-    """A channel of a run: its declaration, and what was chosen for it.
-
-    Args:
-        declared: By the method or a callback.
-        senders: Names of those who may send, in roster order.
-        receivers: Names of those who may receive, in roster order.
-        backend: Of its sums.
-        protocol: Of what pairs compute over it; ``None`` if they compute nothing.
-        mechanism: Of differential privacy; ``None`` for none.
-        encrypted: Whether what goes from client to client is encrypted between them.
-    """
+    """A channel of a run: its declaration, and what was chosen for it."""
 
     declared: Channel
-    senders: tuple[str, ...]
+    senders: tuple[str, ...]  # who may send, in roster order
     receivers: tuple[str, ...]
-    backend: SecureAggregation
-    protocol: TwoPartyAffine | None = None
-    mechanism: GaussianMechanism | None = None
-    encrypted: bool = False
+    backend: SecureAggregation  # of its sums
+    protocol: TwoPartyAffine | None = None  # of what pairs compute over it
+    mechanism: GaussianMechanism | None = None  # of differential privacy
+    encrypted: bool = False  # whether what goes from client to client is encrypted between them
 
     @property
     def name(self) -> str:
@@ -97,16 +87,7 @@ class Resolved:
 
 
 class Channels(Mapping[str, Resolved]):
-    """The channels of a run by name, each with what was chosen for it.
-
-    Args:
-        declared: By the method and its callbacks; ``None`` lets a federation without a method send over any name.
-        roster: All clients.
-        learners: Names of those who take local steps; ``None`` is all with labels.
-        participating: Names of channels on which not all present clients participate.
-        encrypted: Whether messages from client to client are; ``None`` is where something protects others.
-        reports: How numbers for logging are sent; ``None`` is as they are, and with differential privacy not at all.
-        choices: ``privacy``, ``two_party`` and ``differential_privacy`` of `Federation`.
+    """The channels of a run by name, each with what was chosen for it; arguments as of `Federation`.
 
     Attributes:
         encrypted: Whether messages from client to client are encrypted between them.
@@ -120,10 +101,10 @@ class Channels(Mapping[str, Resolved]):
 
     def __init__(
         self,
-        declared: Iterable[Channel] | None,
+        declared: Iterable[Channel] | None,  # ``None`` lets a federation without a method send over any name
         roster: Sequence[Client],
         learners: Collection[str] | None = None,
-        participating: Collection[str] = (),
+        participating: Collection[str] = (),  # channels with a rule of participation
         encrypted: bool | None = None,
         reports: Reports | None = None,
         **choices: Any,

@@ -24,15 +24,10 @@ class Verdict(NamedTuple):
 class Membership:
     """Connected and waiting processes, as the server knows them.
 
-    Args:
-        ranks: All there are.
-        patience: Seconds without a connection after which a process is dropped.
-        clock: Returns seconds.
-
     Attributes:
         here: Ranks that take part, and are waited for.
         waiting: Those that come back, and wait for the next roll call.
-        patience: See the arguments.
+        patience: Seconds without a connection after which a process is dropped.
     """
 
     def __init__(self, ranks: Iterable[int], patience: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -33,11 +33,6 @@ def _of_messenger(name: str, doc: str) -> Any:
 class Participants:
     """Clients, and the processes that host them; the base of `Federation`.
 
-    Args:
-        transport: Joins the processes.
-        roster: The clients.
-        channels: Of the run.
-
     Attributes:
         seconds: Time spent so far by phase: ``"exchange"`` and ``"protection"``; others may add theirs.
         hosts_server: Whether the server lives in this process.
@@ -100,23 +95,17 @@ class Participants:
     def introduce(self, facts: Mapping[str, Facts]) -> None:
         """Before training, send sizes and shapes of local clients' data to every process.
 
-        Raises:
-            RosterError: On every process, if a client's samples are shaped unlike the others'.
+        A `RosterError` on every process, if a client's samples are shaped unlike the others'.
         """
         shares = self.transport.all_gather({name: tuple(fact) for name, fact in facts.items()}, "introductions")
         self.roster.introduce(introductions(shares, self.roster.rank_of))
 
     def all_gather(self, label: str, report: Callable[[str], Any]) -> dict[str, Any]:
-        """Return the reports of all clients, plain data by client, before anything is sent on channels.
+        """Return the reports of all clients about ``label``, plain data by client, before anything is sent on channels.
 
-        Args:
-            label: What they are about.
-            report: Of a local client, from its name. An error that it raises here ends the other processes too,
-                without its message, which may be about data.
-
-        Raises:
-            PeerFailedError: If ``report`` failed on another process.
-            DecodeError: If a process reports for others than the clients that it hosts.
+        ``report`` takes the name of a local client. An error that it raises here ends the other processes too, by a
+        `PeerFailedError` without its message, which may be about data. A `DecodeError` if a process reports for others
+        than the clients that it hosts.
         """
         failure: Exception | None = None
         mine: dict[str, Any] | None = None

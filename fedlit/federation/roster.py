@@ -20,17 +20,7 @@ _ROUNDS_COMPARED = 10
 
 
 class Roster:
-    """The clients of a federation.
-
-    Args:
-        clients: At least two.
-        target: Name of the target.
-        transport: Of the processes.
-        placement: Client names per rank; ``None`` deals out contiguous shares.
-        participation: Who is present in a round; ``None`` is everyone.
-        participating: By channel, which present clients participate on it.
-        nested: Whether each channel's clients are drawn among those of the channel before it in ``participating``.
-        seed: Of the draws.
+    """The clients of a federation; arguments as of `Federation`, whose ``heard`` is ``participating`` here.
 
     Attributes:
         rank_of: Process that hosts each client, in roster order.

@@ -62,12 +62,7 @@ class _ClientRound:
 
 @final
 class MaskingClient(AggregationClient):
-    """Masks one vector per round, and holds shares of its neighbours' secrets.
-
-    Args:
-        name: Of the client, as the roster has it.
-        backend: Settings that all parties share.
-    """
+    """Masks one vector per round, and holds shares of its neighbours' secrets."""
 
     def __init__(self, name: str, backend: PairwiseMasking) -> None:
         super().__init__(name)

@@ -38,32 +38,20 @@ class MaskedRound:
     Everything made in the round is bound to its `digest`, which covers the round, the clients, all their keys and the
     terms of the backend. So parties that received different ones cannot open each other's messages.
 
-    Args:
-        opening: Digest of the round that was opened, and its clients.
-        roster: Clients with which it was opened.
-        identities: Identity key of every party of the round.
-        keys: Round key of each client that announced one.
-        threshold: Shares that restore a secret.
-        quorum: Clients that must confirm who survived, and without which there is no round; more than half.
-        degree: Neighbours of each client, even unless the graph is complete.
-        terms: Settings of the backend that parties must share.
-
-    Raises:
-        QuorumError: If too few clients announced a key.
-        AuthenticationError: If one who did is not in the roster.
-        KeyCheckError: If two clients announced the same key, or a key is malformed.
+    Raises a `QuorumError` if too few clients announced a key, an `AuthenticationError` if one is not in the roster, a
+    `KeyCheckError` if two announced the same one, or a key is malformed.
     """
 
     def __init__(
         self,
-        opening: bytes,
+        opening: bytes,  # digest of the round that was opened, and its clients
         roster: Sequence[str],
-        identities: Mapping[str, bytes],
+        identities: Mapping[str, bytes],  # of every party
         keys: Mapping[str, bytes],
-        threshold: int,
-        quorum: int,
-        degree: int,
-        terms: Sequence[object],
+        threshold: int,  # shares that restore a secret
+        quorum: int,  # clients that must confirm who survived, more than half
+        degree: int,  # neighbours of each client, even unless the graph is complete
+        terms: Sequence[object],  # settings of the backend that parties must share
     ) -> None:
         check_members(keys, roster, "announce keys")
         if len(set(keys.values())) < len(keys) or any(len(key) != KEY_BYTES for key in keys.values()):

@@ -66,11 +66,7 @@ class _ServerRound:
 
 @final
 class MaskingServer(AggregationServer):
-    """Relays keys and encrypted shares, adds masked vectors, and removes the masks of the sum.
-
-    Args:
-        backend: Settings that all parties share.
-    """
+    """Relays keys and encrypted shares, adds masked vectors, and removes the masks of the sum."""
 
     on_grid = True
 

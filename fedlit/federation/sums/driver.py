@@ -28,21 +28,13 @@ from fedlit.privacy.packing import Payload, Schema, pack, relative_weights, sche
 
 @dataclass(frozen=True)
 class Recipe:
-    """Of whom and for whom a secure mean or sum is taken.
-
-    Args:
-        channel: Name of the channel.
-        senders: Clients whose payloads are added, in roster order; some may turn out to send nothing.
-        receivers: Present clients that receive the total, in roster order.
-        absent: Clients that should have received it and are not present.
-        weights: Of a mean, by client; ``None`` is a sum.
-    """
+    """Of whom and for whom a secure mean or sum is taken."""
 
     channel: str
-    senders: Sequence[str]
-    receivers: Sequence[str]
-    absent: frozenset[str]
-    weights: Mapping[str, float] | None
+    senders: Sequence[str]  # in roster order; some may turn out to send nothing
+    receivers: Sequence[str]  # present clients, in roster order
+    absent: frozenset[str]  # clients that should have received the total and are not present
+    weights: Mapping[str, float] | None  # of a mean, by client; ``None`` is a sum
 
 
 class Sums:

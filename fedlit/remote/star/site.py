@@ -31,15 +31,7 @@ class ServerLostError(FederationError):
 
 @final
 class SiteStar(Transport):
-    """A site's end.
-
-    Args:
-        caller: Of the carrier.
-        facts: See `ServerStar`.
-        clients: That this site claims to have; ``None`` leaves that to the server.
-        wait_for: Seconds to wait for a server that is not there yet.
-        patience: Seconds for which calls may fail before the site gives up.
-    """
+    """A site's end; waits ``wait_for`` seconds for a server, and ``patience`` seconds for calls that fail."""
 
     losable = True
 
@@ -73,12 +65,7 @@ class SiteStar(Transport):
         return self._history is not None
 
     def open(self) -> None:
-        """Find the server, and be let in.
-
-        Raises:
-            RefusedError: If the server does not let this site in.
-            FederationError: If there is no server in time.
-        """
+        """Find the server, and be let in; a `RefusedError` if it is not, a `FederationError` if there is none in time."""
 
         def hello() -> bytes:  # anew for each call, as it has the time
             return make_head(
