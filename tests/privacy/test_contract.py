@@ -62,18 +62,16 @@ class Parties(driver.Parties):
         self.uplinks += [message.numpy().tobytes() for message in messages.values()]
         return messages
 
-    def total(self, messages: Mapping[str, Tensor]) -> Tensor:
-        total, closing = self.server.aggregate(messages), self.backend.closing
-        if closing:
-            total = self.server.conclude(
-                driver.ask_survivors(closing, self.clients, self.server, list(messages), self.wire)
-            )
+    def opened(self, messages: Mapping[str, Tensor]) -> Tensor:
+        total = self.server.aggregate(messages)
+        if self.backend.closing:
+            total = self.server.conclude(self.ask_survivors(list(messages), self.wire))
         holder = self.server if self.backend.key_holder == "server" else self.clients[self.roster[0]]
         return holder.reveal(total, len(messages))
 
     def sum(self, vectors: Mapping[str, Tensor], names: Sequence[str] | None = None) -> Tensor:
         self.open(list(vectors) if names is None else names)
-        return self.total(self.protect(vectors))
+        return self.opened(self.protect(vectors))
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +221,7 @@ def test_equal_vectors_never_look_equal(parties: Parties) -> None:
         parties.open(NAMES[:3])
         messages = parties.protect({name: vector for name in NAMES[:3]})
         bodies += [message.numpy().tobytes()[-150:] for message in messages.values()]
-        parties.total(messages)
+        parties.opened(messages)
     assert len(set(bodies)) == 6
 
 
@@ -253,7 +251,7 @@ def test_replayed_late_and_misattributed_vectors_are_refused(parties: Parties) -
         return parties.protect({name: torch.ones(4) for name in names})
 
     old = protected(a, b, c)
-    parties.total(old)
+    parties.opened(old)
     with pytest.raises(PrivacyError):  # the round is over
         parties.server.aggregate(old)
     new = protected(a, b, c)
@@ -311,7 +309,7 @@ def test_vectors_of_unequal_length_are_refused(parties: Parties) -> None:
     names = NAMES[:3]
     parties.open(names)
     with pytest.raises(PrivacyError):
-        parties.total(parties.protect({name: torch.ones(4 + (name == names[1])) for name in names}))
+        parties.opened(parties.protect({name: torch.ones(4 + (name == names[1])) for name in names}))
 
 
 @pytest.mark.parametrize("name", ["paillier", "bfv", "ckks"], indirect=True)

@@ -46,7 +46,7 @@ def test_a_round_has_four_verbs_in_order_and_the_server_sees_pads_only(generator
     fed.mean("w", sent, among=["b", "a"], to=["t", "c"])
     round_id = RoundId(7, "w", 3)  # three announcements for the enrolment: sent, relayed, checked
     assert backend.log == [
-        *(("enrol", name) for name in [SERVER, *NAMES]),
+        *(("enrol", name) for name in [*NAMES, SERVER]),
         ("relay", "greet", ("a", "b", "c", "t")),
         *(("receive", name, "greet") for name in NAMES),
         *(("open_round", name, ("a", "b"), round_id) for name in ["a", "b", SERVER]),

@@ -19,7 +19,7 @@ import tenseal
 
 from backends import Recorded
 from fedlit.privacy import BFV, CKKS, DecodeError, FixedPoint, KeyCheckError, PrivacyError, RangeError, RoundId
-from fedlit.privacy.driver import Parties, run_steps
+from fedlit.privacy.driver import Parties
 from fedlit.privacy.links import pack_fields, unpack_fields
 from fedlit.privacy.tenseal_keys import Context, Parameters, split
 from refused import refused
@@ -237,10 +237,11 @@ def test_malformed_keys_and_those_of_other_parameters_are_refused(weak: Paramete
 
 def test_a_swapped_public_half_fails_the_enrolment() -> None:
     backend, names = BFV(), ["a", "b"]
-    clients, server = {name: backend.client(name) for name in names}, backend.server()
+    parties = Parties(backend, names)
+    clients, server = parties.clients, parties.server
     for party in (*clients.values(), server):
         party.enrol(names)
-    run_steps(backend.enrolment[:1], clients, server)
+    parties.run_steps(["identities"], names)
     relayed = server.relay("keys", {name: client.send("keys") for name, client in clients.items()})
     deal = {**unpack_fields(relayed["b"]), "public": backend.generate_keys()[1]}
     with pytest.raises(PrivacyError):

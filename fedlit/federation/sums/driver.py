@@ -22,7 +22,7 @@ from fedlit.federation.sums.conversation import Backends
 from fedlit.federation.sums.totals import Total, Totals, schema_bytes, schema_in
 from fedlit.federation.wire import part, wire_size
 from fedlit.privacy import FixedPoint, InputError, PrivacyError, PrivacyWarning
-from fedlit.privacy.driver import Parties, ask_survivors
+from fedlit.privacy.driver import Parties
 from fedlit.privacy.packing import Payload, Schema, pack, relative_weights, schema_difference, schema_of
 
 
@@ -241,9 +241,7 @@ class Sums:
     def _unmask(self, recipe: Recipe, parties: Parties, senders: Sequence[str], total: Total | None) -> Total | None:
         """Ask those who sent for what removes the masks of their total."""
         conversation = self._backends.conversation(recipe.channel)
-        closing = self._channels[recipe.channel].backend.closing
-        server = None if total is None else parties.server
-        answers = ask_survivors(closing, parties.clients, server, senders, conversation)
+        answers = parties.ask_survivors(senders, conversation, has_total=total is not None)
         if total is not None:
             with conversation.working():
                 return replace(total, vector=parties.server.conclude(answers))

@@ -65,7 +65,7 @@ class SiteStar(Transport):
         return self._history is not None
 
     def open(self) -> None:
-        """Find the server, and be let in; a `RefusedError` if it is not, a `FederationError` if there is none in time."""
+        """Find the server, and be let in; a `RefusedError` if not, a `FederationError` if there is none in time."""
 
         def hello() -> bytes:  # anew for each call, as it has the time
             return make_head(
