@@ -57,31 +57,32 @@ class Parties:
         with carrier.working():
             for party in self._working(self.clients):
                 party.enrol(roster)
-        self.run_steps(self._backend.enrolment, roster, carrier)
+        for step in self._backend.enrolment:
+            self.run_step(step, roster, carrier)
 
     def open_round(self, round_id: RoundId, senders: Sequence[str], carrier: Carrier = _IN_PROCESS) -> None:
         """Exchange the keys of one round between those who are to send a vector."""
         with carrier.working():
             for party in self._working(senders):
                 party.open_round(round_id, senders)
-        self.run_steps(self._backend.opening, senders, carrier)
+        for step in self._backend.opening:
+            self.run_step(step, senders, carrier)
 
-    def run_steps(self, steps: Sequence[str], names: Sequence[str], carrier: Carrier = _IN_PROCESS) -> None:
-        """In each step of enrolment or opening each client sends a message, the server relays, each receives one."""
+    def run_step(self, step: str, names: Sequence[str], carrier: Carrier = _IN_PROCESS) -> None:
+        """In a step of enrolment or opening each client sends a message, the server relays, each receives one."""
         local = {name: self.clients[name] for name in names if name in self.clients}
-        for step in steps:
-            sent: Mapping[str, bytes] = {}
-            relayed: Mapping[str, bytes] = {}
+        sent: Mapping[str, bytes] = {}
+        relayed: Mapping[str, bytes] = {}
+        with carrier.working():
+            sent = {name: client.send(step) for name, client in local.items()}
+        arrived = carrier.gather(sent, "keys")
+        if self._with_server:
             with carrier.working():
-                sent = {name: client.send(step) for name, client in local.items()}
-            arrived = carrier.gather(sent, "keys")
-            if self._with_server:
-                with carrier.working():
-                    relayed = self.server.relay(step, {name: arrived.get(name, b"") for name in names})
-            received = carrier.scatter(relayed, "keys")
-            with carrier.working():
-                for name, client in local.items():
-                    client.receive(step, received.get(name, b""))
+                relayed = self.server.relay(step, {name: arrived.get(name, b"") for name in names})
+        received = carrier.scatter(relayed, "keys")
+        with carrier.working():
+            for name, client in local.items():
+                client.receive(step, received.get(name, b""))
 
     def ask_survivors(
         self, senders: Sequence[str], carrier: Carrier = _IN_PROCESS, has_total: bool = True

@@ -241,7 +241,7 @@ def test_a_swapped_public_half_fails_the_enrolment() -> None:
     clients, server = parties.clients, parties.server
     for party in (*clients.values(), server):
         party.enrol(names)
-    parties.run_steps(["identities"], names)
+    parties.run_step("identities", names)
     relayed = server.relay("keys", {name: client.send("keys") for name, client in clients.items()})
     deal = {**unpack_fields(relayed["b"]), "public": backend.generate_keys()[1]}
     with pytest.raises(PrivacyError):
