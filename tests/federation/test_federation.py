@@ -216,23 +216,6 @@ def test_the_sum_is_numpys_in_roster_order(drawn: tuple[list[list[float]], list[
     assert np.array_equal(total.numpy(), expected)
 
 
-def test_types_and_shapes_are_kept_and_integers_rounded() -> None:
-    def payload(count: int, value: float) -> dict[str, Tensor]:
-        return {
-            "n": torch.tensor(count),
-            "w": torch.full((2, 2), value),
-            "h": torch.full((1,), value, dtype=torch.float16),
-            "none": torch.zeros(0, 3),
-        }
-
-    mean = federation().mean("w", {"a": payload(3, 1.0), "b": payload(6, 2.0)}, weights={"a": 1, "b": 1})["t"]
-    assert {name: (t.dtype, t.shape) for name, t in mean.items()} == {
-        name: (t.dtype, t.shape) for name, t in payload(0, 0.0).items()
-    }
-    assert mean["n"].item() == 4  # 4.5, half to even
-    assert mean["w"].tolist() == [[1.5, 1.5], [1.5, 1.5]]
-
-
 def test_among_chooses_whose_payloads_count_and_to_who_receives() -> None:
     fed = federation()
     payloads = {name: {"x": torch.tensor(float(index))} for index, name in enumerate(NAMES)}

@@ -99,6 +99,7 @@ def test_garbage_never_raises_anything_but_a_value_error(garbage: bytes) -> None
         [["a", "float32", [10**12]]],
         [["a", "float32", [0, 2**62, 2**62]]],
         [["a", "float32", [0, 10**40]]],
+        [["a", "float32", [10**4000] * 900]],  # each size within a header's bound, and a product of a million digits
         *([["a", "float32", shape]] for shape in ([-1], [-1, -1], [1.0], [True], ["x"], "abc", [None])),
         [["a", "complex64", [1]]],
         [["a", "nonsense", [1]]],
@@ -114,10 +115,10 @@ def test_garbage_never_raises_anything_but_a_value_error(garbage: bytes) -> None
     ids=lambda header: str(header)[:40],
 )
 def test_hostile_headers_are_refused_at_once(header: object) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ValueError, match="message "):
         decode(message(header, b"\0" * 4))
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 2.0
 
 
 def test_a_float_size_does_not_meet_the_cached_header_of_an_integer() -> None:

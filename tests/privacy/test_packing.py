@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlit.privacy import DecodeError, FixedPoint, InputError, Plain, QuorumError, RangeError
+from fedlit.privacy import DecodeError, FixedPoint, InputError, Plain, PrivacyError, QuorumError, RangeError
 from fedlit.privacy.packing import check_weight, pack, relative_weights, schema_of, unpack
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int8, torch.bool]
@@ -184,3 +184,17 @@ def test_weights_of_many_clients_add_up_as_announced(codec: Any, number: int) ->
     check_weight(torch.stack(vectors).sum(0), codec, shares)
     with pytest.raises(DecodeError, match="left a vector out"):
         check_weight(torch.stack(vectors).sum(0) - vectors[0], codec, shares)
+
+
+@pytest.mark.parametrize(
+    ("total", "schema"),
+    [
+        (torch.full((2,), float("nan")), (("n", torch.int64, (2,)),)),
+        (torch.full((1,), 1e30), (("n", torch.int16, (1,)),)),
+        (torch.zeros(0), (("n", torch.float32, (0, 2**63)),)),
+        (torch.zeros(0), ()),
+    ],
+)
+def test_hostile_totals_and_schemas_are_refused(total: torch.Tensor, schema: Any) -> None:
+    with pytest.raises(PrivacyError):
+        unpack(total, schema, None, weighted=not schema)
