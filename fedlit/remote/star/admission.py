@@ -15,7 +15,7 @@ from fedlit.federation.documents import document
 from fedlit.privacy import DecodeError
 from fedlit.remote.carrier import Pieces, RefusedError
 from fedlit.remote.star.board import Reply, StepBoard
-from fedlit.remote.star.framing import make_head, one_line
+from fedlit.remote.star.framing import entry, make_head, one_line
 
 _log = logging.getLogger("fedlit.remote")
 
@@ -57,9 +57,9 @@ class Admission:
         A `RefusedError` if it has another clock, other facts or clients, or is connected already.
         """
         board, name = self._board, self._board.names[rank]
-        session, clock = head.get("session"), head.get("clock")
-        if not isinstance(session, str) or not 16 <= len(session) <= 64 or type(clock) is not float:
-            raise DecodeError("a hello has a session and a clock")
+        session, clock = entry(head, "session", str), entry(head, "clock", float)
+        if not 16 <= len(session) <= 64:
+            raise DecodeError(f"a session has 16 to 64 letters, got {len(session)}")
         self._check(name, clock, head.get("facts"), head.get("clients"))
         with board.changed:
             self._await_end_of_others(rank, session)

@@ -20,7 +20,7 @@ from fedlit.federation.membership import Membership
 from fedlit.federation.transport import Outgoing
 from fedlit.privacy import DecodeError
 from fedlit.remote.carrier import BrokenError, Pieces
-from fedlit.remote.star.framing import make_head, one_line, read_body
+from fedlit.remote.star.framing import entry, make_head, one_line, read_body
 
 _log = logging.getLogger("fedlit.remote")
 
@@ -209,9 +209,7 @@ class StepBoard:
 
     def answer_step(self, rank: int, head: Mapping[str, Any], pieces: Pieces) -> Reply:
         """Take a site's messages when its step is under way, and wait for the reply."""
-        session, number, which = head.get("session"), head.get("step"), head.get("which")
-        if type(number) is not int or not isinstance(which, list) or not all(type(each) is int for each in which):
-            raise DecodeError("a step has a number, and states which message goes which way")
+        session, number, which = head.get("session"), entry(head, "step", int), entry(head, "which", list)
         site = self.sites[rank]
         with self.changed:
             if self._last_reply(rank, session) is None:
