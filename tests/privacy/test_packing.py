@@ -41,20 +41,6 @@ def test_a_payload_is_packed_in_its_order() -> None:
         assert pack(payload, codec, weight=0.5).tolist() == [0.5, 1.0, 1.5, 2.0, 2.5, last]
 
 
-@pytest.mark.parametrize(
-    ("dtypes", "expected"),
-    [
-        ([torch.float32], torch.float32),
-        ([torch.float16, torch.bfloat16], torch.float32),
-        ([torch.float32, torch.float64], torch.float64),
-        ([torch.float32, torch.int64], torch.float64),
-        ([torch.bool], torch.float64),
-    ],
-)
-def test_a_vector_of_floats_is_wide_enough_for_every_entry(dtypes: list[torch.dtype], expected: torch.dtype) -> None:
-    assert pack({str(index): torch.zeros(1, dtype=dtype) for index, dtype in enumerate(dtypes)}, None).dtype == expected
-
-
 def test_wide_entries_are_two_digits_on_a_grid_by_hand() -> None:
     # 4 fraction bits and a bound of 2: 32 steps, so digits in base 32. 10.25 * 16 = 164 = 5 * 32 + 4; -3 * 16 = -48,
     # half way between -1 and -2 times 32, goes to the even -2: -48 = -2 * 32 + 16

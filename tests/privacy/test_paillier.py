@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import atexit
 import errno
-import gc
 import os
 import signal
 import struct
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -289,22 +287,6 @@ def test_no_noise_of_one_process_comes_in_another(keys: Keys, forked: list[int])
         assert len({c % modulus for c in noise}) == 400
 
 
-@needs_fork
-def test_tables_are_made_before_forking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "_SMALLEST_PART", 1e-9)
-    fresh = Keys(backend(workers=2))
-    modulus = arithmetic.load_private(fresh.private_bytes, fresh.public_bytes, BITS)
-    made = []
-
-    def no_fork() -> int:
-        made.append("powers" in vars(modulus._p) and "powers" in vars(modulus._q))
-        raise OSError
-
-    monkeypatch.setattr(os, "fork", no_fork)
-    fresh.private.encrypt(torch.ones(500))
-    assert made == [True]
-
-
 # -------------------------------------------------------------------------------- powers
 
 
@@ -359,16 +341,6 @@ def test_halves_that_do_not_belong_together_are_refused(keys: Keys) -> None:
     for private in (Keys(backend()).private_bytes, trivial):
         with pytest.raises(KeyCheckError):
             backend().load_key(keys.public_bytes, private)
-
-
-def test_clients_of_one_process_share_the_tables_of_their_key_while_they_live() -> None:
-    private, public = backend().generate_keys()
-    first, second = (arithmetic.load_private(private, public, BITS) for _ in range(2))
-    assert first is second
-    gone = weakref.ref(first)
-    del first, second
-    gc.collect()
-    assert gone() is None
 
 
 def test_malformed_keys_are_refused(keys: Keys) -> None:
