@@ -77,7 +77,11 @@ class _AffineParty(ABC):
 
 
 class AffineSource(_AffineParty):
-    """S: holds the moments and the key pair. A backend fills in `public_key`, `_encrypt` and `_decrypt`."""
+    """S: holds the moments and the key pair. A backend fills in `public_key`, `_encrypt` and `_decrypt`.
+
+    Args:
+        backend: Settings that both parties share.
+    """
 
     @abstractmethod
     def public_key(self) -> bytes:
@@ -129,7 +133,11 @@ class AffineSource(_AffineParty):
 
 
 class AffineTarget(_AffineParty):
-    """T: holds A and b, learns y. A backend fills in `_load_key`, `_evaluate` and `_unmask`."""
+    """T: holds A and b, learns y. A backend fills in `_load_key`, `_evaluate` and `_unmask`.
+
+    Args:
+        backend: Settings that both parties share.
+    """
 
     _public: bytes | None = None
     _warned = False
