@@ -51,8 +51,8 @@ from fedlit.privacy import (
     affine,
     links,
 )
-from fedlit.privacy.frames import pack_fields, unpack_fields
-from fedlit.privacy.masking import messages
+from fedlit.privacy.links import pack_fields, unpack_fields
+from fedlit.privacy.masking import round as masking_round
 from fuzz_formats import REFUSED, Format, Make, WrongSumError, bytes_of, tensor_of
 from mutations import spoil
 
@@ -195,7 +195,7 @@ class Conversation:
 @contextmanager
 def spoiling_inside(wire: Wire) -> Iterator[None]:
     """Lets a wire spoil what parties of masked rounds say before they tag or seal it."""
-    tagged, seal = messages.authenticate, links.Link.seal
+    tagged, seal = masking_round.authenticate, links.Link.seal
 
     def authenticate(link: links.Link, about: bytes, body: bytes) -> bytes:
         return tagged(link, about, wire.carry("tagged", body, inside=True))
@@ -203,7 +203,7 @@ def spoiling_inside(wire: Wire) -> Iterator[None]:
     def sealed(link: links.Link, message: bytes, about: bytes) -> bytes:
         return seal(link, wire.carry("sealed", bytes(message), inside=True), about)
 
-    with mock.patch.object(messages, "authenticate", authenticate), mock.patch.object(links.Link, "seal", sealed):
+    with mock.patch.object(masking_round, "authenticate", authenticate), mock.patch.object(links.Link, "seal", sealed):
         yield
 
 

@@ -30,9 +30,8 @@ from fedlit.federation.wire import decode as decode_wire
 from fedlit.federation.wire import encode, schema_from, schema_text
 from fedlit.privacy import BFV, CKKS, CKKSAffine, FixedPoint, Paillier, PaillierAffine, PrivacyError, shamir
 from fedlit.privacy.affine_ckks import PARAMETERS as AFFINE_PARAMETERS
-from fedlit.privacy.frames import field, pack_fields, unpack_fields
-from fedlit.privacy.links import KeyPair, Link, derive
-from fedlit.privacy.masking.messages import HEADER_BYTES, binding, check_tag, read_header, write_header
+from fedlit.privacy.links import KeyPair, Link, derive, field_of, pack_fields, unpack_fields
+from fedlit.privacy.masking.round import HEADER_BYTES, binding, check_tag, read_header, write_header
 from fedlit.privacy.packing import is_wide, schema_of, unpack
 from fedlit.privacy.seal_format import fields as buffer_fields
 from fedlit.privacy.tenseal_keys import Context, join
@@ -186,7 +185,7 @@ def frames(folder: Path) -> Format:
         fields = unpack_fields(data)
         if pack_fields(fields) != data:
             raise AssertionError("a message that is read comes back differently")
-        field(fields, "a", 3)
+        field_of(fields, "a", 3)
 
     return Format(90, spoilt(pool), read, REFUSED)
 
@@ -271,9 +270,9 @@ def shares(folder: Path) -> Format:
 
 def paillier(folder: Path) -> Format:
     """Public keys, ciphertexts at the server, totals at a client, and the messages of the two-party exchange."""
-    scheme = Paillier(key_bits=512, insecure_test_keys=True, workers=1).scheme
-    private, public = scheme.generate()
-    key, adder = scheme.private_key(private, public), scheme.public_key(public)
+    scheme = Paillier(key_bits=512, insecure_test_keys=True, workers=1)
+    private, public = scheme.generate_keys()
+    key, adder = scheme.load_key(public, private), scheme.load_key(public)
     bodies = [key.encrypt(torch.tensor([1.5, -2.0, number])) for number in (0.0, 31.0)]
     source = PaillierAffine(key_bits=512, insecure_test_keys=True, workers=1).source()
     pool = {"v": [*bodies, bytes(len(bodies[0]))], "p": [public], "k": [private], "s": [source.public_key()]}
@@ -288,10 +287,10 @@ def paillier(folder: Path) -> Format:
             refused(lambda: key.decrypt(data, 3, 2))
             key.decrypt(adder.add([bodies[0], data], 3), 3, 2)
         elif kind == b"p":
-            refused(lambda: scheme.private_key(private, data))
-            scheme.public_key(data).add(bodies, 3)
+            refused(lambda: scheme.load_key(data, private))
+            scheme.load_key(data).add(bodies, 3)
         elif kind == b"k":
-            scheme.private_key(data, public)
+            scheme.load_key(public, data)
         else:
             PaillierAffine(key_bits=512, insecure_test_keys=True).target().receive_key(data)
 
@@ -351,9 +350,9 @@ SEAL = (*mutations.BYTES, sealed, sealed, sealed, sealed)
 
 def lattice(backend: BFV | CKKS, share: int) -> Format:
     """Ciphertexts at the server and at a client, and both halves of the key."""
-    scheme = backend.scheme
-    private, public = scheme.generate()
-    key, adder = scheme.private_key(private, public), scheme.public_key(public)
+    scheme = backend
+    private, public = scheme.generate_keys()
+    key, adder = scheme.load_key(public, private), scheme.load_key(public)
     bodies = [key.encrypt(torch.tensor([1.5, -2.0, number])) for number in (0.0, 31.0)]
     pool, keys = [body[4:] for body in bodies], [public, private]
 
@@ -367,8 +366,8 @@ def lattice(backend: BFV | CKKS, share: int) -> Format:
     def read(case: bytes) -> None:
         kind, data = case[:1], case[1:]
         if kind == b"k":
-            refused(lambda: scheme.public_key(data))
-            scheme.private_key(data, public)
+            refused(lambda: scheme.load_key(data))
+            scheme.load_key(public, data)
         elif kind == b"d":
             key.decrypt(data, 3, 2)
         else:

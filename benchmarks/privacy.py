@@ -44,8 +44,8 @@ from fedlit.privacy import (
     Plain,
     RoundId,
     SecureAggregation,
+    driver,
 )
-from fedlit.privacy.driver import close_round, run_steps
 
 CLIENTS = [f"client{index}" for index in range(10)]
 LONG = 1_000_000
@@ -59,36 +59,27 @@ def vectors(length: int) -> dict[str, Tensor]:
     return {name: torch.randn(length, generator=generator) for name in CLIENTS}
 
 
-class Parties:
+class Parties(driver.Parties):
     """All parties of a backend, enrolled; times each step of a round."""
 
     def __init__(self, backend: SecureAggregation) -> None:
-        self.backend = backend
-        self.clients = {name: backend.client(name) for name in CLIENTS}
-        self.server = backend.server()
-        self.server.enrol(CLIENTS)
-        for client in self.clients.values():
-            client.enrol(CLIENTS)
-        run_steps(backend.enrolment, self.clients, self.server)
-        self.call = 0
+        super().__init__(backend, CLIENTS)
+        self.backend, self.call = backend, 0
+        self.enrol(CLIENTS)
 
     def round(self, sent: Mapping[str, Tensor], opened_by: list[str] = CLIENTS) -> dict[str, Any]:
         """One sum over ``sent``; clients of ``opened_by`` that send nothing have vanished. CPU seconds by step."""
         gc.collect()
-        clients = {name: self.clients[name] for name in opened_by}
         round_id, self.call = RoundId(self.call, "benchmark", self.call), self.call + 1
         clock = [time.process_time()]
-        self.server.open_round(round_id, opened_by)
-        for client in clients.values():
-            client.open_round(round_id, opened_by)
-        run_steps(self.backend.opening, clients, self.server)
+        self.open_round(round_id, opened_by)
         clock.append(time.process_time())
-        messages = {name: clients[name].protect(vector) for name, vector in sent.items()}
+        messages = {name: self.clients[name].protect(vector) for name, vector in sent.items()}
         clock.append(time.process_time())
         total = self.server.aggregate(messages)
         clock.append(time.process_time())
         if self.backend.closing:
-            total = close_round(self.backend.closing, clients, self.server)
+            total = self.server.conclude(self.ask_survivors(list(sent)))
         clock.append(time.process_time())
         holder = self.server if self.backend.key_holder == "server" else self.clients[CLIENTS[0]]
         total = holder.reveal(total, len(sent))
@@ -367,15 +358,10 @@ def memory() -> dict[str, float]:
     """Peak memory of a client that masks 1e7 floats and of a server that adds them, over the size of the vector."""
     backend = PairwiseMasking()
     names = CLIENTS[:3]
-    clients, server = {name: backend.client(name) for name in names}, backend.server()
-    server.enrol(names)
-    for client in clients.values():
-        client.enrol(names)
-    run_steps(backend.enrolment, clients, server)
-    server.open_round(RoundId(0, "memory", 0), names)
-    for client in clients.values():
-        client.open_round(RoundId(0, "memory", 0), names)
-    run_steps(backend.opening, clients, server)
+    parties = driver.Parties(backend, names)
+    parties.enrol(names)
+    parties.open_round(RoundId(0, "memory", 0), names)
+    clients, server = parties.clients, parties.server
     before = _resident()
     vector = torch.randn(MEMORY_LENGTH)
     size = vector.numel() * vector.element_size()
@@ -386,7 +372,7 @@ def memory() -> dict[str, float]:
     _forget_peak()
     before = _resident()
     total = server.aggregate(messages)
-    total = close_round(backend.closing, clients, server)
+    total = server.conclude(parties.ask_survivors(names))
     server_peak = _peak() - before
     assert len(total) == MEMORY_LENGTH
     return {"client_over_vector": client_peak / size, "server_beyond_messages_over_vector": server_peak / size}

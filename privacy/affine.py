@@ -24,7 +24,7 @@ import struct
 import warnings
 from abc import ABC, abstractmethod
 from hashlib import sha256
-from typing import final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -41,8 +41,7 @@ from fedlit.privacy.errors import (
     ReplayError,
 )
 from fedlit.privacy.fixed_point import FixedPoint
-from fedlit.privacy.frames import field, pack_fields, unpack_fields
-from fedlit.privacy.links import digest, round_digest
+from fedlit.privacy.links import digest, field_of, pack_fields, round_digest, unpack_fields
 
 _LENGTH = struct.Struct("<Q")
 
@@ -50,22 +49,46 @@ RANKED = 2**20
 """Entries of the largest matrix whose rank is computed."""
 
 
-class AffineSource(ABC):
-    """S: holds the moments and the key pair. A backend fills in `public_key`, `_encrypt` and `_decrypt`."""
+class _AffineParty(ABC):
+    """What both parties keep: the settings that they share, and the open exchange."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
         self._round: bytes | None = None
-        self._max_outputs = 0
+        self._count = 0
+
+    @final
+    def open_round(self, round_id: RoundId) -> None:
+        """Begin an exchange; forgets what an earlier one left."""
+        # keys may have megabytes: `digest` would first write them out as text
+        fingerprint = digest("fedlit affine key", sha256(self._public_key()).digest())
+        self._round, self._count = round_digest(round_id, ["source", "target"]) + fingerprint, 0
+
+    @abstractmethod
+    def _public_key(self) -> bytes:
+        """Of S; a `KeyCheckError` if there is none yet."""
+
+    def _opened(self, answering: bool) -> bytes:
+        """Binding of the open exchange, before this party's first message or, ``answering``, after it."""
+        if self._round is None or bool(self._count) != answering:
+            hint = "an answer is due once, after this party's first message" if answering else "call open_round first"
+            raise ReplayError(f"no exchange is open for this step, each of which is taken once: {hint}")
+        return self._round
+
+
+class AffineSource(_AffineParty):
+    """S: holds the moments and the key pair. A backend fills in `public_key`, `_encrypt` and `_decrypt`.
+
+    Args:
+        backend: Settings that both parties share.
+    """
 
     @abstractmethod
     def public_key(self) -> bytes:
         """Message to T before the first exchange: the public half of the key; the same at every call."""
 
-    @final
-    def open_round(self, round_id: RoundId) -> None:
-        """Begin an exchange; forgets what an earlier one left."""
-        self._round = _bind(round_id, self.public_key())
-        self._max_outputs = 0
+    def _public_key(self) -> bytes:
+        return self.public_key()
 
     @final
     def protect(self, moments: Tensor, max_outputs: int) -> bytes:
@@ -80,12 +103,11 @@ class AffineSource(ABC):
             RangeError: If a moment is beyond the declared bound.
             ReplayError: If no round is open: each serves one exchange.
         """
-        if self._round is None or self._max_outputs:
-            raise ReplayError("no round is open: call open_round first, once for each exchange")
+        bound_to = self._opened(answering=False)
         check_at_least("max_outputs", max_outputs, 1)
         body = self._encrypt(_check_floats("moments", moments, 1))
-        self._max_outputs = int(max_outputs)
-        return _frame("protect", self._round, len(moments), body)
+        self._count = int(max_outputs)
+        return _frame("protect", bound_to, len(moments), body)
 
     @final
     def unlock(self, reply: bytes) -> bytes:
@@ -94,13 +116,11 @@ class AffineSource(ABC):
         Raises a `PrivacyError` if the reply was made for another exchange, for another key, is longer than agreed, or
         comes second, even after one that was refused: whoever may have chosen ciphertexts decrypted reads the moments.
         """
-        if self._round is None or not self._max_outputs:
-            raise ReplayError("no moments are out: a reply is unlocked once, after protect")
-        bound_to = self._round
+        bound_to = self._opened(answering=True)
         length, body = _unframe("evaluate", bound_to, reply)
         self._round = None  # before anything is decrypted: a refusal reveals something, too
-        if not 1 <= length <= self._max_outputs:
-            raise DecodeError(f"the reply holds {length} numbers, 1 to max_outputs ({self._max_outputs}) were agreed")
+        rule, agreed = f"1 to max_outputs ({self._count}), as agreed", 1 <= length <= self._count
+        check(agreed, "numbers of the reply", rule, length, error=DecodeError)
         return _frame("unlock", bound_to, length, self._decrypt(body, length))
 
     @abstractmethod
@@ -112,14 +132,15 @@ class AffineSource(ABC):
         """Masked plaintexts of a reply of that many numbers; raises a `DecodeError` if the body is no such reply."""
 
 
-class AffineTarget(ABC):
-    """T: holds A and b, learns y. A backend fills in `_load_key`, `_evaluate` and `_unmask`."""
+class AffineTarget(_AffineParty):
+    """T: holds A and b, learns y. A backend fills in `_load_key`, `_evaluate` and `_unmask`.
 
-    def __init__(self) -> None:
-        self._public: bytes | None = None
-        self._round: bytes | None = None
-        self._num_outputs = 0
-        self._warned = False
+    Args:
+        backend: Settings that both parties share.
+    """
+
+    _public: bytes | None = None
+    _warned = False
 
     @final
     def receive_key(self, public: bytes) -> None:
@@ -134,13 +155,10 @@ class AffineTarget(ABC):
             self._load_key(public)
             self._public = public
 
-    @final
-    def open_round(self, round_id: RoundId) -> None:
-        """Begin an exchange; forgets what an earlier one left."""
+    def _public_key(self) -> bytes:
         if self._public is None:
             raise KeyCheckError("the target has no public key yet: call receive_key first")
-        self._round = _bind(round_id, self._public)
-        self._num_outputs = 0
+        return self._public
 
     @final
     def evaluate(self, message: bytes, matrix: Tensor, offset: Tensor) -> bytes:
@@ -158,16 +176,14 @@ class AffineTarget(ABC):
             RangeError: If an entry is beyond the declared bound, or y might be.
             PrivacyError: If the message is not of this exchange.
         """
-        if self._round is None or self._num_outputs:
-            raise ReplayError("no round is open: call open_round first, once for each exchange")
-        num_moments, body = _unframe("protect", self._round, message)
+        bound_to = self._opened(answering=False)
+        num_moments, body = _unframe("protect", bound_to, message)
         matrix, offset = _check_floats("matrix", matrix, 2), _check_floats("offset", offset, 1)
-        if matrix.shape != (len(offset), num_moments):
-            shape = (len(offset), num_moments)
-            refuse("matrix", f"of shape {shape}", tuple(matrix.shape), error=InputError)
+        shape = (len(offset), num_moments)
+        check(matrix.shape == shape, "matrix", f"of shape {shape}", tuple(matrix.shape), error=InputError)
         self._warn_of_solution(matrix)
-        reply = _frame("evaluate", self._round, len(offset), self._evaluate(body, matrix, offset))
-        self._num_outputs = len(offset)
+        reply = _frame("evaluate", bound_to, len(offset), self._evaluate(body, matrix, offset))
+        self._count = len(offset)
         return reply
 
     @final
@@ -176,11 +192,9 @@ class AffineTarget(ABC):
 
         Raises a `PrivacyError` if the message is not the answer to the reply of this exchange, or comes twice.
         """
-        if self._round is None or not self._num_outputs:
-            raise ReplayError("nothing is expected: a reply is revealed once, after evaluate")
-        length, body = _unframe("unlock", self._round, message)
-        if length != self._num_outputs:
-            raise DecodeError(f"the answer holds {length} numbers, the reply held {self._num_outputs}")
+        length, body = _unframe("unlock", self._opened(answering=True), message)
+        rule = f"{self._count}, as those of the reply"
+        check(length == self._count, "numbers of the answer", rule, length, error=DecodeError)
         outputs = self._unmask(body)
         self._round = None
         return outputs
@@ -226,17 +240,23 @@ class TwoPartyAffine(ABC):
 
     Attributes:
         grid: Grids or bounds of m, A and b; ``None`` computes on floats.
+        source_type: Class of S.
+        target_type: Class of T.
     """
 
     grid: AffineGrid | None
+    source_type: ClassVar[type[AffineSource]]
+    target_type: ClassVar[type[AffineTarget]]
 
-    @abstractmethod
+    @final
     def source(self) -> AffineSource:
         """S, with a fresh key pair."""
+        return self.source_type(self)
 
-    @abstractmethod
+    @final
     def target(self) -> AffineTarget:
         """T, for one source."""
+        return self.target_type(self)
 
     @abstractmethod
     def error_bound(self, num_moments: int) -> float:
@@ -333,15 +353,9 @@ def _check_floats(name: str, tensor: Tensor, dim: int) -> Tensor:
     if not tensor.is_floating_point() or tensor.dim() != dim or not tensor.numel():
         shown = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
         refuse(name, f"one or more floats in {dim} dimension(s)", shown, error=InputError, shown=shown)
-    if not bool(torch.isfinite(tensor).all()):
-        raise InputError(f"{name} has NaN or infinity: the model has diverged")
+    finite = bool(torch.isfinite(tensor).all())
+    check(finite, name, "finite", "NaN or infinity", "the model has diverged", InputError, "NaN or infinity")
     return tensor.detach().to("cpu", torch.float64).contiguous()
-
-
-def _bind(round_id: RoundId, public: bytes) -> bytes:
-    """Binding of the messages of one exchange: the round, and the fingerprint of the key."""
-    # keys may have megabytes: `digest` would first write them out as text
-    return round_digest(round_id, ["source", "target"]) + digest("fedlit affine key", sha256(public).digest())
 
 
 def _frame(step: str, bound_to: bytes, length: int, body: bytes) -> bytes:
@@ -355,12 +369,83 @@ def _frame(step: str, bound_to: bytes, length: int, body: bytes) -> bytes:
 def _unframe(step: str, bound_to: bytes, message: bytes) -> tuple[int, bytes]:
     """Count of numbers and body of a message; raises a `PrivacyError` unless it is the one expected now."""
     fields = unpack_fields(message)
-    bound, sizes = field(fields, "bound", len(bound_to)), field(fields, "length", _LENGTH.size)
-    body = field(fields, "body")
+    bound, sizes = field_of(fields, "bound", len(bound_to)), field_of(fields, "length", _LENGTH.size)
+    body = field_of(fields, "body")
     if bound[32:] != bound_to[32:]:
         raise AuthenticationError(f"the message of step {step!r} was made for another public key")
     if bound != bound_to:
         raise ReplayError(f"the message of step {step!r} was made for another round")
-    if field(fields, "hash") != digest("fedlit affine", step, bound, sizes, body):
+    if field_of(fields, "hash") != digest("fedlit affine", step, bound, sizes, body):
         raise AuthenticationError(f"the message of step {step!r} was changed on its way, or is of another step")
     return _LENGTH.unpack(sizes)[0], body
+
+
+def read_floats(body: bytes, count: int) -> Tensor:
+    """Numbers from their bytes, float64; a `DecodeError` if they are not so many."""
+    size = torch.float64.itemsize
+    check(len(body) == count * size, f"bytes of {count} numbers", f"{size} each", len(body), error=DecodeError)
+    return torch.frombuffer(bytearray(body), dtype=torch.float64)
+
+
+class _PlainSource(AffineSource):
+    def public_key(self) -> bytes:
+        return b""
+
+    def _encrypt(self, moments: Tensor) -> bytes:
+        if self._backend.grid is not None:
+            self._backend.grid.moments.check(moments)
+        return moments.numpy().tobytes()
+
+    def _decrypt(self, body: bytes, num_outputs: int) -> bytes:
+        return body
+
+
+class _PlainTarget(AffineTarget):
+    _outputs: Tensor  # from `_evaluate` on
+
+    def _load_key(self, public: bytes) -> None:
+        check(not public, "public key", "empty, as PlainAffine has none", len(public), error=KeyCheckError)
+
+    def _evaluate(self, body: bytes, matrix: Tensor, offset: Tensor) -> bytes:
+        moments, grid = read_floats(body, matrix.shape[1]), self._backend.grid
+        if grid is None:
+            self._outputs = matrix @ moments + offset
+        else:
+            grid.largest_output(len(moments))
+            products = grid.matrix.encode(matrix) @ grid.moments.encode(moments)
+            self._outputs = grid.decode(products + grid.encode_offset(offset))
+        return b""
+
+    def _unmask(self, body: bytes) -> Tensor:
+        return self._outputs
+
+
+@final
+class PlainAffine(TwoPartyAffine):
+    """Sends the moments as they are: T reads them. The reference that other backends are compared with.
+
+    Args:
+        grid: ``None`` computes in float64. With grids, y is bit for bit that of every exact backend on the same grids.
+    """
+
+    source_type, target_type = _PlainSource, _PlainTarget
+
+    def __init__(self, grid: AffineGrid | None = None) -> None:
+        self.grid = grid
+
+    def error_bound(self, num_moments: int) -> float:
+        """0 for floats, beyond their rounding; else that of the grids."""
+        return 0.0 if self.grid is None else self.grid.error_bound(num_moments)
+
+    def describe(self) -> Description:
+        """The moments are revealed."""
+        return Description(
+            backend="PlainAffine",
+            adversary="none: the target is trusted",
+            hidden="A, b and y, from the source",
+            revealed="the moments, to the target",
+            collusion="not applicable",
+            dropouts="none: both parties are needed",
+            bytes_per_number=float(torch.float64.itemsize),
+            error="float64 rounding only" if self.grid is None else self.grid.error_text(),
+        )

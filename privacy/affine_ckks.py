@@ -24,7 +24,7 @@ and at most 1/2, and the key is ternary, so with Hoeffding's inequality a slot o
 
 units of the scale 2^40, but for a chance of 1e-19, and a row of A by that times its norm. Rounding when numbers are
 encoded stays below 9.4 / 2 * sqrt(N / 2) < 2^9 units, and a Fourier transform in double precision adds at most 2^-40
-of the largest number (as in `fedlit.privacy.ckks`). Rotations act at scale 2^80: their noise is far below a unit.
+of the largest number (as in `fedlit.privacy.lattices`). Rotations act at scale 2^80: their noise is far below a unit.
 
 Entries of A below 2^-28 count as 0. By Parseval's identity the polynomial of a diagonal with an entry a has a
 coefficient of at least sqrt(2) |a| / N; if all were rounded to 0, SEAL would refuse the product, which hides nothing.
@@ -39,7 +39,7 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
-from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, TwoPartyAffine
+from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, TwoPartyAffine, read_floats
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import DecodeError, RangeError
 from fedlit.privacy.tenseal_keys import Context, Parameters, join, load_tenseal, refusing, split
@@ -59,72 +59,17 @@ _ANSWER_NOISE = 2.0**-17
 _DEVIATIONS = 10
 
 
-@final
-class CKKSAffine(TwoPartyAffine):
-    """Computes y = A m + b on CKKS ciphertexts, approximately. Needs ``pip install 'fedlit[he]'``.
-
-    Whoever wants A hidden from S takes `PaillierAffine`: see the module. 128 bits of security. Entries of A below
-    2^-28 in absolute value count as 0.
-
-    Args:
-        grid: Bounds of m, A and b, which are not rounded to it; ``None`` is ``AffineGrid()``. Numbers of y may be up
-            to 2^14 in absolute value, which T makes sure of for its A and b and any moments within their bound.
-
-    Raises:
-        ImportError: If TenSEAL is not installed.
-    """
-
-    grid: AffineGrid
-
-    def __init__(self, grid: AffineGrid | None = None) -> None:
-        load_tenseal()
-        self.grid = AffineGrid() if grid is None else grid
-
-    def source(self) -> AffineSource:
-        """S, with a fresh key pair."""
-        return _CKKSSource(self)
-
-    def target(self) -> AffineTarget:
-        """T, for one source."""
-        return _CKKSTarget(self)
-
-    def error_bound(self, num_moments: int) -> float:
-        """Noise, roundings and S's own noise, but for a chance of 1e-19: see the module."""
-        moment, entry = self.grid.moments.bound, self.grid.matrix.bound
-        num_blocks = len(_blocks(num_moments))
-        # fresh moments times A; each block's product rescaled, T's mask fresh and with a prime dropped
-        ciphertexts = 2.0**-22 * (math.sqrt(num_moments) * entry + num_blocks + 2)
-        encodings = num_moments * ((moment + entry) * 2.0**-31 + moment * entry * 2.0**-39)
-        dropped = num_moments * moment * _SMALLEST_ENTRY
-        masks = 2 * 2.0**-40 * 2.0**19
-        return ciphertexts + encodings + dropped + masks + _DEVIATIONS * _ANSWER_NOISE
-
-    def describe(self) -> Description:
-        """Adversary, what is hidden and revealed, tolerated dropouts, cost."""
-        return Description(
-            backend="CKKSAffine",
-            adversary="the target, honest but curious; the source, honest, for it does not study noise",
-            hidden="the moments, from the target; y, from the source, up to what its mask leaves",
-            revealed="y, to the target: the moments themselves once the rank of A, over all exchanges about the same "
-            "moments, reaches their number; the sizes of A, to both; y, to the source, behind a mask of 18 bits, under "
-            "which two values of a number differ by their distance / 2^19 in total variation; to a source that studies "
-            "the noise of what it decrypts, about one linear combination of each row of A per exchange",
-            collusion="not applicable: there are two parties, and the channel between them must be authenticated",
-            dropouts="none: both parties are needed",
-            bytes_per_number=PARAMETERS.ciphertext_bytes(PARAMETERS.levels) / _BLOCK,
-            error=f"noise with a standard deviation of {_ANSWER_NOISE:.1e}, and below {self.error_bound(100):.1e} for "
-            "100 moments",
-        )
+_BLOCK = PARAMETERS.slots // 2
 
 
-@final
 class _CKKSSource(AffineSource):
+    _backend: CKKSAffine
+    _num_moments: int  # from `_encrypt` on
+
     def __init__(self, backend: CKKSAffine) -> None:
-        super().__init__()
-        self._backend = backend
+        super().__init__(backend)
         self._context = Context.generate(PARAMETERS)
         self._public = self._context.save(private=False)
-        self._num_moments = 0
 
     def public_key(self) -> bytes:
         return self._public
@@ -137,13 +82,9 @@ class _CKKSSource(AffineSource):
     def _decrypt(self, body: bytes, num_outputs: int) -> bytes:
         sizes = _output_sizes(self._num_moments, num_outputs)
         ciphertexts = split(body, len(sizes))
-        masked = torch.cat(
-            [
-                # rescaled: one prime is left
-                self._context.decrypt(bytes(ciphertext), size, levels=1)
-                for ciphertext, size in zip(ciphertexts, sizes, strict=True)
-            ]
-        )
+        pairs = zip(ciphertexts, sizes, strict=True)
+        # rescaled: one prime is left
+        masked = torch.cat([self._context.decrypt(bytes(ciphertext), size, levels=1) for ciphertext, size in pairs])
         if not float(masked.abs().max()) <= LARGEST_OUTPUT + _LARGEST_MASK + 1:
             raise DecodeError("the reply decrypts to numbers beyond any masked y: it was made under another key")
         random = secrets.SystemRandom()
@@ -151,15 +92,11 @@ class _CKKSSource(AffineSource):
         return (masked + noise).numpy().tobytes()
 
 
-@final
 class _CKKSTarget(AffineTarget):
+    _backend: CKKSAffine
     _context: Context  # from `_load_key` on
     _mask: Tensor  # these from `_evaluate` on
     _largest: Tensor
-
-    def __init__(self, backend: CKKSAffine) -> None:
-        super().__init__()
-        self._backend = backend
 
     def _load_key(self, public: bytes) -> None:
         self._context = Context.load(PARAMETERS, public, private=False)
@@ -167,11 +104,8 @@ class _CKKSTarget(AffineTarget):
     def _evaluate(self, body: bytes, matrix: Tensor, offset: Tensor) -> bytes:
         context, blocks = self._context, _blocks(matrix.shape[1])
         self._largest = self._check_range(matrix, offset)
-        ciphertexts = split(body, len(blocks))
-        moments = [
-            context.read(bytes(ciphertext), size, PARAMETERS.levels)
-            for ciphertext, size in zip(ciphertexts, blocks, strict=True)
-        ]
+        pairs = zip(split(body, len(blocks)), blocks, strict=True)
+        moments = [context.read(bytes(ciphertext), size, PARAMETERS.levels) for ciphertext, size in pairs]
         self._mask = _fresh_mask(len(offset))
         sizes = _output_sizes(matrix.shape[1], len(offset))
         kept = torch.where(matrix.abs() < _SMALLEST_ENTRY, 0.0, matrix)
@@ -201,16 +135,62 @@ class _CKKSTarget(AffineTarget):
         return largest
 
     def _unmask(self, body: bytes) -> Tensor:
-        if len(body) != len(self._mask) * torch.float64.itemsize:
-            raise DecodeError(f"{len(self._mask)} numbers must be 8 bytes each, got {len(body)} bytes")
-        outputs = torch.frombuffer(bytearray(body), dtype=torch.float64) - self._mask
+        outputs = read_floats(body, len(self._mask)) - self._mask
         self._mask = torch.zeros(0)
         if not bool((outputs.abs() <= self._largest + 1).all()):  # NaN is not
             raise DecodeError("the answer holds numbers that y cannot reach: it was decrypted with another key")
         return outputs
 
 
-_BLOCK = PARAMETERS.slots // 2
+@final
+class CKKSAffine(TwoPartyAffine):
+    """Computes y = A m + b on CKKS ciphertexts, approximately. Needs ``pip install 'fedlit[he]'``.
+
+    Whoever wants A hidden from S takes `PaillierAffine`: see the module. 128 bits of security. Entries of A below
+    2^-28 in absolute value count as 0.
+
+    Args:
+        grid: Bounds of m, A and b, which are not rounded to it; ``None`` is ``AffineGrid()``. Numbers of y may be up
+            to 2^14 in absolute value, which T makes sure of for its A and b and any moments within their bound.
+
+    Raises:
+        ImportError: If TenSEAL is not installed.
+    """
+
+    grid: AffineGrid
+    source_type, target_type = _CKKSSource, _CKKSTarget
+
+    def __init__(self, grid: AffineGrid | None = None) -> None:
+        load_tenseal()
+        self.grid = AffineGrid() if grid is None else grid
+
+    def error_bound(self, num_moments: int) -> float:
+        """Noise, roundings and S's own noise, but for a chance of 1e-19: see the module."""
+        moment, entry = self.grid.moments.bound, self.grid.matrix.bound
+        num_blocks = len(_blocks(num_moments))
+        # fresh moments times A; each block's product rescaled, T's mask fresh and with a prime dropped
+        ciphertexts = 2.0**-22 * (math.sqrt(num_moments) * entry + num_blocks + 2)
+        encodings = num_moments * ((moment + entry) * 2.0**-31 + moment * entry * 2.0**-39)
+        dropped = num_moments * moment * _SMALLEST_ENTRY
+        masks = 2 * 2.0**-40 * 2.0**19
+        return ciphertexts + encodings + dropped + masks + _DEVIATIONS * _ANSWER_NOISE
+
+    def describe(self) -> Description:
+        """Adversary, what is hidden and revealed, tolerated dropouts, cost."""
+        return Description(
+            backend="CKKSAffine",
+            adversary="the target, honest but curious; the source, honest, for it does not study noise",
+            hidden="the moments, from the target; y, from the source, up to what its mask leaves",
+            revealed="y, to the target: the moments themselves once the rank of A, over all exchanges about the same "
+            "moments, reaches their number; the sizes of A, to both; y, to the source, behind a mask of 18 bits, under "
+            "which two values of a number differ by their distance / 2^19 in total variation; to a source that studies "
+            "the noise of what it decrypts, about one linear combination of each row of A per exchange",
+            collusion="not applicable: there are two parties, and the channel between them must be authenticated",
+            dropouts="none: both parties are needed",
+            bytes_per_number=PARAMETERS.ciphertext_bytes(PARAMETERS.levels) / _BLOCK,
+            error=f"noise with a standard deviation of {_ANSWER_NOISE:.1e}, and below {self.error_bound(100):.1e} for "
+            "100 moments",
+        )
 
 
 def _blocks(num_moments: int) -> list[int]:

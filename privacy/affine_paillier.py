@@ -24,7 +24,7 @@ from fedlit.privacy import cores
 from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, TwoPartyAffine
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import DecodeError, KeyCheckError
-from fedlit.privacy.frames import field, pack_fields, unpack_fields
+from fedlit.privacy.links import field_of, pack_fields, unpack_fields
 from fedlit.privacy.paillier_arithmetic import (
     RECOMMENDED_KEY_BITS,
     PowerTable,
@@ -42,89 +42,18 @@ _NUM_ROOTS = 8
 _SMALL_PRIMES_UP_TO = 2**16
 
 
-@final
-class PaillierAffine(TwoPartyAffine):
-    """Computes y = A m + b on Paillier ciphertexts, exactly on the grids. Needs ``pip install 'fedlit[paillier]'``.
-
-    Args:
-        grid: Grids of m, A and b; ``None`` is ``AffineGrid()``. Their bounds size the slots of the replies.
-        key_bits: Bits of the modulus, a multiple of 16. Less than 3072 gives a warning, less than 2048 is refused.
-        insecure_test_keys: Allow keys of any size, where nothing is secret.
-        workers: At most this many cores share the work; ``None`` is the number of cores.
-
-    Raises:
-        ValueError: If an argument is out of range.
-        ImportError: If ``phe`` is missing.
-    """
-
-    grid: AffineGrid
-
-    def __init__(
-        self,
-        grid: AffineGrid | None = None,
-        key_bits: int = RECOMMENDED_KEY_BITS,
-        insecure_test_keys: bool = False,
-        workers: int | None = None,
-    ) -> None:
-        check_settings(key_bits, insecure_test_keys, workers)
-        self.grid = AffineGrid() if grid is None else grid
-        self.key_bits = key_bits
-        self.workers = workers
-
-    def __repr__(self) -> str:
-        return f"PaillierAffine(grid={self.grid}, key_bits={self.key_bits})"
-
-    def source(self) -> AffineSource:
-        """S, with a fresh key pair."""
-        return _PaillierSource(self)
-
-    def target(self) -> AffineTarget:
-        """T, for one source."""
-        return _PaillierTarget(self)
-
-    def slots(self, num_moments: int) -> Slots:
-        """Layout of entries of y in a plaintext.
-
-        Raises a `RangeError` if so many moments need more than 63 bits, or not even one entry fits the key.
-
-        The base is a power of two, so that an entry of A has as few binary digits in the exponent as on its grid.
-        """
-        largest = self.grid.largest_output(num_moments)
-        return Slots(largest, 2 ** (2 * largest).bit_length(), self.key_bits)
-
-    def error_bound(self, num_moments: int) -> float:
-        """That of the grids: the arithmetic is exact."""
-        return self.grid.error_bound(num_moments)
-
-    def describe(self) -> Description:
-        """Adversary, what is hidden and revealed, tolerated dropouts, cost."""
-        return Description(
-            backend="PaillierAffine",
-            adversary="the target, honest but curious, as long as moduli of "
-            f"{self.key_bits} bits cannot be factored, nor composite residues recognised; the source, even malicious",
-            hidden="the moments, from the target; A, b and y, from the source, whatever it computes",
-            revealed="y, to the target: the moments themselves once the rank of A, over all exchanges about the same "
-            "moments, reaches their number, and, y being exact, already at about half of it by lattice reduction; "
-            "the sizes of A, to both",
-            collusion="not applicable: there are two parties, and the channel between them must be authenticated",
-            dropouts="none: both parties are needed",
-            bytes_per_number=self.key_bits / 4,
-            error=self.grid.error_text(),
-        )
-
-
-@final
 class _PaillierSource(AffineSource):
+    _backend: PaillierAffine
+    _num_moments: int  # from `_encrypt` on
+
     def __init__(self, backend: PaillierAffine) -> None:
-        super().__init__()
-        self._backend = backend
+        super().__init__(backend)
         private, public = generate(backend.key_bits)
         self._modulus = PrivateModulus(private, public, backend.key_bits)
         challenges = _challenges(self._modulus)
         self._message = pack_fields(
             {"modulus": public, "roots": to_bytes(self._modulus.roots(challenges), self._modulus.plaintext_bytes)}
         )
-        self._num_moments = 0
 
     def public_key(self) -> bytes:
         return self._message
@@ -141,21 +70,17 @@ class _PaillierSource(AffineSource):
         return to_bytes(plaintexts, self._modulus.plaintext_bytes)
 
 
-@final
 class _PaillierTarget(AffineTarget):
+    _backend: PaillierAffine
     _modulus: PublicModulus  # from `_load_key` on
     _slots: Slots  # these from `_evaluate` on
     _masks: list[int]
     _length: int
 
-    def __init__(self, backend: PaillierAffine) -> None:
-        super().__init__()
-        self._backend = backend
-
     def _load_key(self, public: bytes) -> None:
         try:
             fields = unpack_fields(public)
-            n, roots = field(fields, "modulus"), field(fields, "roots")
+            n, roots = field_of(fields, "modulus"), field_of(fields, "roots")
         except DecodeError as error:
             raise KeyCheckError(f"the source's public key is malformed: {error}") from error
         modulus = PublicModulus(n, self._backend.key_bits)
@@ -201,6 +126,70 @@ class _PaillierTarget(AffineTarget):
 
     def _enough_outputs(self, num_moments: int) -> int:
         return self._backend.grid.enough_outputs(num_moments)
+
+
+@final
+class PaillierAffine(TwoPartyAffine):
+    """Computes y = A m + b on Paillier ciphertexts, exactly on the grids. Needs ``pip install 'fedlit[paillier]'``.
+
+    Args:
+        grid: Grids of m, A and b; ``None`` is ``AffineGrid()``. Their bounds size the slots of the replies.
+        key_bits: Bits of the modulus, a multiple of 16. Less than 3072 gives a warning, less than 2048 is refused.
+        insecure_test_keys: Allow keys of any size, where nothing is secret.
+        workers: At most this many cores share the work; ``None`` is the number of cores.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        ImportError: If ``phe`` is missing.
+    """
+
+    grid: AffineGrid
+    source_type, target_type = _PaillierSource, _PaillierTarget
+
+    def __init__(
+        self,
+        grid: AffineGrid | None = None,
+        key_bits: int = RECOMMENDED_KEY_BITS,
+        insecure_test_keys: bool = False,
+        workers: int | None = None,
+    ) -> None:
+        check_settings(key_bits, insecure_test_keys, workers)
+        self.grid = AffineGrid() if grid is None else grid
+        self.key_bits = key_bits
+        self.workers = workers
+
+    def __repr__(self) -> str:
+        return f"PaillierAffine(grid={self.grid}, key_bits={self.key_bits})"
+
+    def slots(self, num_moments: int) -> Slots:
+        """Layout of entries of y in a plaintext.
+
+        Raises a `RangeError` if so many moments need more than 63 bits, or not even one entry fits the key.
+
+        The base is a power of two, so that an entry of A has as few binary digits in the exponent as on its grid.
+        """
+        largest = self.grid.largest_output(num_moments)
+        return Slots(largest, 2 ** (2 * largest).bit_length(), self.key_bits)
+
+    def error_bound(self, num_moments: int) -> float:
+        """That of the grids: the arithmetic is exact."""
+        return self.grid.error_bound(num_moments)
+
+    def describe(self) -> Description:
+        """Adversary, what is hidden and revealed, tolerated dropouts, cost."""
+        return Description(
+            backend="PaillierAffine",
+            adversary="the target, honest but curious, as long as moduli of "
+            f"{self.key_bits} bits cannot be factored, nor composite residues recognised; the source, even malicious",
+            hidden="the moments, from the target; A, b and y, from the source, whatever it computes",
+            revealed="y, to the target: the moments themselves once the rank of A, over all exchanges about the same "
+            "moments, reaches their number, and, y being exact, already at about half of it by lattice reduction; "
+            "the sizes of A, to both",
+            collusion="not applicable: there are two parties, and the channel between them must be authenticated",
+            dropouts="none: both parties are needed",
+            bytes_per_number=self.key_bits / 4,
+            error=self.grid.error_text(),
+        )
 
 
 def _challenges(modulus: PublicModulus) -> list[int]:

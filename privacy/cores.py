@@ -26,8 +26,7 @@ def gmpy2() -> Any:
 def spread(work: Callable[[int], int], numbers: Sequence[int], workers: int | None) -> list[int]:
     """``work`` of each number, in order, on several cores while ``gmpy2`` lets go of the interpreter lock.
 
-    It has to take much longer than passing the lock on. Threads, at most ``workers`` of them or one for each core, live
-    for one call, so nothing is left to shut down, or to break in a process that forks.
+    It has to take much longer than passing the lock on. Threads live for one call: nothing to break at a fork.
     """
     workers = _cores() if workers is None else workers
     if workers < 2 or len(numbers) < 2 or gmpy2() is None:

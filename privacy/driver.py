@@ -15,7 +15,7 @@ from torch import Tensor
 from fedlit.privacy.packing import Payload, check_equal, pack, relative_weights, schema_of, unpack
 
 if TYPE_CHECKING:
-    from fedlit.privacy.base import AggregationClient, AggregationServer, RoundId, SecureAggregation
+    from fedlit.privacy.base import AggregationClient, Party, RoundId, SecureAggregation
 
 Phase = Literal["keys", "unmasking"]
 
@@ -43,103 +43,72 @@ _IN_PROCESS = Carrier()
 
 
 class Parties:
-    """The parties of a backend that live in this process.
-
-    Args:
-        backend: Makes them.
-        clients: Names of local clients.
-        with_server: Whether the server lives here.
-
-    Attributes:
-        clients: By name.
-        server: Without work where it lives elsewhere.
-        enrolled: Whether enrolment is done; set by the caller.
-    """
+    """The parties of a backend that live in this process; where the server lives elsewhere, ``server`` has no work."""
 
     def __init__(self, backend: SecureAggregation, clients: Iterable[str], with_server: bool = True) -> None:
         self._backend = backend
         self.clients: dict[str, AggregationClient] = {name: backend.client(name) for name in clients}
         self.server = backend.server()
-        self.enrolled = False
-        self._working_server = self.server if with_server else None
+        self.enrolled = False  # set by the caller, once enrolment has succeeded everywhere
+        self._with_server = with_server
 
     def enrol(self, roster: Sequence[str], carrier: Carrier = _IN_PROCESS) -> None:
         """Exchange the keys that last, between everybody who may ever take part."""
         with carrier.working():
-            for party in (self._working_server, *self.clients.values()):
-                if party is not None:
-                    party.enrol(roster)
-        run_steps(self._backend.enrolment, self.clients, self._working_server, roster, carrier)
+            for party in self._working(self.clients):
+                party.enrol(roster)
+        for step in self._backend.enrolment:
+            self.run_step(step, roster, carrier)
 
     def open_round(self, round_id: RoundId, senders: Sequence[str], carrier: Carrier = _IN_PROCESS) -> None:
         """Exchange the keys of one round between those who are to send a vector."""
         with carrier.working():
-            for party in (*(self.clients.get(name) for name in senders), self._working_server):
-                if party is not None:
-                    party.open_round(round_id, senders)
-        run_steps(self._backend.opening, self.clients, self._working_server, senders, carrier)
+            for party in self._working(senders):
+                party.open_round(round_id, senders)
+        for step in self._backend.opening:
+            self.run_step(step, senders, carrier)
 
-
-def run_steps(
-    steps: Iterable[str],
-    clients: Mapping[str, AggregationClient],
-    server: AggregationServer | None,
-    names: Sequence[str] | None = None,
-    carrier: Carrier = _IN_PROCESS,
-) -> None:
-    """Run steps of enrolment or opening between the clients ``names``; ``None`` is all ``clients``, the local ones."""
-    for step in steps:
-        run_step(step, clients, server, [*clients] if names is None else names, carrier)
-
-
-def run_step(
-    step: str,
-    clients: Mapping[str, AggregationClient],
-    server: AggregationServer | None,
-    names: Sequence[str],
-    carrier: Carrier,
-) -> None:
-    """Every client sends a message, the server relays, every client receives one."""
-    local = {name: clients[name] for name in names if name in clients}
-    sent: Mapping[str, bytes] = {}
-    relayed: Mapping[str, bytes] = {}
-    with carrier.working():
-        sent = {name: client.send(step) for name, client in local.items()}
-    arrived = carrier.gather(sent, "keys")
-    if server is not None:
+    def run_step(self, step: str, names: Sequence[str], carrier: Carrier = _IN_PROCESS) -> None:
+        """In a step of enrolment or opening each client sends a message, the server relays, each receives one."""
+        local = {name: self.clients[name] for name in names if name in self.clients}
+        sent: Mapping[str, bytes] = {}
+        relayed: Mapping[str, bytes] = {}
         with carrier.working():
-            relayed = server.relay(step, {name: arrived.get(name, b"") for name in names})
-    received = carrier.scatter(relayed, "keys")
-    with carrier.working():
-        for name, client in local.items():
-            client.receive(step, received.get(name, b""))
-
-
-def close_round(steps: Iterable[str], clients: Mapping[str, AggregationClient], server: AggregationServer) -> Tensor:
-    """Return the total without masks, where all parties are in this process."""
-    return server.conclude(ask_survivors(steps, clients, server, [*clients], _IN_PROCESS))
-
-
-def ask_survivors(
-    steps: Iterable[str],
-    clients: Mapping[str, AggregationClient],
-    server: AggregationServer | None,
-    senders: Sequence[str],
-    carrier: Carrier,
-) -> Mapping[str, bytes]:
-    """Return what those who sent a vector answer in the last step of closing; ``server`` if it has a total here."""
-    answers: Mapping[str, bytes] = {}
-    for step in steps:
-        questions: Mapping[str, bytes] = {}
-        replies: Mapping[str, bytes] = {}
-        if server is not None:
+            sent = {name: client.send(step) for name, client in local.items()}
+        arrived = carrier.gather(sent, "keys")
+        if self._with_server:
             with carrier.working():
-                questions = server.ask(step, answers)
-        asked = carrier.scatter(questions, "unmasking")
+                relayed = self.server.relay(step, {name: arrived.get(name, b"") for name in names})
+        received = carrier.scatter(relayed, "keys")
         with carrier.working():
-            replies = {name: clients[name].answer(step, asked[name]) for name in senders if name in asked}
-        answers = carrier.gather(replies, "unmasking")
-    return answers
+            for name, client in local.items():
+                client.receive(step, received.get(name, b""))
+
+    def ask_survivors(
+        self, senders: Sequence[str], carrier: Carrier = _IN_PROCESS, has_total: bool = True
+    ) -> Mapping[str, bytes]:
+        """Return what those who sent a vector answer in the last step of closing; the server asks if it has a total."""
+        answers: Mapping[str, bytes] = {}
+        for step in self._backend.closing:
+            questions: Mapping[str, bytes] = {}
+            replies: Mapping[str, bytes] = {}
+            if has_total:
+                with carrier.working():
+                    questions = self.server.ask(step, answers)
+            asked = carrier.scatter(questions, "unmasking")
+            with carrier.working():
+                replies = {name: self.clients[name].answer(step, asked[name]) for name in senders if name in asked}
+            answers = carrier.gather(replies, "unmasking")
+        return answers
+
+    def total(self, senders: Sequence[str]) -> Tensor:
+        """Return the total of the vectors that the server has added, where all parties are in this process."""
+        total = self.server.total()
+        return self.server.conclude(self.ask_survivors(senders)) if self._backend.closing else total
+
+    def _working(self, names: Iterable[str]) -> list[Party]:
+        """Local clients of these, and the server if it lives here."""
+        return [self.clients[name] for name in names if name in self.clients] + [self.server] * self._with_server
 
 
 def sum_in_process(
@@ -160,8 +129,6 @@ def sum_in_process(
     for name, payload in payloads.items():
         vector = pack(payload, backend.codec, None if shares is None else shares[name])
         server.add(name, parties.clients[name].protect(vector))
-    total = server.total()
-    if backend.closing:
-        total = close_round(backend.closing, parties.clients, server)
+    total = parties.total(names)
     holder = server if backend.key_holder == "server" else parties.clients[names[0]]
     return unpack(holder.reveal(total, len(names)), schema, backend.codec, weighted=weights is not None)

@@ -56,9 +56,7 @@ class FixedPoint:
     def check(self, vector: Tensor) -> None:
         """Raise unless every entry of a floating-point ``vector`` can be encoded.
 
-        Raises:
-            InputError: If an entry is NaN or infinite, or the vector is not of floating-point numbers.
-            RangeError: If an entry is beyond the bound.
+        An `InputError` at NaN, infinity or another type, a `RangeError` beyond the bound.
         """
         if not vector.is_floating_point():
             raise InputError(f"a vector to protect must hold floating-point numbers, got {vector.dtype}: convert it")
@@ -104,14 +102,9 @@ class FixedPoint:
         return num_clients * self.limit
 
     def check_headroom(self, num_clients: int, capacity: int, what: str) -> None:
-        """Raise unless sums over ``num_clients`` stay within ``capacity`` in absolute value.
+        """Raise a `RangeError` unless sums over ``num_clients`` stay within ``capacity`` in absolute value.
 
-        Args:
-            num_clients: At most this many vectors are added.
-            capacity: Greatest absolute value that the backend's integers hold.
-            what: Holds them, for the message: "uint32 masks".
-
-        Raises a `RangeError` if they might not.
+        ``what`` has that capacity, for the message: "uint32 masks".
         """
         if self.largest_sum(num_clients) > capacity:
             raise RangeError(

@@ -1,4 +1,4 @@
-"""Links between two parties: identities, X25519 key agreement, HKDF, and AES-GCM over what crosses.
+"""Links between two parties: identities, X25519 key agreement, HKDF, AES-GCM over what crosses, and small messages.
 
 Every key is bound to who talks to whom and to what about, so that a message made for one use opens in no other.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, final
 
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedlit.privacy.errors import AuthenticationError, KeyCheckError, PrivacyError
+from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, PrivacyError
 
 if TYPE_CHECKING:
     from fedlit.privacy.base import RoundId
@@ -28,6 +29,9 @@ _NONCE_BYTES = 12
 _MAC_BYTES = 16
 TAG_BYTES = _NONCE_BYTES + _MAC_BYTES
 """Bytes of `Link.tag`, and by how much `Link.seal` makes a message longer."""
+
+_COUNT = struct.Struct("<I")
+_FIELD = struct.Struct("<HI")  # length of the name, length of the value
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -192,3 +196,46 @@ class Identity:
 
     def __repr__(self) -> str:
         return f"Identity(owner={self.owner!r})"
+
+
+def pack_fields(fields: Mapping[str, bytes]) -> bytes:
+    """Named values as one message, in their order; nothing in it is pickled."""
+    parts = [_COUNT.pack(len(fields))]
+    for name, value in fields.items():
+        key = name.encode()
+        parts += [_FIELD.pack(len(key), len(value)), key, value]
+    return b"".join(parts)
+
+
+def unpack_fields(message: bytes) -> dict[str, bytes]:
+    """Inverse of `pack_fields`; raises a `DecodeError` at anything else: truncated, longer, with a name twice."""
+    view = memoryview(message)
+    fields: dict[str, bytes] = {}
+    try:
+        (count,) = _COUNT.unpack_from(view)
+        position = _COUNT.size
+        for _ in range(count):
+            key, value = _FIELD.unpack_from(view, position)
+            position += _FIELD.size
+            if position + key + value > len(view):
+                raise ValueError("a field is longer than the message")
+            name = bytes(view[position : position + key]).decode()
+            if name in fields:
+                raise ValueError(f"field {name!r} comes twice")
+            fields[name] = bytes(view[position + key : position + key + value])
+            position += key + value
+        if position != len(view):
+            raise ValueError(f"{len(view) - position} bytes too many")
+    except (ValueError, struct.error) as error:
+        raise DecodeError(f"message of {len(message)} bytes is not a list of named fields: {error}") from error
+    return fields
+
+
+def field_of(fields: Mapping[str, bytes], name: str, size: int | None = None) -> bytes:
+    """One field of an unpacked message; raises a `DecodeError` if it is missing, or not of ``size`` bytes."""
+    if name not in fields:
+        raise DecodeError(f"message lacks the field {name!r}, it has {list(fields)}")
+    value = fields[name]
+    if size is not None and len(value) != size:
+        raise DecodeError(f"field {name!r} must have {size} bytes, got {len(value)}")
+    return value

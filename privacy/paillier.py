@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedlit.checks import check_at_least
 from fedlit.privacy.base import Description
-from fedlit.privacy.errors import DecodeError
+from fedlit.privacy.errors import DecodeError, KeyCheckError
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.paillier_arithmetic import (
     RECOMMENDED_KEY_BITS,
@@ -27,7 +27,7 @@ from fedlit.privacy.paillier_arithmetic import (
     generate,
     load_private,
 )
-from fedlit.privacy.shared_key import HomomorphicScheme, PrivateKey, PublicKey, SharedKeyAggregation
+from fedlit.privacy.shared_key import HomomorphicKey, SharedKeyAggregation
 
 
 @final
@@ -73,10 +73,19 @@ class Paillier(SharedKeyAggregation):
         self.codec.check_headroom(max_clients, 2**63 - 1, "63 bits")
         largest = self.codec.largest_sum(max_clients)
         self.slots = Slots(largest, 2 * largest + 1, key_bits)
-        self.scheme = _PaillierScheme(self)
 
     def __repr__(self) -> str:
         return f"Paillier(codec={self.codec}, key_bits={self.key_bits}, max_clients={self.max_clients})"
+
+    def generate_keys(self) -> tuple[bytes, bytes]:
+        """A fresh key pair: private half, public half."""
+        return generate(self.key_bits)
+
+    def load_key(self, public: bytes, private: bytes | None = None) -> HomomorphicKey:
+        """See `SharedKeyAggregation`."""
+        if private is None:
+            return _PaillierKey(PublicModulus(public, self.key_bits), self)
+        return _PaillierKey(load_private(private, public, self.key_bits), self)
 
     def check_headroom(self, num_clients: int) -> None:
         """Raise a `RangeError` unless the sum of so many vectors fits the slots."""
@@ -98,47 +107,27 @@ class Paillier(SharedKeyAggregation):
 
 
 @final
-class _PaillierScheme(HomomorphicScheme):
-    def __init__(self, backend: Paillier) -> None:
-        self._backend = backend
+class _PaillierKey(HomomorphicKey):
+    def __init__(self, modulus: PublicModulus, backend: Paillier) -> None:
+        self._modulus, self._backend, self._slots = modulus, backend, backend.slots
 
-    def generate(self) -> tuple[bytes, bytes]:
-        return generate(self._backend.key_bits)
-
-    def private_key(self, private: bytes, public: bytes) -> PrivateKey:
-        return _PaillierPrivateKey(load_private(private, public, self._backend.key_bits), self._backend)
-
-    def public_key(self, public: bytes) -> PublicKey:
-        return _PaillierPublicKey(PublicModulus(public, self._backend.key_bits), self._backend.slots)
-
-
-@final
-class _PaillierPrivateKey(PrivateKey):
-    def __init__(self, modulus: PrivateModulus, backend: Paillier) -> None:
-        self._modulus = modulus
-        self._codec = backend.codec
-        self._slots = backend.slots
-        self._workers = backend.workers
+    def _private(self) -> PrivateModulus:
+        if not isinstance(self._modulus, PrivateModulus):
+            raise KeyCheckError("only clients, which have the private half, encrypt and decrypt")
+        return self._modulus
 
     def encrypt(self, vector: Tensor) -> bytes:
-        plaintexts = self._slots.pack(self._codec.encode(vector).tolist())
-        return self._modulus.write(self._modulus.encrypt(plaintexts, self._workers))
+        plaintexts = self._slots.pack(self._backend.codec.encode(vector).tolist())
+        return self._modulus.write(self._private().encrypt(plaintexts, self._backend.workers))
 
     def decrypt(self, body: bytes, length: int, num_clients: int) -> Tensor:
-        ciphertexts = self._modulus.read(body, self._slots.integers(length))
-        plaintexts = self._modulus.decrypt(ciphertexts, self._workers)
+        codec, ciphertexts = self._backend.codec, self._modulus.read(body, self._slots.integers(length))
+        plaintexts = self._private().decrypt(ciphertexts, self._backend.workers)
         numbers = self._slots.unpack([self._modulus.centre(plaintext) for plaintext in plaintexts], length)
         total = torch.tensor(numbers, dtype=torch.int64)
-        if int(total.abs().max()) > self._codec.largest_sum(num_clients):
+        if int(total.abs().max()) > codec.largest_sum(num_clients):
             raise DecodeError(f"a decrypted number exceeds what {num_clients} clients can add up to")
-        return self._codec.decode(total)
-
-
-@final
-class _PaillierPublicKey(PublicKey):
-    def __init__(self, modulus: PublicModulus, slots: Slots) -> None:
-        self._modulus = modulus
-        self._slots = slots
+        return codec.decode(total)
 
     def add(self, bodies: Sequence[bytes], length: int) -> bytes:
         count = self._slots.integers(length)

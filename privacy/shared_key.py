@@ -23,11 +23,22 @@ import torch
 from torch import Tensor
 
 from fedlit.checks import check_one_of
-from fedlit.privacy.base import AggregationClient, AggregationServer, RoundId, SecureAggregation
+from fedlit.privacy.base import AggregationClient, AggregationServer, Party, RoundId, SecureAggregation
 from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, QuorumError, RangeError, ReplayError
 from fedlit.privacy.fixed_point import FixedPoint
-from fedlit.privacy.frames import field, pack_fields, unpack_fields
-from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, Link, check_members, derive, digest, round_digest
+from fedlit.privacy.links import (
+    KEY_BYTES,
+    TAG_BYTES,
+    KeyPair,
+    Link,
+    check_members,
+    derive,
+    digest,
+    field_of,
+    pack_fields,
+    round_digest,
+    unpack_fields,
+)
 from fedlit.privacy.packing import check_equally_long, check_row
 
 _HEAD = struct.Struct("<QQqqI32s")
@@ -47,8 +58,8 @@ class _Binding:
     """Of the round and its clients, or `_about_sealed`."""
 
 
-class PrivateKey(ABC):
-    """Both halves of a key pair, at a client."""
+class HomomorphicKey(ABC):
+    """A key of one scheme: both halves at a client, and at the server the public one, which is enough to `add`."""
 
     @abstractmethod
     def encrypt(self, vector: Tensor) -> bytes:
@@ -58,10 +69,6 @@ class PrivateKey(ABC):
     def decrypt(self, body: bytes, length: int, num_clients: int) -> Tensor:
         """Sum of ``num_clients`` vectors, shape (``length``,), float64; raises a `DecodeError` on nonsense."""
 
-
-class PublicKey(ABC):
-    """The public half, at the server."""
-
     @abstractmethod
     def add(self, bodies: Sequence[bytes], length: int) -> bytes:
         """Ciphertexts of the sum of encrypted vectors of ``length`` numbers.
@@ -70,27 +77,10 @@ class PublicKey(ABC):
         """
 
 
-class HomomorphicScheme(ABC):
-    """Makes and loads the keys of one scheme."""
-
-    @abstractmethod
-    def generate(self) -> tuple[bytes, bytes]:
-        """A fresh key pair: private half, public half."""
-
-    @abstractmethod
-    def private_key(self, private: bytes, public: bytes) -> PrivateKey:
-        """Load a key pair; raises a `KeyCheckError` if its halves are malformed, too short, or of different pairs."""
-
-    @abstractmethod
-    def public_key(self, public: bytes) -> PublicKey:
-        """Load the public half; raises a `KeyCheckError` if it is malformed, too short, or contains a private key."""
-
-
 class SharedKeyAggregation(SecureAggregation):
     """Base of backends that encrypt under a key shared by the clients; see the module.
 
     Attributes:
-        scheme: What the parties encrypt with.
         max_clients: Maximum number of vectors in one sum that the scheme has headroom for.
     """
 
@@ -98,8 +88,19 @@ class SharedKeyAggregation(SecureAggregation):
     min_clients: int = 2
     enrolment: ClassVar[tuple[str, ...]] = ("identities", "keys")
     codec: FixedPoint
-    scheme: HomomorphicScheme
     max_clients: int
+
+    @abstractmethod
+    def generate_keys(self) -> tuple[bytes, bytes]:
+        """A fresh key pair: private half, public half."""
+
+    @abstractmethod
+    def load_key(self, public: bytes, private: bytes | None = None) -> HomomorphicKey:
+        """Load a key pair, or its public half alone.
+
+        Raises a `KeyCheckError` if a half is malformed, too short, or of another pair, or the public one contains a
+        private key.
+        """
 
     def error_bound(self, num_clients: int) -> float:
         """Half a step of the grid for each client: the sum itself is exact."""
@@ -120,10 +121,6 @@ class SharedKeyAggregation(SecureAggregation):
         self.check_headroom(len(clients))
         check_members(clients, roster, "open a round before they enrol", KeyCheckError)
 
-    def check_step(self, step: str) -> None:
-        """Raise a `ValueError` unless there is such a step."""
-        check_one_of("step", step, self.enrolment)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}(codec={self.codec}, max_clients={self.max_clients})"
 
@@ -138,58 +135,85 @@ class SharedKeyAggregation(SecureAggregation):
         return SharedKeyServer(self)
 
 
-@final
-class SharedKeyClient(AggregationClient):
-    """Encrypts, and decrypts totals."""
+class _SharedKeyParty(Party):
+    """What clients and the server do alike."""
 
-    def __init__(self, name: str, backend: SharedKeyAggregation) -> None:
-        super().__init__(name)
+    _who: str
+
+    def __init__(self, backend: SharedKeyAggregation) -> None:
         self._backend = backend
         self._identity = KeyPair()
         self._roster: tuple[str, ...] = ()
-        self._deal = b""
-        self._key: PrivateKey | None = None
-        self._link: Link | None = None
-        self._among_clients: Link | None = None  # for totals that one of them encrypts for the others
+        self._keys: tuple[HomomorphicKey, Link] | None = None
         self._round: _Binding | None = None
+
+    def enrol(self, roster: Sequence[str]) -> None:
+        """Begin enrolment; an earlier key is forgotten."""
+        self._roster = tuple(roster)
+        self._keys = self._round = None
+
+    def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
+        """Begin a sum over ``clients``; raises as `SharedKeyAggregation.check_round`."""
+        self._round = None  # a refused round leaves no earlier one open
+        self._backend.check_round(clients, self._roster)
+        self._round = _Binding(round_id, round_digest(round_id, clients))
+
+    def _check_step(self, step: str, needs_roster: bool = True) -> None:
+        check_one_of("step", step, self._backend.enrolment)
+        if needs_roster and not self._roster:
+            raise KeyCheckError(f"{self._who} has no roster yet: call enrol first")
+
+    def _enrolled(self) -> tuple[HomomorphicKey, Link]:
+        if self._keys is None:
+            raise KeyCheckError(f"{self._who} has no key yet: run the enrolment steps first")
+        return self._keys
+
+    def _opened(self) -> _Binding:
+        if self._round is None:
+            raise ReplayError(f"{self._who} has no open round: call open_round once for each sum")
+        return self._round
+
+
+@final
+class SharedKeyClient(_SharedKeyParty, AggregationClient):
+    """Encrypts, and decrypts totals."""
+
+    _among_clients: Link  # from enrolment on: for totals that one of them encrypts for the others
+
+    def __init__(self, name: str, backend: SharedKeyAggregation) -> None:
+        super().__init__(backend)
+        self.name, self._who = name, f"client {name!r}"
+        self._deal = b""
         self._newest: dict[str, tuple[RoundId, bytes]] = {}  # by channel: the newest total revealed, its fingerprint
-        self._opened: dict[str, int] = {}  # by channel: the call of the newest round opened
+        self._calls: dict[str, int] = {}  # by channel: the call of the newest round opened
 
     def enrol(self, roster: Sequence[str]) -> None:
         """Begin enrolment; an earlier key is forgotten."""
         check_members([self.name], roster, "enrol", KeyCheckError)
-        self._roster = tuple(roster)
-        self._key = self._link = self._among_clients = self._round = None
-        self._newest, self._opened = {}, {}
+        super().enrol(roster)
+        self._newest, self._calls = {}, {}
 
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
-        """Begin a sum over ``clients``, this one among them; raises as `SharedKeyAggregation.check_round`."""
+        """Begin a sum over ``clients``, this one included; raises as `SharedKeyAggregation.check_round`."""
         self._round = None
         self._enrolled()
-        self._backend.check_round(clients, self._roster)
         check_members([self.name], clients, "open a round", KeyCheckError)
-        self._round = _Binding(round_id, round_digest(round_id, clients))
-        self._opened[round_id.channel] = max(round_id.call, self._opened.get(round_id.channel, round_id.call))
+        super().open_round(round_id, clients)
+        self._calls[round_id.channel] = max(round_id.call, self._calls.get(round_id.channel, round_id.call))
 
     def send(self, step: str) -> bytes:
-        """First one's public key; then, from the dealer, everybody's sealed keys."""
-        self._backend.check_step(step)
+        """First one's public key; then, from the dealer, everybody's encrypted keys."""
+        self._check_step(step, needs_roster=False)
         if step == "identities":
             return self._identity.public
         deal, self._deal = self._deal, b""
         return deal
 
     def receive(self, step: str, message: bytes) -> None:
-        """As the dealer, everybody's public keys; as another client, the sealed key."""
-        self._backend.check_step(step)
-        if not message:
-            return
-        if not self._roster:
-            raise KeyCheckError(f"client {self.name!r} has no roster yet: call enrol first")
-        if step == "identities":
-            self._make_keys(unpack_fields(message))
-        else:
-            self._receive_keys(unpack_fields(message))
+        """As the dealer, everybody's public keys; as another client, the encrypted key."""
+        self._check_step(step, needs_roster=bool(message))
+        if message:
+            (self._make_keys if step == "identities" else self._receive_keys)(unpack_fields(message))
 
     def _make_keys(self, publics: Mapping[str, bytes]) -> None:
         if self.name != self._roster[0] or set(publics) != {"server", *(f"client {n}" for n in self._roster[1:])}:
@@ -197,7 +221,7 @@ class SharedKeyClient(AggregationClient):
                 f"client {self.name!r} was asked to deal keys to {sorted(publics)}, but the roster is "
                 f"{list(self._roster)} and its first client deals"
             )
-        private, public = self._backend.scheme.generate()
+        private, public = self._backend.generate_keys()
         mac = os.urandom(KEY_BYTES)
         about = _about_deal(self._roster, public)
         deal = {"public": public}
@@ -209,18 +233,17 @@ class SharedKeyClient(AggregationClient):
         self._install(private, public, mac)
 
     def _receive_keys(self, deal: Mapping[str, bytes]) -> None:
-        public = field(deal, "public")
+        public = field_of(deal, "public")
         about = _about_deal(self._roster, public)
         dealer = self._roster[0]
-        key = field(deal, "dealer", KEY_BYTES)
+        key = field_of(deal, "dealer", KEY_BYTES)
         party = f"client {self.name}"
         link = Link(derive(self._identity.agree(key, dealer), about, party), party)
-        secrets = unpack_fields(link.open(field(deal, "sealed"), about))
-        self._install(field(secrets, "private"), public, field(secrets, "mac", KEY_BYTES))
+        secrets = unpack_fields(link.open(field_of(deal, "sealed"), about))
+        self._install(field_of(secrets, "private"), public, field_of(secrets, "mac", KEY_BYTES))
 
     def _install(self, private: bytes, public: bytes, mac: bytes) -> None:
-        self._key = self._backend.scheme.private_key(private, public)
-        self._link = Link(mac, "the federation")
+        self._keys = self._backend.load_key(public, private), Link(mac, "the federation")
         self._among_clients = Link(derive(private, "sealed totals"), "the clients")
 
     def protect(self, vector: Tensor) -> Tensor:
@@ -228,12 +251,10 @@ class SharedKeyClient(AggregationClient):
 
         Raises an `InputError` if it cannot be encrypted (see `FixedPoint`), a `ReplayError` if no round is open.
         """
-        key, link, _ = self._enrolled()
-        if self._round is None:
-            raise ReplayError(f"client {self.name!r} has no open round: call open_round once for each vector")
+        (key, link), opened = self._enrolled(), self._opened()
         check_row("vector to protect", vector)
         body = key.encrypt(vector) if len(vector) else b""
-        message = _frame(link, f"vector of {self.name}", self._round, len(vector), 1, body)
+        message = _frame(link, f"vector of {self.name}", opened, len(vector), 1, body)
         self._round = None
         return message
 
@@ -243,14 +264,14 @@ class SharedKeyClient(AggregationClient):
         Raises an `AuthenticationError` if it was not made by this federation's server, or was changed, a `ReplayError`
         if this client has revealed a newer total of the same channel, or opened a newer round.
         """
-        key, link, among_clients = self._enrolled()
+        key, link = self._enrolled()
         bound_to, length, added, body = _unframe(link, "total", total)
         if added != num_clients:
             raise AuthenticationError(f"the total is of {added} vectors, {num_clients} were announced")
         round_id = bound_to.round_id
         self._check_newest(round_id)
         if bound_to.digest == _about_sealed(round_id, length, added):
-            numbers = _numbers(among_clients.open(body, bound_to.digest), length)
+            numbers = _numbers(self._among_clients.open(body, bound_to.digest), length)
         else:
             self._backend.check_headroom(added)
             numbers = key.decrypt(body, length, added) if length else torch.zeros(0, dtype=torch.float64)
@@ -268,7 +289,7 @@ class SharedKeyClient(AggregationClient):
             if channel == round_id.channel or round_id.round_idx == _NO_ROUND
         ]
         if round_id.round_idx != _NO_ROUND:
-            calls.append(self._opened.get(round_id.channel, round_id.call))
+            calls.append(self._calls.get(round_id.channel, round_id.call))
         newest = max(calls, default=round_id.call)
         if round_id.call < newest:
             raise ReplayError(
@@ -282,7 +303,7 @@ class SharedKeyClient(AggregationClient):
         It names the round it was made for, if this object has revealed it under its key. One from before a resume is as
         old as the last that this object has revealed: clients that have revealed something newer refuse it.
         """
-        _, link, among_clients = self._enrolled()
+        _, link = self._enrolled()
         check_row("total to seal", total)
         numbers = total.detach().to("cpu", torch.float64).contiguous()
         fingerprint = _fingerprint(numbers)
@@ -290,52 +311,39 @@ class SharedKeyClient(AggregationClient):
         last = max((round_id.call for round_id, _ in self._newest.values()), default=-1)
         round_id = revealed[0] if revealed else RoundId(_NO_ROUND, "", last)
         about = _about_sealed(round_id, len(numbers), num_clients)
-        body = among_clients.seal(numbers.numpy().tobytes(), about)
+        body = self._among_clients.seal(numbers.numpy().tobytes(), about)
         return _frame(link, "total", _Binding(round_id, about), len(numbers), num_clients, body)
-
-    def _enrolled(self) -> tuple[PrivateKey, Link, Link]:
-        if self._key is None or self._link is None or self._among_clients is None:
-            raise KeyCheckError(f"client {self.name!r} has no key yet: run the enrolment steps first")
-        return self._key, self._link, self._among_clients
 
 
 @final
-class SharedKeyServer(AggregationServer):
+class SharedKeyServer(_SharedKeyParty, AggregationServer):
     """Adds ciphertexts; holds the public key only."""
 
+    _who = "the server"
+
     def __init__(self, backend: SharedKeyAggregation) -> None:
-        self._backend = backend
-        self._identity = KeyPair()
-        self._roster: tuple[str, ...] = ()
+        super().__init__(backend)
         self._publics: dict[str, bytes] = {}
-        self._key: PublicKey | None = None
-        self._link: Link | None = None
-        self._round: _Binding | None = None
         self._clients: tuple[str, ...] = ()
 
     def enrol(self, roster: Sequence[str]) -> None:
         """Begin enrolment; an earlier key is forgotten."""
-        self._roster = tuple(roster)
+        super().enrol(roster)
         self._publics = {}
-        self._key = self._link = self._round = None
 
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
         """Begin a sum over ``clients``; raises as `SharedKeyClient.open_round`."""
-        self._round = None
-        self._backend.check_round(clients, self._roster)
+        super().open_round(round_id, clients)
         vars(self).pop("_kept", None)  # vectors of a round that failed before its total
         self._clients = tuple(clients)
-        self._round = _Binding(round_id, round_digest(round_id, clients))
 
     def relay(self, step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Pass public keys to the dealer, and its sealed keys to everybody.
+        """Pass public keys to the dealer, and its encrypted keys to everybody.
 
         Raises a `QuorumError` if somebody did not enrol, or no keys were dealt, a `KeyCheckError` if this step comes
         before the one it rests on, or a key is malformed.
         """
-        self._backend.check_step(step)
-        if not self._roster:
-            raise KeyCheckError("the server has no roster yet: call enrol first")
+        self._check_step(step)
         missing = [name for name in self._roster if not sent.get(name)]
         dealer = self._roster[0]
         if step == "identities":
@@ -349,44 +357,39 @@ class SharedKeyServer(AggregationServer):
         if dealer in missing:
             raise QuorumError(f"client {dealer!r} dealt no keys")
         deal = unpack_fields(sent[dealer])
-        public = field(deal, "public")
+        public = field_of(deal, "public")
         about = _about_deal(self._roster, public)
         link = Link(derive(self._identity.agree(self._publics[dealer], dealer), about, "server"), "server")
-        secrets = unpack_fields(link.open(field(deal, "server"), about))
+        secrets = unpack_fields(link.open(field_of(deal, "server"), about))
         if set(secrets) != {"mac"}:
             raise KeyCheckError(f"the server was sent {sorted(secrets)}: it must hold no private key")
-        self._key = self._backend.scheme.public_key(public)
-        self._link = Link(field(secrets, "mac", KEY_BYTES), "the federation")
+        self._keys = self._backend.load_key(public), Link(field_of(secrets, "mac", KEY_BYTES), "the federation")
         return {
             name: pack_fields(
-                {"public": public, "dealer": self._publics[dealer], "sealed": field(deal, f"client {name}")}
+                {"public": public, "dealer": self._publics[dealer], "sealed": field_of(deal, f"client {name}")}
             )
             for name in self._roster[1:]
         }
 
     def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
         """Add ciphertexts; the round is used up."""
-        if self._key is None or self._link is None:
-            raise KeyCheckError("the server has no key yet: run the enrolment steps first")
-        if self._round is None:
-            raise ReplayError("no round is open: these vectors come too late, or twice")
+        (key, link), opened = self._enrolled(), self._opened()
         self._backend.check_clients(len(messages))
         check_members(messages, self._clients, "send vectors")
         bodies: list[bytes] = []
         lengths: dict[str, int] = {}
         for name, message in messages.items():
-            bound_to, lengths[name], added, body = _unframe(self._link, f"vector of {name}", message)
-            if bound_to != self._round:
+            bound_to, lengths[name], added, body = _unframe(link, f"vector of {name}", message)
+            if bound_to != opened:
                 raise ReplayError(f"the vector of client {name!r} was made for another round or roster")
             if added != 1:
                 raise AuthenticationError(f"client {name!r} sent a total of {added} vectors in place of its own")
             bodies.append(body)
         check_equally_long(lengths)
         length = next(iter(lengths.values()))
-        body = self._key.add(bodies, length) if length else b""
-        total = _frame(self._link, "total", self._round, length, len(bodies), body)
+        body = key.add(bodies, length) if length else b""
         self._round = None
-        return total
+        return _frame(link, "total", opened, length, len(bodies), body)
 
 
 def _about_deal(roster: Sequence[str], public: bytes) -> bytes:

@@ -12,20 +12,17 @@ from __future__ import annotations
 
 import importlib
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from fedlit.privacy import seal_format
 from fedlit.privacy.errors import DecodeError, KeyCheckError, PrivacyError
-from fedlit.privacy.fixed_point import FixedPoint
-from fedlit.privacy.shared_key import HomomorphicScheme, PrivateKey, PublicKey
 
 _LENGTH = struct.Struct("<I")
 _HEADER_BYTES = 256
@@ -49,24 +46,14 @@ def load_tenseal() -> Any:
 
 @dataclass(frozen=True)
 class Parameters:
-    """One set of encryption parameters; SEAL refuses sets below 128 bits of security.
-
-    Args:
-        name: Of the scheme.
-        degree: Of the polynomials, a power of two.
-        prime_bits: Sizes of the primes of the coefficient modulus. The last one is for key switching, and no
-            part of ciphertexts.
-        plain_modulus: BFV: prime, 1 modulo 2 * degree. CKKS: 0.
-        scale: CKKS: by which numbers are multiplied before they are rounded. BFV: 1.
-        evaluation_keys: Whether whoever computes gets a public key to encrypt with, and keys to rotate slots.
-    """
+    """One set of encryption parameters; SEAL refuses sets below 128 bits of security."""
 
     name: Literal["BFV", "CKKS"]
-    degree: int
-    prime_bits: tuple[int, ...]
-    plain_modulus: int = 0
-    scale: float = 1.0
-    evaluation_keys: bool = False
+    degree: int  # of the polynomials, a power of two
+    prime_bits: tuple[int, ...]  # of the coefficient modulus; the last prime is for key switching, not in ciphertexts
+    plain_modulus: int = 0  # BFV: a prime, 1 modulo 2 * degree
+    scale: float = 1.0  # CKKS: by which numbers are multiplied before they are rounded
+    evaluation_keys: bool = False  # whether who computes gets a public key to encrypt with, and keys to rotate slots
 
     @property
     def slots(self) -> int:
@@ -77,11 +64,6 @@ class Parameters:
     def levels(self) -> int:
         """Primes of the coefficient modulus of a fresh ciphertext."""
         return len(self.prime_bits) - 1
-
-    @property
-    def bytes_per_number(self) -> float:
-        """Maximum of bytes on the wire for one number of a long vector."""
-        return self.ciphertext_bytes(self.levels) / self.slots
 
     def ciphertext_bytes(self, levels: int) -> int:
         """Maximum size of a ciphertext: two polynomials, one word per coefficient and prime, and headers."""
@@ -205,103 +187,6 @@ class Context:
 
     def __repr__(self) -> str:
         return f"Context({self.parameters}, is_private={self.is_private})"
-
-
-@final
-class VectorScheme(HomomorphicScheme):
-    """Ciphertexts are TenSEAL's vectors, each filling all slots; the server holds no key, only parameters.
-
-    The public half of a key pair is an encryption of zeros, as are all public keys of such schemes. ``encode`` gives
-    what to encrypt for floating-point numbers within the codec's bound; ``decode`` gives reals of it, float64.
-    """
-
-    def __init__(
-        self,
-        parameters: Parameters,
-        codec: FixedPoint,
-        encode: Callable[[Tensor], Tensor],
-        decode: Callable[[Tensor], Tensor],
-        error_bound: Callable[[int], float],
-    ) -> None:
-        load_tenseal()  # fail where the backend is made, not in its first round
-        self.parameters = parameters
-        self.codec = codec
-        self.encode = encode
-        self.decode = decode
-        self.error_bound = error_bound
-
-    def largest_total(self, num_clients: int) -> float:
-        """Greatest absolute value of an entry of a decrypted total, in reals."""
-        return num_clients * (self.codec.limit + 0.5) / self.codec.scale + self.error_bound(num_clients)
-
-    def generate(self) -> tuple[bytes, bytes]:
-        """A fresh key pair: a private context, an encryption of zeros."""
-        context = Context.generate(self.parameters)
-        return context.save(private=True), context.encrypt(self.encode(torch.zeros(self.parameters.slots)))
-
-    def private_key(self, private: bytes, public: bytes) -> PrivateKey:
-        """Load a key pair; the halves belong together if zeros decrypt to zeros."""
-        context = Context.load(self.parameters, private, private=True)
-        with refusing(KeyCheckError, "the public key is malformed"):
-            zeros = self.decode(context.decrypt(public, self.parameters.slots, self.parameters.levels))
-        if float(zeros.abs().max()) > self.error_bound(1):
-            raise KeyCheckError("the private key does not belong to the public key")
-        return _VectorPrivateKey(self, context)
-
-    def public_key(self, public: bytes) -> PublicKey:
-        """Load the public half; the key is used for nothing but to see that it is one."""
-        context = Context.without_keys(self.parameters)
-        with refusing(KeyCheckError, "the public key is malformed"):
-            context.read(public, self.parameters.slots, self.parameters.levels)
-        return _VectorPublicKey(context)
-
-
-@final
-class _VectorPrivateKey(PrivateKey):
-    def __init__(self, scheme: VectorScheme, context: Context) -> None:
-        self._scheme = scheme
-        self._context = context
-        self._slots, self._levels = scheme.parameters.slots, scheme.parameters.levels
-
-    def encrypt(self, vector: Tensor) -> bytes:
-        self._scheme.codec.check(vector)
-        vector = vector.detach().cpu()
-        # zeros fill the last ciphertext up: all have the same form, and decrypt can check every slot
-        chunks = (self._scheme.encode(chunk) for chunk in torch.split(vector, self._slots))
-        return join(self._context.encrypt(pad(chunk, (0, self._slots - len(chunk)))) for chunk in chunks)
-
-    def decrypt(self, body: bytes, length: int, num_clients: int) -> Tensor:
-        ciphertexts = split(body, -(-length // self._slots))
-        largest = self._scheme.largest_total(num_clients)
-        total = torch.empty(len(ciphertexts) * self._slots, dtype=torch.float64)
-        for ciphertext, chunk in zip(ciphertexts, torch.split(total, self._slots), strict=True):
-            numbers = self._context.decrypt(bytes(ciphertext), self._slots, self._levels)
-            chunk.copy_(self._scheme.decode(numbers))
-            if not float(chunk.abs().max()) <= largest:
-                raise DecodeError(
-                    f"a total decrypts to numbers beyond {largest:g}, which {num_clients} clients cannot reach: it was "
-                    "encrypted under another key, or changed"
-                )
-        return total[:length]
-
-
-@final
-class _VectorPublicKey(PublicKey):
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._slots, self._levels = context.parameters.slots, context.parameters.levels
-
-    def add(self, bodies: Sequence[bytes], length: int) -> bytes:
-        rows = [split(body, -(-length // self._slots)) for body in bodies]
-        return join(self._add(ciphertexts) for ciphertexts in zip(*rows, strict=True))
-
-    def _add(self, ciphertexts: Sequence[memoryview]) -> bytes:
-        vectors = (self._context.read(bytes(ciphertext), self._slots, self._levels) for ciphertext in ciphertexts)
-        total = next(vectors)
-        for vector in vectors:
-            with refusing(DecodeError, "ciphertexts cannot be added"):  # such as one and its negative
-                total.add_(vector)
-        return bytes(total.serialize())
 
 
 def join(ciphertexts: Iterable[bytes]) -> bytes:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from fedlit.checks import check
 from fedlit.federation.channel import Channel, Open, Pairwise, Parties, Summed
 from fedlit.federation.client import Client
-from fedlit.federation.errors import ChannelError
+from fedlit.federation.errors import ChannelError, about
 from fedlit.privacy import (
     Description,
     GaussianMechanism,
@@ -29,25 +29,15 @@ _PROTECTS: dict[str, type[Channel]] = {"privacy": Summed, "two_party": Pairwise}
 
 @dataclass(frozen=True)
 class Resolved:
-    """A channel of a run: its declaration, and what was chosen for it.
-
-    Args:
-        declared: By the method or a callback.
-        senders: Names of those who may send, in roster order.
-        receivers: Names of those who may receive, in roster order.
-        backend: Of its sums.
-        protocol: Of what pairs compute over it; ``None`` if they compute nothing.
-        mechanism: Of differential privacy; ``None`` for none.
-        encrypted: Whether what goes from client to client is encrypted between them.
-    """
+    """A channel of a run: its declaration, and what was chosen for it."""
 
     declared: Channel
-    senders: tuple[str, ...]
+    senders: tuple[str, ...]  # who may send, in roster order
     receivers: tuple[str, ...]
-    backend: SecureAggregation
-    protocol: TwoPartyAffine | None = None
-    mechanism: GaussianMechanism | None = None
-    encrypted: bool = False
+    backend: SecureAggregation  # of its sums
+    protocol: TwoPartyAffine | None = None  # of what pairs compute over it
+    mechanism: GaussianMechanism | None = None  # of differential privacy
+    encrypted: bool = False  # whether what goes from client to client is encrypted between them
 
     @property
     def name(self) -> str:
@@ -97,16 +87,7 @@ class Resolved:
 
 
 class Channels(Mapping[str, Resolved]):
-    """The channels of a run by name, each with what was chosen for it.
-
-    Args:
-        declared: By the method and its callbacks; ``None`` lets a federation without a method send over any name.
-        roster: All clients.
-        learners: Names of those who take local steps; ``None`` is all with labels.
-        heard: Names of channels on which not all present clients participate.
-        encrypted: Whether messages from client to client are; ``None`` is where something protects others.
-        reports: How numbers for logging are sent; ``None`` is as they are, and with differential privacy not at all.
-        choices: ``privacy``, ``two_party`` and ``differential_privacy`` of `Federation`.
+    """The channels of a run by name, each with what was chosen for it; arguments as of `Federation`.
 
     Attributes:
         encrypted: Whether messages from client to client are encrypted between them.
@@ -120,10 +101,10 @@ class Channels(Mapping[str, Resolved]):
 
     def __init__(
         self,
-        declared: Iterable[Channel] | None,
+        declared: Iterable[Channel] | None,  # ``None`` lets a federation without a method send over any name
         roster: Sequence[Client],
         learners: Collection[str] | None = None,
-        heard: Collection[str] = (),
+        participating: Collection[str] = (),  # channels with a rule of participation
         encrypted: bool | None = None,
         reports: Reports | None = None,
         **choices: Any,
@@ -148,7 +129,7 @@ class Channels(Mapping[str, Resolved]):
                 TypeError,
             )
         if not self._any_name:
-            self._check_names([channel.name for channel in channels], heard)
+            self._check_names([channel.name for channel in channels], participating)
         self.declare(channels)
 
     def __getitem__(self, name: str) -> Resolved:
@@ -250,14 +231,14 @@ class Channels(Mapping[str, Resolved]):
         choice = self._choices.get(option)
         return choice if isinstance(choice, Mapping) else {}
 
-    def _check_names(self, declared: Sequence[str], heard: Collection[str]) -> None:
-        named = {option: [*self._by_name(option)] for option in self._choices} | {"heard": [*heard]}
+    def _check_names(self, declared: Sequence[str], participating: Collection[str]) -> None:
+        named = {option: [*self._by_name(option)] for option in self._choices} | {"heard": [*participating]}
         for option, names in named.items():
             unknown = [name for name in names if name not in declared]
             if unknown:
                 has = [*dict.fromkeys(declared)]
                 text = f"{option} names the channels {unknown}, which this run does not have: it has {has}"
-                _refuse(option, unknown, text)
+                raise about(option, unknown, ChannelError(text))
 
     def _check_kind(self, channel: Resolved) -> None:
         """Refuse a protection that its messages would not pass."""
@@ -268,7 +249,7 @@ class Channels(Mapping[str, Resolved]):
                     chosen = self._choices[option].min_clients > 1 and bool(channel.declared.otherwise)
                 if chosen:
                     text = f"{option} does not protect channel {channel}: leave it out for this channel"
-                    _refuse(option, channel, text + channel.way_out)
+                    raise about(option, channel, ChannelError(text + channel.way_out))
 
     def _check_left_out(self, channel: Resolved) -> None:
         """Refuse that what one channel sends is in the clear only because another one was named."""
@@ -277,23 +258,21 @@ class Channels(Mapping[str, Resolved]):
             optional = isinstance(declared, Pairwise) and declared.beside is not None
             if named and isinstance(declared, kind) and declared.name not in named and not optional:
                 plain = Plain if kind is Summed else PlainAffine
-                _refuse(
-                    option,
-                    named,
+                text = (
                     f"{option} names the channels {[*named]}, but not {channel.name!r}, whose messages would be sent "
-                    f"in the clear ({declared}): add it, if only with fedlit.privacy.{plain.__name__}()",
+                    f"in the clear ({declared}): add it, if only with fedlit.privacy.{plain.__name__}()"
                 )
+                raise about(option, named, ChannelError(text))
 
     def _check_blurred(self, channel: Resolved) -> None:
         chosen = channel.mechanism is not None or channel.name in self._by_name("differential_privacy")
         if chosen and channel.declared.unblurred:
             able = [each.name for each in self.values() if not each.declared.unblurred]
-            _refuse(
-                "differential_privacy",
-                channel,
+            text = (
                 f"differential_privacy cannot blur channel {channel}: {channel.declared.unblurred}. Give it by "
-                f"channel, for some of {able}",
+                f"channel, for some of {able}"
             )
+            raise about("differential_privacy", channel, ChannelError(text))
 
     def _check_number(self, channel: Resolved) -> None:
         if not channel.hides:
@@ -314,22 +293,15 @@ class Channels(Mapping[str, Resolved]):
         ways = "".join(channel.way_out for channel in self.values())
         if self._choices.get("two_party") and not pairwise and ways:
             text = f"two_party is given, but no channel of this run is pairwise: leave it out{ways}"
-            _refuse("two_party", self._choices["two_party"], text)
+            raise about("two_party", self._choices["two_party"], ChannelError(text))
         for name, declared in pairwise.items():
             beside = declared.beside
             if beside is not None and self[name].protocol is not None and not self[beside].hides:
-                _refuse(
-                    "two_party",
-                    self[name].protocol,
+                text = (
                     f"two_party for {name!r} keeps from others what they could see anyway, as channel {beside!r} is "
-                    "open: give the strategy privacy, such as fedlit.privacy.PairwiseMasking(), or leave two_party out",
+                    "open: give the strategy privacy, such as fedlit.privacy.PairwiseMasking(), or leave two_party out"
                 )
-
-
-def _refuse(argument: str, value: object, text: str) -> NoReturn:
-    error: Any = ChannelError(text)
-    error.argument, error.value = argument, value  # as of `fedlit.checks.refuse`
-    raise error
+                raise about("two_party", self[name].protocol, ChannelError(text))
 
 
 def check_choices(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from fedlit.checks import check, check_at_least, check_one_of, refuse
-from fedlit.federation.errors import PeerFailedError, RosterError
+from fedlit.federation.errors import PeerFailedError, RosterError, about
 from fedlit.federation.names import alike, check_texts, difference, folded, not_text, shown
 from fedlit.federation.nested import Shape
 from fedlit.privacy import DecodeError
@@ -43,12 +43,12 @@ class Client:
     def __post_init__(self) -> None:
         problem = not_text(self.name)
         if problem is not None:
-            raise RosterError(f"client name must be a non-empty string (text), {problem}, or rename the client")
-        if not _NAME.fullmatch(self.name) or not self.name.isprintable() or folded(self.name) in _RESERVED:
-            raise RosterError(
-                f"client name must be a non-empty string without '.', '/', ':', outer blanks and invisible signs, "
-                f"other than {_RESERVED}, got {shown([self.name])[1:-1]}: rename the client"
-            )
+            text = f"client name must be a non-empty string (text), {problem}, or rename the client"
+            raise about("name", self.name, RosterError(text))
+        usable = bool(_NAME.fullmatch(self.name)) and self.name.isprintable() and folded(self.name) not in _RESERVED
+        rule = f"a non-empty text without '.', '/', ':', outer blanks and invisible signs, other than {_RESERVED}"
+        name = shown([self.name])[1:-1]
+        check(usable, "name of a client", rule, self.name, "rename the client", RosterError, name)
         check_one_of(f"role of client {self.name!r}", self.role, ("source", "target"), "", RosterError)
         if self.labelled is None:
             object.__setattr__(self, "labelled", self.role == "source")
@@ -141,17 +141,19 @@ def make_roster(clients: Iterable[Client | str], target: str) -> tuple[Client, .
     duplicates = sorted({name for name in names if names.count(name) > 1})
     check(not duplicates, "clients", "unique", duplicates, f"they are {names}", RosterError)
     for group in alike(names):
-        raise RosterError(
+        text = (
             f"client names {shown(group)} differ in {difference(group)}: if they are one client, write its name "
             "alike everywhere; if not, rename one"
         )
+        raise about("clients", group, RosterError(text))
     check_one_of("target", target, names, "", RosterError)
     for client in clients:
         if isinstance(client, Client) and client.is_target != (client.name == target):
-            raise RosterError(
+            text = (
                 f"client {client.name!r} has role {client.role!r}, but the target is {target!r}: give "
                 f"Client({target!r}, role='target', labelled=...), and the role 'source' to all others"
             )
+            raise about("role", client.role, RosterError(text))
     return roster
 
 
@@ -173,10 +175,11 @@ def place(clients: Sequence[Client], world_size: int, placement: Sequence[Sequen
     names = [client.name for client in clients]
     apart = placement is not None and len(placement) > 1 and not placement[0]
     if world_size > len(clients) + apart:
-        raise RosterError(
+        text = (
             f"{world_size} processes for {len(clients)} clients {names}: a process without a client has nothing to "
             f"train, use devices={len(clients)} or fewer"
         )
+        raise about("devices", world_size, RosterError(text))
     if placement is None:
         return [index * world_size // len(clients) for index in range(len(clients))]
     placed = sorted(name for share in placement for name in share)

@@ -1,5 +1,17 @@
 """Errors of a federation."""
 
+from __future__ import annotations
+
+from typing import TypeVar
+
+_Error = TypeVar("_Error", bound=Exception)
+
+
+def about(argument: str, value: object, error: _Error) -> _Error:
+    """Return an error with the attributes of `fedlit.checks.ArgumentError`, where its text is another than theirs."""
+    vars(error).update(argument=argument, value=value)
+    return error
+
 
 class FederationError(RuntimeError):
     """Base of everything that goes wrong while a federation runs."""

@@ -96,7 +96,7 @@ class Federation(Participants):
         roster = Roster(clients, target, transport, placement, participation, heard, nested_heard, seed)
         learning = None if learners is None else names_of(learners)
         choices = {"privacy": privacy, "two_party": two_party, "differential_privacy": differential_privacy}
-        resolved = Channels(channels, roster.clients, learning, roster.heard, encrypted, reports, **choices)
+        resolved = Channels(channels, roster.clients, learning, roster.participating, encrypted, reports, **choices)
         super().__init__(transport, roster, resolved)
         self.batch_idx = 0
         self._releases = Releases(self._messenger)
@@ -108,16 +108,11 @@ class Federation(Participants):
     # ---------------------------------------------------------------- who is lost, and comes back
 
     def roll_call(self, adapts: bool = False) -> frozenset[int]:
-        """Find out which processes are there before a round: clients of lost ones are absent in it.
+        """Find out which processes are there before a round; clients of lost ones are absent in it.
 
-        Returns:
-            Ranks that come back with this round: see `come_back`.
-
-        Args:
-            adapts: Whether a round is for the target, so that there is none without it.
-
-        Raises:
-            FederationError: If those without whom a round would change nothing do not come back in time.
+        Returns ranks that come back with this round: see `come_back`. ``adapts`` is whether the round is for the
+        target, so that there is none without it. A `FederationError` if those without whom it would change nothing do
+        not come back in time.
         """
         transport, lacks = self.transport, partial(self._lacks, adapts=adapts)
         back = transport.roll_call(lacks)

@@ -24,15 +24,10 @@ class Verdict(NamedTuple):
 class Membership:
     """Connected and waiting processes, as the server knows them.
 
-    Args:
-        ranks: All there are.
-        patience: Seconds of silence after which a process is dropped.
-        clock: Returns seconds.
-
     Attributes:
         here: Ranks that take part, and are waited for.
         waiting: Those that come back, and wait for the next roll call.
-        patience: See the arguments.
+        patience: Seconds without a connection after which a process is dropped.
     """
 
     def __init__(self, ranks: Iterable[int], patience: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,35 +35,35 @@ class Membership:
         self._ranks = frozenset(ranks)
         self.patience = patience
         self._clock = clock
-        self._silent: dict[int, float] = {}
+        self._disconnected: dict[int, float] = {}
         self.waiting: set[int] = set()
 
     def come(self, rank: int) -> None:
         """A process comes, before the first round, or later to wait for the next roll call: see `wait`."""
         self.here.add(rank)
-        self._silent.pop(rank, None)
+        self._disconnected.pop(rank, None)
 
     def wait(self, rank: int) -> None:
         """A process that is not here waits for the next roll call."""
         self.waiting.add(rank)
-        self._silent.pop(rank, None)
+        self._disconnected.pop(rank, None)
 
-    def heard(self, rank: int) -> None:
-        """A process is connected."""
-        self._silent.pop(rank, None)
+    def connected(self, rank: int) -> None:
+        """Something connects a process."""
+        self._disconnected.pop(rank, None)
 
-    def silent(self, rank: int) -> None:
+    def disconnected(self, rank: int) -> None:
         """Nothing connects a process any more."""
-        self._silent.setdefault(rank, self._clock())
+        self._disconnected.setdefault(rank, self._clock())
 
     def drop(self, rank: int) -> None:
-        """Wait for a process no more: it has left, or speaks nonsense, or was silent for too long."""
+        """Wait for a process no more: it has left, sends nonsense, or was disconnected for too long."""
         self.here.discard(rank)
         self.waiting.discard(rank)
 
     def overdue(self) -> set[int]:
-        """Those here and waiting that have been silent for longer than the patience; they are dropped."""
-        late = {rank for rank, since in self._silent.items() if self._clock() - since >= self.patience}
+        """Those here and waiting that have been disconnected for longer than the patience; they are dropped."""
+        late = {rank for rank, since in self._disconnected.items() if self._clock() - since >= self.patience}
         late &= self.here | self.waiting
         for rank in late:
             self.drop(rank)
@@ -76,7 +71,7 @@ class Membership:
 
     def time_left(self) -> float | None:
         """Seconds until a process is overdue; ``None`` if all are connected."""
-        since = [self._silent[rank] for rank in self.here | self.waiting if rank in self._silent]
+        since = [self._disconnected[rank] for rank in self.here | self.waiting if rank in self._disconnected]
         return max(0.0, min(since) + self.patience - self._clock()) if since else None
 
     def meeting(self, roll_call: bool = False) -> Verdict:

@@ -47,11 +47,7 @@ Party = str | Pair
 
 
 class Messenger:
-    """Announces each exchange to all processes, and carries its messages.
-
-    Args:
-        transport: Joins the processes.
-        rank_of: Process that hosts each client, in roster order. The server lives on rank 0.
+    """Announces each exchange to all processes, and carries its messages; the server lives on rank 0.
 
     Attributes:
         round_idx: Communication round under way.

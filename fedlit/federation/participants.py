@@ -18,13 +18,20 @@ from fedlit.federation.transport import Transport
 from fedlit.privacy import PrivacyError
 
 
+def _of_messenger(name: str, doc: str) -> Any:
+    """A property of the messenger that is also one of the federation."""
+
+    def read(participants: Participants) -> Any:
+        return getattr(participants._messenger, name)
+
+    def write(participants: Participants, value: Any) -> None:
+        setattr(participants._messenger, name, value)
+
+    return property(read, write, doc=doc)
+
+
 class Participants:
     """Clients, and the processes that host them; the base of `Federation`.
-
-    Args:
-        transport: Joins the processes.
-        roster: The clients.
-        channels: Of the run.
 
     Attributes:
         seconds: Time spent so far by phase: ``"exchange"`` and ``"protection"``; others may add theirs.
@@ -40,23 +47,9 @@ class Participants:
         self._messenger.settled = not transport.losable
         self.hosts_server = self._messenger.hosts_server
 
-    @property
-    def round_idx(self) -> int:
-        """Communication round under way, from 0; no epoch restarts it."""
-        return self._messenger.round_idx
-
-    @round_idx.setter
-    def round_idx(self, round_idx: int) -> None:
-        self._messenger.round_idx = round_idx
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where received tensors are put; ``None`` leaves them where they arrive. The strategy sets it."""
-        return self._messenger.device
-
-    @device.setter
-    def device(self, device: torch.device | None) -> None:
-        self._messenger.device = device
+    round_idx: int = _of_messenger("round_idx", "Communication round under way, from 0; no epoch restarts it.")
+    device: torch.device | None = _of_messenger("device", "Where received tensors are put; see `Messenger`.")
+    settled: bool = _of_messenger("settled", "Whether all processes have come to the same round; see `Messenger`.")
 
     # ---------------------------------------------------------------- roster
 
@@ -102,23 +95,17 @@ class Participants:
     def introduce(self, facts: Mapping[str, Facts]) -> None:
         """Before training, send sizes and shapes of local clients' data to every process.
 
-        Raises:
-            RosterError: On every process, if a client's samples are shaped unlike the others'.
+        A `RosterError` on every process, if a client's samples are shaped unlike the others'.
         """
         shares = self.transport.all_gather({name: tuple(fact) for name, fact in facts.items()}, "introductions")
         self.roster.introduce(introductions(shares, self.roster.rank_of))
 
     def all_gather(self, label: str, report: Callable[[str], Any]) -> dict[str, Any]:
-        """Return the reports of all clients, plain data by client, before anything is sent on channels.
+        """Return the reports of all clients about ``label``, plain data by client, before anything is sent on channels.
 
-        Args:
-            label: What they are about.
-            report: Of a local client, from its name. An error that it raises here ends the other processes too,
-                without its message, which may be about data.
-
-        Raises:
-            PeerFailedError: If ``report`` failed on another process.
-            DecodeError: If a process reports for others than the clients that it hosts.
+        ``report`` takes the name of a local client. An error that it raises here ends the other processes too, by a
+        `PeerFailedError` without its message, which may be about data. A `DecodeError` if a process reports for others
+        than the clients that it hosts.
         """
         failure: Exception | None = None
         mine: dict[str, Any] | None = None
@@ -161,15 +148,6 @@ class Participants:
     def settle(self) -> None:
         """Raise failures of other processes in the last exchange, before all do together what is no exchange."""
         self._messenger.settle()
-
-    @property
-    def settled(self) -> bool:
-        """Whether all processes have come to the same round; see `Messenger`."""
-        return self._messenger.settled
-
-    @settled.setter
-    def settled(self, settled: bool) -> None:
-        self._messenger.settled = settled
 
     def fail(self, error: FederationError | RosterError | PrivacyError) -> None:
         """Keep a local failure until the next exchange, which then raises it on every process."""

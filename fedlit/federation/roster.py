@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from fedlit.checks import check, check_one_of
 from fedlit.federation.client import Client, Facts, make_roster, names_of, place
-from fedlit.federation.errors import RosterError
+from fedlit.federation.errors import RosterError, about
 from fedlit.federation.nested import in_words
 from fedlit.federation.participation import Everyone, Participation
 from fedlit.federation.transport import Transport
@@ -19,17 +20,7 @@ _ROUNDS_COMPARED = 10
 
 
 class Roster:
-    """The clients of a federation.
-
-    Args:
-        clients: At least two.
-        target: Name of the target.
-        transport: Of the processes.
-        placement: Client names per rank; ``None`` deals out contiguous shares.
-        participation: Who is present in a round; ``None`` is everyone.
-        heard: By channel, which present clients participate on it.
-        nested: Whether each channel's clients are drawn among those of the channel before it in ``heard``.
-        seed: Of the draws.
+    """The clients of a federation; arguments as of `Federation`, whose ``heard`` is ``participating`` here.
 
     Attributes:
         rank_of: Process that hosts each client, in roster order.
@@ -46,16 +37,16 @@ class Roster:
         transport: Transport,
         placement: Sequence[Sequence[str]] | None,
         participation: Participation | None,
-        heard: Mapping[str, Participation] | None,
+        participating: Mapping[str, Participation] | None,
         nested: bool,
         seed: int,
     ) -> None:
         self.clients = make_roster(clients, target)
         self.participation = Everyone() if participation is None else participation
-        self.heard = dict(heard or {})
+        self.participating = dict(participating or {})
         self.nested = nested
         self.seed = seed
-        for rule in (self.participation, *self.heard.values()):
+        for rule in (self.participation, *self.participating.values()):
             rule.check(self.clients)
         ranks = place(self.clients, transport.world_size, placement)
         self.rank_of = {client.name: rank for client, rank in zip(self.clients, ranks, strict=True)}
@@ -71,8 +62,8 @@ class Roster:
         """Names of ``clients``, which must be of the roster; ``argument`` is for the error message."""
         names = {clients} if isinstance(clients, str) else set(names_of(clients))
         unknown = sorted(names - self.rank_of.keys())
-        if unknown or isinstance(clients, str):
-            raise RosterError(f"{argument} must list clients of {list(self.rank_of)}, got {unknown or clients!r}")
+        known = not unknown and not isinstance(clients, str)
+        check(known, argument, f"a list of clients of {list(self.rank_of)}", unknown or clients, error=RosterError)
         return names
 
     def by_sender(
@@ -88,24 +79,18 @@ class Roster:
     def local(self, payloads: Mapping[str, _T]) -> dict[str, _T]:
         """Entries of local clients, in roster order; a `RosterError` of others."""
         for name in payloads:
-            if name not in self.rank_of:
-                raise RosterError(f"sender {name!r} is not one of the clients {list(self.rank_of)}")
+            check_one_of("sender", name, [*self.rank_of], "they are the clients", RosterError)
             if not self.is_local(name):
-                raise RosterError(
-                    f"sender {name!r} is hosted by rank {self.rank_of[name]}, not by rank {self._rank}: give the "
-                    "payloads of local clients only"
-                )
+                text = f"sender {name!r} is hosted by rank {self.rank_of[name]}: give payloads of local clients only"
+                raise about("sender", name, RosterError(text))
         return {name: payloads[name] for name in self.rank_of if name in payloads}
 
     @property
     def weights(self) -> dict[str, int]:
         """See `Federation.weights`."""
         unknown = [client.name for client in self.clients if client.num_samples is None]
-        if unknown:
-            raise RosterError(
-                f"the number of training samples of {unknown} is not known: train with a FederatedLoader, give "
-                "Client(num_samples=...), or weight clients uniformly"
-            )
+        way_out = "train with a FederatedLoader, give Client(num_samples=...), or weight clients uniformly"
+        check(not unknown, "num_samples", "known for all clients", None, way_out, RosterError, f"none for {unknown}")
         return {client.name: client.num_samples or 0 for client in self.clients}
 
     def send_away(self, clients: Collection[str]) -> None:
@@ -116,7 +101,7 @@ class Roster:
 
     def present(self, round_idx: int, channel: str | None = None) -> tuple[Client, ...]:
         """Clients present in a round; with ``channel``, those who participate on it."""
-        key = (round_idx, channel if channel in self.heard else None)
+        key = (round_idx, channel if channel in self.participating else None)
         if key not in self._present:
             self._present = {past: clients for past, clients in self._present.items() if past[0] == round_idx}
             self._present[key] = self._drawn(round_idx, key[1], self.away)
@@ -125,7 +110,7 @@ class Roster:
     def _drawn(self, round_idx: int, channel: str | None, away: Collection[str]) -> tuple[Client, ...]:
         drawn = self.participation.present(self.clients, round_idx, self.seed)
         drawn = tuple(client for client in drawn if client.name not in away)
-        for name, rule in self.heard.items() if channel is not None else ():
+        for name, rule in self.participating.items() if channel is not None else ():
             if self.nested or name == channel:
                 drawn = rule.present(drawn, round_idx, self.seed, stream=name)
             if name == channel:
@@ -136,14 +121,16 @@ class Roster:
         """Take in sizes and shapes of all clients' data; see `Federation.introduce`."""
         missing = [client.name for client in self.clients if client.name not in facts]
         if missing:
-            raise RosterError(f"clients {missing} have no training data: give each client a data set, or leave it out")
+            text = f"clients {missing} have no training data: give each client a data set, or leave it out"
+            raise about("clients", missing, RosterError(text))
         first = self.clients[0].name
         for name, fact in facts.items():
             if fact.input_shape != facts[first].input_shape:
-                raise RosterError(
+                text = (
                     f"samples of client {name!r} have shape {in_words(fact.input_shape)}, those of {first!r} have "
                     f"{in_words(facts[first].input_shape)}: all clients feed the same network, bring them to one shape"
                 )
+                raise about("samples", fact.input_shape, RosterError(text))
         self.clients = tuple(replace(client, num_samples=facts[client.name].num_samples) for client in self.clients)
         self._present.clear()
 
@@ -156,7 +143,7 @@ class Roster:
         return [
             names_of(self._drawn(each, channel, ()))
             for each in range(round_idx, round_idx + _ROUNDS_COMPARED)
-            for channel in (None, *self.heard)
+            for channel in (None, *self.participating)
         ]
 
     def state(self) -> list[list[str]]:
@@ -173,10 +160,11 @@ class Roster:
         """Raise a `RosterError` unless what `state` gave is of the same clients."""
         theirs = [list(item) for item in roster]
         if theirs != self.state():
-            raise RosterError(
+            text = (
                 f"the checkpoint belongs to another federation: it has {_in_words(theirs)}, this run has "
                 f"{_in_words(self.state())}. Give the same clients, in the same order, and the same target"
             )
+            raise about("clients", theirs, RosterError(text))
 
 
 def _in_words(roster: Iterable[Sequence[str]]) -> str:

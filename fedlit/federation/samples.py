@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
-from fedlit.federation.errors import SampleError
+from fedlit.checks import check, refuse
+from fedlit.federation.errors import SampleError, about
 from fedlit.federation.labels import TaskName, known_labels
 from fedlit.federation.nested import Inputs, Rows, take, tensors_of
 
@@ -74,26 +75,21 @@ def check_map_style(client: str, dataset: Any) -> None:
     way_out = "read its samples into a TensorDataset(x, y), or give a dataset that has both"
     if hasattr(dataset, "dataset"):
         way_out = f"give the dataset of the {kind}; batch_size is an argument of FederatedLoader"
-    raise TypeError(
+    text = (
         f"the dataset of client {client!r} must give samples by their number (__len__ and __getitem__), got {kind}: "
         f"{way_out}"
     )
+    raise about("dataset", kind, TypeError(text))
 
 
 def _check_indices(client: str, subset: Subset[Any]) -> None:
     """Refuse a mask, whose values would be read as rows 0 and 1, and rows that there are not."""
     size, indices = len(subset.dataset), torch.as_tensor(subset.indices)  # type: ignore[arg-type]
-    if indices.dtype == torch.bool:
-        raise TypeError(
-            f"indices of the Subset of client {client!r} must be rows, got a mask of {len(indices)} values: give "
-            "mask.nonzero()[:, 0]"
-        )
-    outside = indices[(indices < -size) | (indices >= size)]
-    if len(outside):
-        raise SampleError(
-            f"indices of the Subset of client {client!r} must be rows of its dataset of {size} samples, got "
-            f"{outside[:_NAMED].tolist()}: take indices of this dataset"
-        )
+    argument, mask = f"indices of the Subset of client {client!r}", f"a mask of {len(indices)} values"
+    check(indices.dtype != torch.bool, argument, "rows", mask, "give mask.nonzero()[:, 0]", TypeError, mask)
+    outside = indices[(indices < -size) | (indices >= size)][:_NAMED].tolist()
+    rule = f"rows of its dataset of {size} samples"
+    check(not outside, argument, rule, outside, "take indices of this dataset", SampleError)
 
 
 def check_entries(client: str, samples: Any) -> None:
@@ -102,11 +98,12 @@ def check_entries(client: str, samples: Any) -> None:
     if entries and len(samples) >= 2:
         return
     shown = type(samples).__name__ + (f" of {len(samples)}" if entries else "")
-    raise TypeError(
-        f"samples of client {client!r} must be (inputs, labels, ...), got {shown}: give a TensorDataset(x, y), or let "
-        "the dataset's __getitem__ give such tuples. Inputs may be a dictionary of tensors; the second entry is the "
-        "one that the label guard keeps, -1 (in regression NaN) for a sample of the target without a label"
+    way_out = (
+        "give a TensorDataset(x, y), or let the dataset's __getitem__ give such tuples. Inputs may be a dictionary of "
+        "tensors; the second entry is the one that the label guard keeps, -1 (in regression NaN) for a sample of the "
+        "target without a label"
     )
+    refuse(f"samples of client {client!r}", "(inputs, labels, ...)", shown, way_out, TypeError, shown)
 
 
 def check_labels(
@@ -136,43 +133,45 @@ def check_labels(
     """
     whose = f"labels of {word} {client!r}"
     if not isinstance(labels, Tensor):
-        raise error(f"{whose} must be a tensor, got {type(labels).__name__}: give one of shape (n,)")
+        kind = type(labels).__name__
+        refuse(whose, "a tensor", kind, "give one of shape (n,)", error, kind)
     shown = f"{labels.dtype} of shape {tuple(labels.shape)}"
     counts = task == "regression" and not labels.is_floating_point()  # of which -1 is a number like others
     known = torch.ones(len(labels), dtype=torch.bool) if counts else known_labels(labels)
     if task == "regression":
-        if labels[:1].numel() != num_outputs or (exact and not labels.is_floating_point()):
-            number = labels[:1].numel()
-            way_out = "give y.float()"
-            if number != num_outputs:
-                way_out = f"give the model num_classes={number}, or mend the labels"
-            raise error(f"{whose} must be {num_outputs} floating-point numbers per sample, got {shown}: {way_out}")
+        number = labels[:1].numel()
+        valid = number == num_outputs and (not exact or labels.is_floating_point())
+        mend = f"give the model num_classes={number}, or mend the labels"
+        way_out = "give y.float()" if number == num_outputs else mend
+        check(valid, whose, f"{num_outputs} floating-point numbers per sample", shown, way_out, error, shown)
         wrong = labels.reshape(len(labels), -1).isinf().any(dim=1)
         if bool(wrong.any()):
-            raise error(
-                f"{whose} must be finite, got infinity in {_rows(wrong, positions)}: leave out samples without a value"
-            )
+            shown = f"infinity in {_rows(wrong, positions)}"
+            refuse(whose, "finite", shown, "leave out samples without a value", error, shown)
     else:
-        if labels.dim() == 2 or (labels.dtype != torch.int64 if exact else labels.is_floating_point()):
-            raise error(f"{whose} must be classes, torch.int64 of shape (n,), got {shown}: give {_as_classes(labels)}")
+        valid = labels.dim() != 2 and (labels.dtype == torch.int64 if exact else not labels.is_floating_point())
+        way_out = "" if valid else f"give {_as_classes(labels)}"
+        check(valid, whose, "classes, torch.int64 of shape (n,)", shown, way_out, error, shown)
         if labels.dim() > 2:
             return
         wrong = known & ((labels < 0) | (labels >= num_outputs))
         if bool(wrong.any()):
             low, high = int(labels[known].min()), int(labels[known].max())
-            values = ", ".join(map(str, sorted({*labels[wrong].tolist()})[:_NAMED]))
-            raise error(
-                f"{whose} must lie in 0..{num_outputs - 1} ({num_outputs} classes), got {low}..{high} ({values} in "
-                f"{_rows(wrong, positions)}): renumber them from 0 (y - 1 if they count from 1), or name all classes "
-                "(num_classes)"
+            values = sorted({*labels[wrong].tolist()})[:_NAMED]
+            text = (
+                f"{whose} must lie in 0..{num_outputs - 1} ({num_outputs} classes), got {low}..{high} "
+                f"({', '.join(map(str, values))} in {_rows(wrong, positions)}): renumber them from 0 (y - 1 if they "
+                "count from 1), or name all classes (num_classes)"
             )
+            raise about("labels", values, error(text))
     if not may_lack and not bool(known.all()):
         nothing, else_way = ("NaN", "") if task == "regression" else ("-1", "; if -1 is a class, number them from 0")
-        raise error(
+        text = (
             f"{int((~known).sum())} of {len(labels)} samples of source {client!r} have no label ({nothing} in "
             f"{_rows(~known, positions)}), and only those of the target may lack them: leave these samples out, or "
             f"make {client!r} the target{else_way}"
         )
+        raise about("labels", nothing, error(text))
 
 
 def _as_classes(labels: Tensor) -> str:
@@ -201,11 +200,12 @@ def refuse_inputs(client: str, inputs: Inputs, positions: Tensor, number: int) -
         for path, leaf in first.items()
         if leaf.is_floating_point() and not bool(leaf.isfinite().all())
     )
-    return SampleError(
+    text = (
         f"inputs{path} of client {client!r} must be finite, got {float(value)} in {_named(positions)} "
         f"({len(positions)} of {number} samples), of which its network makes no finite features: leave these samples "
         "out, or fill in what is missing"
     )
+    return about("inputs", float(value), SampleError(text))
 
 
 def _rows(wrong: Tensor, positions: Tensor | None) -> str:

@@ -62,16 +62,9 @@ class Seals:
             identity.pin(directory)
 
     def close(self, message: Tensor, sender: str, receivers: Sequence[Sequence[str]], about: bytes) -> list[Tensor]:
-        """Encrypt a local client's message, uint8 of shape (n,), for the receivers on each of several processes.
+        """Encrypt a local client's message, uint8 of shape (n,), for its receivers on each of several processes.
 
-        Args:
-            message: As it is encoded.
-            sender: Local client.
-            receivers: By process.
-            about: Purpose of the message, to which it is bound.
-
-        Returns:
-            For each process, uint8 of shape (60 receivers + n + 16,).
+        The message is bound to ``about``, its purpose. Returns uint8 of shape (60 receivers + n + 16,) per process.
         """
         key, body = secrets.token_bytes(KEY_BYTES), torch.empty(len(message) + MAC_BYTES, dtype=torch.uint8)
         cipher = Cipher(algorithms.AES256(key), modes.GCM(_NONCE)).encryptor()

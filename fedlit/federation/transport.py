@@ -60,15 +60,9 @@ class Transport(ABC):
 
     @abstractmethod
     def swap(self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str) -> list[Tensor | None]:
-        """Carry uint8 messages along ``ways``, which are the same on all ranks.
+        """Carry uint8 messages along ``ways``, the same on all ranks; ``outgoing`` are those of this rank, in order.
 
-        Returns:
-            Those to this rank, in the order of their ways; ``None`` of a rank that is lost.
-
-        Args:
-            ways: In an order that sender and receiver share.
-            outgoing: The messages from this rank, in that order.
-            doing: For error messages.
+        Returns those to this rank, in the order of their ways; ``None`` of a rank that is lost.
         """
 
     def gather_each(
@@ -117,8 +111,7 @@ class Transport(ABC):
     def all_gather(self, value: Any, doing: str) -> list[Any]:
         """Return the value of every rank, a `document`; ``None`` of ranks that are lost.
 
-        Raises:
-            DecodeError: If what a rank sends is none, or announced as larger than this machine's memory.
+        A `DecodeError` if what a rank sends is none, or announced as larger than this machine's memory.
         """
         if self.world_size == 1:
             return [value]
@@ -183,11 +176,7 @@ class OneProcess(Transport):
 
 @final
 class ProcessGroup(Transport):
-    """Processes joined by torch.distributed over CPU tensors, whatever device the clients train on.
-
-    Args:
-        timeout: How long a process waits for the others before it gives up.
-    """
+    """Processes joined by torch.distributed over CPU tensors, whatever device the clients train on."""
 
     def __init__(self, timeout: timedelta) -> None:
         self.rank = dist.get_rank()

@@ -142,21 +142,19 @@ def check_files(certificate: Path, key: Path, ca: Path) -> None:
     """
     chain, authorities = _read("certificate", certificate), _read("ca", ca)
     own, secret = chain[0], _read_key(key)
-    if secret.public_key() != own.public_key():
-        raise ValueError(f"key must be that of the certificate, and '{key}' is not that of '{certificate}'")
-    now = dt.datetime.now(dt.UTC)
-    if not own.not_valid_before_utc <= now <= own.not_valid_after_utc:
-        raise ValueError(
-            f"certificate must be valid now, and '{certificate}' is from {own.not_valid_before_utc:%Y-%m-%d %H:%M} to "
-            f"{own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; this machine's clock has {now:%Y-%m-%d %H:%M}: have it "
-            "renewed, or set the clock"
-        )
+    check(secret.public_key() == own.public_key(), "key", f"that of the certificate '{certificate}'", str(key))
+    now, begins, ends = dt.datetime.now(dt.UTC), own.not_valid_before_utc, own.not_valid_after_utc
+    shown = f"'{certificate}', from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC"
+    rule = f"valid now, {now:%Y-%m-%d %H:%M} UTC by this machine's clock"
+    check(
+        begins <= now <= ends, "certificate", rule, str(certificate), "have it renewed, or set the clock", shown=shown
+    )
     # of several in one file, the others lie between it and the authority: the peer sees whether they lead there
-    if len(chain) == 1 and not any(_signed(own, authority) for authority in authorities):
-        raise ValueError(
-            f"certificate must be signed by the ca, and '{certificate}' is signed by {own.issuer.rfc4514_string()!r}, "
-            f"'{ca}' is {authorities[0].subject.rfc4514_string()!r}: all seats need certificates of one authority"
-        )
+    signed = len(chain) > 1 or any(_signed(own, authority) for authority in authorities)
+    rule = f"signed by the ca, '{ca}' of {authorities[0].subject.rfc4514_string()!r}"
+    shown = f"'{certificate}' signed by {own.issuer.rfc4514_string()!r}"
+    way_out = "all seats need certificates of one authority"
+    check(signed, "certificate", rule, str(certificate), way_out, shown=shown)
 
 
 def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:

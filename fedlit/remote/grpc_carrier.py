@@ -68,17 +68,10 @@ def _library() -> Any:
 
 @final
 class GrpcListener(Listener):
-    """Takes calls of sites.
+    """Takes calls of sites at ``HOST:PORT``, where port 0 is any; files are in PEM.
 
     Why a handshake failed is written by gRPC to standard error (``Handshake failed with error``), and without a name:
     none is known yet.
-
-    Args:
-        address: ``HOST:PORT``; port 0 is any.
-        certificate: The server's, in PEM, with those between it and the authority's if there are any.
-        key: To it.
-        ca: Of the authority.
-        names: Of the sites that may call.
     """
 
     def __init__(self, address: str, certificate: Path, key: Path, ca: Path, *, names: Collection[str]) -> None:
@@ -212,14 +205,7 @@ def _unbroken(request: Iterator[bytes]) -> Pieces:
 
 @final
 class GrpcCaller(Caller):
-    """Calls a server.
-
-    Args:
-        server: ``HOST:PORT``; its certificate has to name this host.
-        certificate: This site's, in PEM, with those between it and the authority's if there are any.
-        key: To it.
-        ca: Of the authority.
-    """
+    """Calls a server at ``HOST:PORT``, whose certificate has to name this host; files are in PEM."""
 
     def __init__(self, server: str, certificate: Path, key: Path, ca: Path) -> None:
         self._server, self._files = server, (certificate, key, ca)

@@ -19,17 +19,10 @@ class EndedError(Exception):
 
 
 def objection(server: str, certificate: Path, key: Path, ca: Path) -> str | None:
-    """Return why one of both ends does not trust the other, or None if both do, or nobody listens.
+    """Return why one of both ends does not trust the other, or None if both do, or nobody listens at ``HOST:PORT``.
 
-    Args:
-        server: ``HOST:PORT``.
-        certificate: This end's, in PEM.
-        key: To it.
-        ca: Of the authority that has signed the server's.
-
-    Raises:
-        EndedError: If what listens ends the connection without a reason: it may be starting, may speak no TLS, or may
-            not trust the certificate and not report that.
+    Files are in PEM. An `EndedError` if what listens ends the connection without a reason: it may be starting, may
+    speak no TLS, or may not trust the certificate and not report that.
     """
     context = ssl.create_default_context(cafile=str(ca))
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as strict as gRPC, and no more

@@ -57,12 +57,7 @@ class _Call:
 
 @final
 class MessageListener(Listener):
-    """The server's end: the engine passes it each message, with the name of the site that it is from.
-
-    Args:
-        register: Gives the engine the function that answers messages.
-        address: For logs.
-    """
+    """The server's end: the engine passes to `handle` each message, with the name of the site that it is from."""
 
     def __init__(self, register: Callable[[Callable[[str, Message], dict[str, Any]]], None], address: str) -> None:
         self._register, self._address = register, address
@@ -237,11 +232,7 @@ def _batches(pieces: Pieces) -> Iterator[tuple[list[bytes], bool]]:
 
 @final
 class MessageCaller(Caller):
-    """A site's end.
-
-    Args:
-        send: Sends a message to the server, and returns its answer; ``None`` if none came within the seconds.
-    """
+    """A site's end; ``send`` returns the server's answer, or ``None`` if none came within the seconds."""
 
     def __init__(self, send: Callable[[Message, float], Message | None]) -> None:
         self._send = send

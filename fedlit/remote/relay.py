@@ -28,11 +28,7 @@ _SECONDS = "seconds"
 
 @final
 class Relay:
-    """The end of the process that hands on.
-
-    Args:
-        send: See `MessageCaller`.
-    """
+    """The end of the process that hands on, by ``send``: see `MessageCaller`."""
 
     def __init__(self, send: Callable[[Message, float], Message | None]) -> None:
         self._send, self._key = send, secrets.token_bytes(16)

@@ -16,33 +16,18 @@ from fedlit.remote.star import ServerStar, SiteStar
 
 
 class Seat(ABC):
-    """Joins a process to the others, in place of process groups.
-
-    Attributes:
-        is_server: Whether it is the server's.
-    """
+    """Joins a process to the others, in place of process groups."""
 
     is_server: bool
 
     @abstractmethod
     def open(self, facts: Mapping[str, Any]) -> ServerStar | SiteStar:
-        """Join the others, who must have the same ``facts``.
-
-        Raises:
-            FederationError: If that takes too long, or the server refuses it.
-        """
+        """Join the others, who must have the same ``facts``; a `FederationError` if that takes too long or fails."""
 
 
 @final
 class CarriedServer(Seat):
-    """The server's seat over a carrier that is there.
-
-    Args:
-        listener: The carrier's end.
-        sites: Clients of each site, by its name.
-        wait_for: See `Server`.
-        patience: See `Server`.
-    """
+    """The server's seat over a carrier that is there; other arguments as of `Server`."""
 
     is_server = True
 
@@ -77,14 +62,7 @@ class CarriedServer(Seat):
 
 @final
 class CarriedSite(Seat):
-    """A site's seat over a carrier that is there.
-
-    Args:
-        caller: The carrier's end.
-        clients: See `Site`.
-        wait_for: See `Site`.
-        patience: See `Site`.
-    """
+    """A site's seat over a carrier that is there; other arguments as of `Site`."""
 
     is_server = False
 

@@ -15,8 +15,7 @@ from fedlit.privacy.errors import QuorumError
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.links import Identity
 from fedlit.privacy.masking.client import MaskingClient
-from fedlit.privacy.masking.messages import SERVER, party
-from fedlit.privacy.masking.round import MaskedRound, default_degree
+from fedlit.privacy.masking.round import SERVER, MaskedRound, default_degree, party
 from fedlit.privacy.masking.server import MaskingServer
 
 _LARGEST_TRIED = 200

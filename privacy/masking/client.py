@@ -10,17 +10,32 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
+from fedlit.checks import check
 from fedlit.privacy import shamir
 from fedlit.privacy.base import AggregationClient, RoundId
 from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, ReplayError
-from fedlit.privacy.frames import pack_fields, unpack_fields
-from fedlit.privacy.links import Identity, KeyPair, check_members, round_digest
-from fedlit.privacy.masking.messages import HEADER_BYTES, SERVER, binding, party, read, write, write_header
-from fedlit.privacy.masking.round import DROPPED, SURVIVED, MaskedRound, Masks
+from fedlit.privacy.links import Identity, KeyPair, check_members, pack_fields, round_digest, unpack_fields
+from fedlit.privacy.masking.round import (
+    DROPPED,
+    HEADER_BYTES,
+    SERVER,
+    SURVIVED,
+    MaskedRound,
+    Masks,
+    binding,
+    party,
+    read,
+    write,
+    write_header,
+)
 from fedlit.privacy.packing import check_row
 
 if TYPE_CHECKING:
     from fedlit.privacy.masking.backend import PairwiseMasking
+
+
+STEPS = ("keys", "shares", "vector", "confirm", "unmask")
+"""Of a client in a round."""
 
 
 @dataclass(repr=False)
@@ -32,26 +47,22 @@ class _ClientRound:
     roster: tuple[str, ...]
     keys: KeyPair
     seed: bytes
-    agreed: MaskedRound | None = None
-    deal: bytes = b""
+    due: str = STEPS[0]
+    """The step that comes next: each is taken once."""
+    agreed: MaskedRound = field(init=False)
+    """From the step ``keys`` on."""
     mask_keys: dict[str, bytes] = field(default_factory=dict)
     shares: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     """Of the seed and of the round key of each neighbour, and of this client's."""
     shared: tuple[str, ...] = ()
     """Clients whose shares were relayed."""
-    protected: bool = False
     survivors: tuple[str, ...] = ()
-    """As the server reported; empty until this client has confirmed it."""
+    """As the server reported, once this client has confirmed it."""
 
 
 @final
 class MaskingClient(AggregationClient):
-    """Masks one vector per round, and holds shares of its neighbours' secrets.
-
-    Args:
-        name: Of the client, as the roster has it.
-        backend: Settings that all parties share.
-    """
+    """Masks one vector per round, and holds shares of its neighbours' secrets."""
 
     def __init__(self, name: str, backend: PairwiseMasking) -> None:
         super().__init__(name)
@@ -59,6 +70,7 @@ class MaskingClient(AggregationClient):
         self._identity = Identity(party(name))
         self._roster: tuple[str, ...] = ()
         self._round: _ClientRound | None = None
+        self._deal = b""
 
     def enrol(self, roster: Sequence[str]) -> None:
         """Begin enrolment; keys pinned earlier stay pinned."""
@@ -68,7 +80,7 @@ class MaskingClient(AggregationClient):
 
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
         """Begin a sum over ``clients``, with fresh secrets; raises as `PairwiseMasking.check_round`."""
-        self._round = None
+        self._round, self._deal = None, b""
         self._backend.check_round(len(clients))
         check_members([self.name], clients, "open a round", KeyCheckError)
         for peer in (SERVER, *map(party, clients)):
@@ -81,10 +93,10 @@ class MaskingClient(AggregationClient):
         """Identity key; round key; encrypted shares, or nothing if the server has left this client out."""
         if step == "identities":
             return self._identity.public
-        opened = self._open()
         if step == "keys":
+            opened = self._due("keys")
             return write(self._identity, SERVER, "keys", opened.opening, opened.keys.public)
-        deal, opened.deal = opened.deal, b""
+        deal, self._deal = self._deal, b""
         return deal
 
     def receive(self, step: str, message: bytes) -> None:
@@ -100,9 +112,8 @@ class MaskingClient(AggregationClient):
 
     def protect(self, vector: Tensor) -> Tensor:
         """Masked vector, shape (bytes,), uint8; a `ReplayError` if this round's masks are used up, or not agreed on."""
-        opened, agreed = self._agreed()
-        if opened.protected:
-            raise ReplayError(f"client {self.name!r} has sent a vector: the same masks would show how two differ")
+        opened = self._due("vector")
+        agreed = opened.agreed
         check_row("vector to protect", vector)
         vector = vector.detach().cpu()
         self._backend.codec.check(vector)
@@ -112,7 +123,8 @@ class MaskingClient(AggregationClient):
         for peer, key in opened.mask_keys.items():
             (added if agreed.adds(self.name, peer) else subtracted).append(key)
         masks = Masks([*added, agreed.self_mask_key(opened.seed)], subtracted, dtype)
-        opened.protected = True  # before masking: if that fails midway, the masks are used up all the same
+        # before masking: if that fails midway, the masks are used up, as a second vector would show how the two differ
+        opened.due = "confirm"
         opened.mask_keys.clear()
         message = torch.empty(HEADER_BYTES + len(vector) * dtype.itemsize, dtype=torch.uint8)
         data = message.numpy()
@@ -138,9 +150,7 @@ class MaskingClient(AggregationClient):
         self._identity.pin(directory)
 
     def _receive_keys(self, message: bytes) -> None:
-        opened = self._open()
-        if opened.agreed is not None:
-            raise ReplayError(f"client {self.name!r} has received the keys of this round before")
+        opened = self._due("keys")
         keys = unpack_fields(read(self._identity, SERVER, "keys", opened.opening, message))
         if keys.get(self.name) != opened.keys.public:
             raise KeyCheckError(f"the server names another round key of client {self.name!r} than it has")
@@ -148,10 +158,10 @@ class MaskingClient(AggregationClient):
         opened.mask_keys = {
             peer: agreed.mask_key(opened.keys, self.name, peer) for peer in agreed.neighbours(self.name)
         }
-        opened.deal = self._deal(opened, agreed)
-        opened.agreed = agreed
+        self._deal = self._dealt(opened, agreed)
+        opened.agreed, opened.due = agreed, "shares"
 
-    def _deal(self, opened: _ClientRound, agreed: MaskedRound) -> bytes:
+    def _dealt(self, opened: _ClientRound, agreed: MaskedRound) -> bytes:
         """Shares of this client's secrets, each pair encrypted for its holder."""
         holders = agreed.holders(self.name)
         points = [agreed.point(holder) for holder in holders]
@@ -167,10 +177,8 @@ class MaskingClient(AggregationClient):
         return write(self._identity, SERVER, "shares", agreed.digest, pack_fields(deal))
 
     def _receive_shares(self, message: bytes) -> None:
-        opened = self._open()
+        opened = self._due("shares")
         agreed = opened.agreed
-        if agreed is None or opened.shared:
-            raise ReplayError(f"client {self.name!r} has received shares of this round before, or no keys yet")
         encrypted = unpack_fields(read(self._identity, SERVER, "shares", agreed.digest, message))
         shared = tuple(name for name in agreed.clients if name in encrypted)
         if len(shared) != len(encrypted) or self.name not in encrypted:
@@ -181,21 +189,18 @@ class MaskingClient(AggregationClient):
             if peer in encrypted:
                 about = binding("shares", party(peer), agreed.digest, self._identity.owner)
                 both = self._identity.link(party(peer)).open(encrypted[peer], about)
-                if len(both) != 2 * shamir.SHARE_BYTES:
-                    raise DecodeError(f"client {peer!r} dealt {len(both)} bytes, not two shares")
+                size = 2 * shamir.SHARE_BYTES
+                check(len(both) == size, f"shares of {peer!r}", f"{size} bytes", len(both), error=DecodeError)
                 shares[peer] = both[: shamir.SHARE_BYTES], both[shamir.SHARE_BYTES :]
         opened.shares |= shares
         # nobody could remove the mask of a client that dropped out before its shares were dealt
         opened.mask_keys = {peer: opened.mask_keys[peer] for peer in shares}
-        opened.shared = shared
+        opened.shared, opened.due = shared, "vector"
 
     def _confirm(self, question: bytes) -> bytes:
         """Commit to one view of who shared secrets and who survived, and attest it to every other survivor."""
-        opened, agreed = self._agreed()
-        if not opened.protected:
-            raise ReplayError(f"client {self.name!r} is asked about a sum to which it has given no vector")
-        if opened.survivors:
-            raise ReplayError(f"client {self.name!r} has confirmed who survived: a second list could be another")
+        opened = self._due("confirm")
+        agreed = opened.agreed
         fates = unpack_fields(read(self._identity, SERVER, "survivors", agreed.digest, question))
         if set(fates) != set(opened.shared) or not set(fates.values()) <= {SURVIVED, DROPPED}:
             raise DecodeError(f"the server must state who of {list(opened.shared)} survived, got {list(fates)}")
@@ -203,7 +208,7 @@ class MaskingClient(AggregationClient):
             raise AuthenticationError(f"client {self.name!r} is asked to confirm that it vanished")
         survivors = tuple(name for name in opened.shared if fates[name] == SURVIVED)
         agreed.check_left(survivors, "survived")
-        opened.survivors = survivors
+        opened.survivors, opened.due = survivors, "unmask"  # a second list could be another
         view = agreed.view(opened.shared, survivors)
         tags = {
             peer: self._identity.link(party(peer)).tag(view, agreed.confirmation(self.name, peer))
@@ -214,9 +219,8 @@ class MaskingClient(AggregationClient):
 
     def _unmask(self, question: bytes) -> bytes:
         """Shares of the survivors' seeds and of the round keys of the others, once enough confirm who survived."""
-        opened, agreed = self._agreed()
-        if not opened.survivors:
-            raise ReplayError(f"client {self.name!r} is asked for shares before it has confirmed who survived")
+        opened = self._due("unmask")
+        agreed = opened.agreed
         tags = unpack_fields(read(self._identity, SERVER, "tags", agreed.digest, question))
         view = agreed.view(opened.shared, opened.survivors)
         others = [peer for peer in opened.survivors if peer != self.name]
@@ -238,16 +242,12 @@ class MaskingClient(AggregationClient):
             return False
         return True
 
-    def _open(self) -> _ClientRound:
-        if self._round is None:
-            raise ReplayError(f"client {self.name!r} has no open round, or has left it: call open_round first")
-        return self._round
-
-    def _agreed(self) -> tuple[_ClientRound, MaskedRound]:
-        opened = self._open()
-        if opened.agreed is None or not opened.shared:
+    def _due(self, step: str) -> _ClientRound:
+        """The open round, if this step of it comes next."""
+        if self._round is None or self._round.due != step:
+            state = "no round is open" if self._round is None else f"the step {self._round.due!r} comes next"
             raise ReplayError(
-                f"client {self.name!r} has not received everything that opens the round: run its steps "
-                f"{list(self._backend.opening)} first; a client that the server left out takes no part"
+                f"client {self.name!r} cannot take the step {step!r}, as {state}: {list(STEPS)} follow open_round in "
+                "this order, each once, and a client that the server left out takes no part"
             )
-        return opened, opened.agreed
+        return self._round

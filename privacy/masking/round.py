@@ -1,9 +1,10 @@
-"""The agreed round of masked sums: keys, the graph of neighbours, keys of masks, and the masks themselves."""
+"""The agreed round of masked sums: its messages, keys, the graph of neighbours, keys of masks, and the masks."""
 
 from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, final
 
@@ -11,9 +12,14 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from fedlit.privacy.errors import KeyCheckError, QuorumError
-from fedlit.privacy.links import KEY_BYTES, KeyPair, check_members, derive, digest
-from fedlit.privacy.masking.messages import SERVER, binding, party
+from fedlit.privacy.errors import DecodeError, KeyCheckError, QuorumError
+from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, Identity, KeyPair, Link, check_members, derive, digest
+
+SERVER = "server"
+
+_HEADER = struct.Struct("<32sIQ")  # digest of the round, bits of the ring, numbers in the vector
+HEADER_BYTES = TAG_BYTES + _HEADER.size
+"""Before the numbers of a masked vector; a multiple of 8, so that they are aligned."""
 
 LARGEST_COMPLETE_GRAPH = 20
 """Rounds of up to so many clients mask every pair."""
@@ -32,32 +38,20 @@ class MaskedRound:
     Everything made in the round is bound to its `digest`, which covers the round, the clients, all their keys and the
     terms of the backend. So parties that received different ones cannot open each other's messages.
 
-    Args:
-        opening: Digest of the round that was opened, and its clients.
-        roster: Clients with which it was opened.
-        identities: Identity key of every party of the round.
-        keys: Round key of each client that announced one.
-        threshold: Shares that restore a secret.
-        quorum: Clients that must confirm who survived, and without which there is no round; more than half.
-        degree: Neighbours of each client, even unless the graph is complete.
-        terms: Settings of the backend that parties must share.
-
-    Raises:
-        QuorumError: If too few clients announced a key.
-        AuthenticationError: If one who did is not in the roster.
-        KeyCheckError: If two clients announced the same key, or a key is malformed.
+    Raises a `QuorumError` if too few clients announced a key, an `AuthenticationError` if one is not in the roster, a
+    `KeyCheckError` if two announced the same one, or a key is malformed.
     """
 
     def __init__(
         self,
-        opening: bytes,
+        opening: bytes,  # digest of the round that was opened, and its clients
         roster: Sequence[str],
-        identities: Mapping[str, bytes],
+        identities: Mapping[str, bytes],  # of every party
         keys: Mapping[str, bytes],
-        threshold: int,
-        quorum: int,
-        degree: int,
-        terms: Sequence[object],
+        threshold: int,  # shares that restore a secret
+        quorum: int,  # clients that must confirm who survived, more than half
+        degree: int,  # neighbours of each client, even unless the graph is complete
+        terms: Sequence[object],  # settings of the backend that parties must share
     ) -> None:
         check_members(keys, roster, "announce keys")
         if len(set(keys.values())) < len(keys) or any(len(key) != KEY_BYTES for key in keys.values()):
@@ -198,3 +192,63 @@ class Masks:
         for encryptor, combine in self._streams:
             encryptor.update_into(zeros, keystream.data)
             combine(numbers, keystream.view(numbers.dtype), out=numbers)
+
+
+def party(client: str) -> str:
+    """Name of a client among parties, so that a client may be called "server"."""
+    return f"client {client}"
+
+
+def binding(step: str, sender: str, bound_to: bytes, recipient: str = "") -> bytes:
+    """Binding of one message; the recipient is named if a client sends to a client."""
+    return digest("masking", step, sender, recipient, bound_to)
+
+
+def authenticate(link: Link, about: bytes, body: bytes) -> bytes:
+    """A message with its tag in front."""
+    return link.tag(body, about) + body
+
+
+def authenticated(link: Link, about: bytes, message: bytes) -> bytes:
+    """Body of a message, once its tag has been checked; raises an `AuthenticationError` if it fails."""
+    body = message[TAG_BYTES:]
+    link.verify(body, about, message[:TAG_BYTES])
+    return body
+
+
+def write(identity: Identity, recipient: str, step: str, bound_to: bytes, body: bytes) -> bytes:
+    """Tagged message of the owner of ``identity`` in one step."""
+    return authenticate(identity.link(recipient), binding(step, identity.owner, bound_to), body)
+
+
+def read(identity: Identity, sender: str, step: str, bound_to: bytes, message: bytes) -> bytes:
+    """Body of what ``sender`` made with `write`, or an `AuthenticationError`."""
+    return authenticated(identity.link(sender), binding(step, sender, bound_to), message)
+
+
+def write_header(message: NDArray[np.uint8], link: Link, about: bytes, bound_to: bytes, dtype: np.dtype[Any]) -> None:
+    """Fill in what stands before the numbers of a masked vector: its tag, and what it is."""
+    length = (len(message) - HEADER_BYTES) // dtype.itemsize
+    _HEADER.pack_into(message.data, TAG_BYTES, bound_to, 8 * dtype.itemsize, length)
+    message[:TAG_BYTES] = np.frombuffer(link.tag(message.data[TAG_BYTES:], about), np.uint8)
+
+
+def read_header(message: NDArray[np.uint8], dtype: np.dtype[Any]) -> tuple[bytes, NDArray[Any]]:
+    """Digest of the round and numbers of a masked vector, not copied; its tag is checked by `check_tag`.
+
+    Raises a `DecodeError` if it is no such message.
+    """
+    if len(message) < HEADER_BYTES:
+        raise DecodeError(f"a masked vector has at least {HEADER_BYTES} bytes, got {len(message)}")
+    bound_to, bits, length = _HEADER.unpack_from(message.data, TAG_BYTES)
+    if bits != 8 * dtype.itemsize or len(message) != HEADER_BYTES + length * dtype.itemsize:
+        raise DecodeError(
+            f"a masked vector announces {length} numbers of {bits} bits, but has {len(message)} bytes and the ring "
+            f"{8 * dtype.itemsize} bits"
+        )
+    return bound_to, message[HEADER_BYTES:].view(dtype)
+
+
+def check_tag(message: NDArray[np.uint8], link: Link, about: bytes) -> None:
+    """Raise an `AuthenticationError` unless a masked vector was made by the other end of ``link``."""
+    link.verify(message.data[TAG_BYTES:], about, bytes(message.data[:TAG_BYTES]))

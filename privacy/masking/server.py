@@ -10,13 +10,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlit.privacy import frames, shamir
+from fedlit.privacy import shamir
 from fedlit.privacy.base import AggregationServer, RoundId
 from fedlit.privacy.errors import AuthenticationError, DecodeError, QuorumError, ReplayError
-from fedlit.privacy.frames import pack_fields, unpack_fields
-from fedlit.privacy.links import TAG_BYTES, Identity, KeyPair, check_members, round_digest
-from fedlit.privacy.masking.messages import SERVER, binding, check_tag, party, read, read_header, write
-from fedlit.privacy.masking.round import DROPPED, SURVIVED, MaskedRound, Masks
+from fedlit.privacy.links import (
+    TAG_BYTES,
+    Identity,
+    KeyPair,
+    check_members,
+    field_of,
+    pack_fields,
+    round_digest,
+    unpack_fields,
+)
+from fedlit.privacy.masking.round import (
+    DROPPED,
+    SERVER,
+    SURVIVED,
+    MaskedRound,
+    Masks,
+    binding,
+    check_tag,
+    party,
+    read,
+    read_header,
+    write,
+)
 from fedlit.privacy.packing import check_equally_long
 
 if TYPE_CHECKING:
@@ -30,7 +49,10 @@ class _ServerRound:
     opening: bytes
     """Digest of the round and its clients: binds messages before round keys are known."""
     roster: tuple[str, ...]
-    agreed: MaskedRound | None = None
+    due: str = "keys"
+    """What comes next: ``keys``, ``shares``, ``vectors``, and ``answers`` once their total is taken."""
+    agreed: MaskedRound = field(init=False)
+    """Once the keys are relayed."""
     commitments: dict[str, bytes] = field(default_factory=dict)
     """Of the clients that shared secrets, in roster order."""
     survivors: tuple[str, ...] = ()
@@ -38,18 +60,13 @@ class _ServerRound:
     """Of the vectors added so far."""
     sum: NDArray[Any] | None = None
     """Of these."""
-    total: NDArray[Any] | None = None
     confirming: tuple[str, ...] = ()
     """Survivors who are asked for shares."""
 
 
 @final
 class MaskingServer(AggregationServer):
-    """Relays keys and encrypted shares, adds masked vectors, and removes the masks of the sum.
-
-    Args:
-        backend: Settings that all parties share.
-    """
+    """Relays keys and encrypted shares, adds masked vectors, and removes the masks of the sum."""
 
     on_grid = True
 
@@ -88,9 +105,9 @@ class MaskingServer(AggregationServer):
         Raises a `QuorumError` if too few survived, a `ReplayError` if a vector is of another round or comes twice, an
         `AuthenticationError` if it was not made by its sender, a `DecodeError` if it is none, or not of equal length.
         """
-        opened, agreed = self._adding()
+        opened = self._due("vectors")
         check_members(messages, opened.commitments, "send vectors")
-        agreed.check_left(messages, "survived")
+        opened.agreed.check_left(messages, "survived")
         opened.lengths, opened.sum = {}, None
         for name, message in messages.items():
             self.add(name, message)
@@ -98,11 +115,11 @@ class MaskingServer(AggregationServer):
 
     def add(self, name: str, message: Tensor) -> None:
         """Add one vector, of which nothing is kept; raises as `aggregate`."""
-        opened, agreed = self._adding()
+        opened = self._due("vectors")
         if name in opened.lengths:
             raise ReplayError(f"client {name!r} has sent its vector of this round already")
         check_members([name], opened.commitments, "send vectors")
-        numbers = self._numbers(name, message, agreed)
+        numbers = self._numbers(name, message, opened.agreed)
         check_equally_long({**opened.lengths, name: len(numbers)})
         opened.lengths[name] = len(numbers)
         if opened.sum is None:
@@ -112,13 +129,11 @@ class MaskingServer(AggregationServer):
 
     def total(self) -> Tensor:
         """Masked total of the vectors that were added; raises as `aggregate`."""
-        opened, agreed = self._adding()
-        agreed.check_left(opened.lengths, "survived")
-        if opened.sum is None:
-            raise QuorumError("there is no vector to add")
-        opened.total, opened.sum = opened.sum, None
+        opened = self._due("vectors")
+        opened.agreed.check_left(opened.lengths, "survived")
         opened.survivors = tuple(name for name in opened.commitments if name in opened.lengths)
-        return torch.from_numpy(opened.total.view(self._backend.signed_dtype))
+        opened.due = "answers"
+        return self._signed(opened)
 
     def ask(self, step: str, answers: Mapping[str, bytes]) -> dict[str, bytes]:
         """Ask each survivor to confirm who survived; then each one who did for shares, with the others' tags for it."""
@@ -129,7 +144,8 @@ class MaskingServer(AggregationServer):
 
         Raises a `QuorumError` if too few survivors answered, an `AuthenticationError` if a share is wrong.
         """
-        opened, agreed, total = self._added()
+        opened = self._due("answers")
+        agreed = opened.agreed
         shares = self._open_answers(answers, opened, agreed)
         added: list[bytes] = []
         subtracted: list[bytes] = []
@@ -146,9 +162,11 @@ class MaskingServer(AggregationServer):
                     (added if agreed.adds(peer, name) else subtracted).append(key)
         masks = Masks(subtracted, added, self._backend.dtype)
         self._round = None  # from here on the total changes: a second try would start from half of one
-        for start in range(0, len(total), masks.chunk):
-            masks.apply(total[start : start + masks.chunk])
-        return torch.from_numpy(total.view(self._backend.signed_dtype))
+        total = self._signed(opened)
+        numbers = total.numpy().view(self._backend.dtype)
+        for start in range(0, len(numbers), masks.chunk):
+            masks.apply(numbers[start : start + masks.chunk])
+        return total
 
     def reveal(self, total: Tensor, num_clients: int) -> Tensor:
         """Reals of the total that `conclude` returned."""
@@ -164,34 +182,28 @@ class MaskingServer(AggregationServer):
         return dict.fromkeys(self._roster, pack_fields({SERVER: self._identity.public, **publics}))
 
     def _relay_keys(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
-        opened = self._open()
-        if opened.agreed is not None:
-            raise ReplayError("the keys of this round have been relayed")
+        opened = self._due("keys")
         keys = self._bodies("keys", messages, opened.roster, opened.opening)
         for name, key in keys.items():
             self._identity.check_strong(key, name)
         opened.agreed = self._backend.agree(opened.opening, opened.roster, self._identity, keys)
+        opened.due = "shares"
         return self._write("keys", opened.opening, dict.fromkeys(keys, pack_fields(keys)))
 
     def _relay_shares(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
-        opened = self._open()
+        opened = self._due("shares")
         agreed = opened.agreed
-        if agreed is None or opened.commitments:
-            raise ReplayError("the shares of this round have been relayed, or no keys yet")
         bodies = self._bodies("shares", messages, agreed.clients, agreed.digest)
         deals = {name: unpack_fields(body) for name, body in bodies.items()}
         agreed.check_left(deals, "shared secrets")
-        commitments = {name: frames.field(deal, "commitment", 32) for name, deal in deals.items()}
+        commitments = {name: field_of(deal, "commitment", 32) for name, deal in deals.items()}
         relayed: dict[str, bytes] = {}
         for name in deals:
             neighbours = set(agreed.neighbours(name))
             relayed[name] = pack_fields(
-                {
-                    owner: frames.field(deal, party(name)) if owner in neighbours else b""
-                    for owner, deal in deals.items()
-                }
+                {owner: field_of(deal, party(name)) if owner in neighbours else b"" for owner, deal in deals.items()}
             )
-        opened.commitments = commitments
+        opened.commitments, opened.due = commitments, "vectors"
         return self._write("shares", agreed.digest, relayed)
 
     def _write(self, step: str, bound_to: bytes, bodies: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -220,20 +232,19 @@ class MaskingServer(AggregationServer):
         return numbers
 
     def _ask_to_confirm(self) -> dict[str, bytes]:
-        opened, agreed, _ = self._added()
+        opened = self._due("answers")
         fates = {name: SURVIVED if name in opened.survivors else DROPPED for name in opened.commitments}
-        return self._write("survivors", agreed.digest, dict.fromkeys(opened.survivors, pack_fields(fates)))
+        return self._write("survivors", opened.agreed.digest, dict.fromkeys(opened.survivors, pack_fields(fates)))
 
     def _ask_for_shares(self, answers: Mapping[str, bytes]) -> dict[str, bytes]:
-        opened, agreed, _ = self._added()
+        opened = self._due("answers")
+        agreed = opened.agreed
         messages = {name: answer for name, answer in answers.items() if answer}
         bodies = self._bodies("tags", messages, opened.survivors, agreed.digest)
         agreed.check_left(bodies, "confirmed who survived")
         tags = {name: unpack_fields(body) for name, body in bodies.items()}
         questions = {
-            name: pack_fields(
-                {peer: frames.field(made, name, TAG_BYTES) for peer, made in tags.items() if peer != name}
-            )
+            name: pack_fields({peer: field_of(made, name, TAG_BYTES) for peer, made in tags.items() if peer != name})
             for name in tags
         }
         opened.confirming = tuple(questions)
@@ -269,27 +280,18 @@ class MaskingServer(AggregationServer):
             raise AuthenticationError(f"the shares of the key of client {name!r} do not fit: one is wrong")
         return keys
 
-    def _open(self) -> _ServerRound:
-        if self._round is None:
-            raise ReplayError("no round is open, or its total has been unmasked: call open_round first")
+    def _signed(self, opened: _ServerRound) -> Tensor:
+        """The total of a round, in its memory."""
+        if opened.sum is None:
+            raise QuorumError("there is no vector to add")
+        return torch.from_numpy(opened.sum.view(self._backend.signed_dtype))
+
+    def _due(self, what: str) -> _ServerRound:
+        """The open round, if this comes next in it."""
+        if self._round is None or self._round.due != what:
+            state = "no round is open" if self._round is None else f"{self._round.due} are due"
+            raise ReplayError(
+                f"{what} come too early, too late or twice, as {state}: {list(self._backend.opening)}, vectors and "
+                "answers follow open_round in this order"
+            )
         return self._round
-
-    def _agreed(self) -> tuple[_ServerRound, MaskedRound]:
-        opened = self._open()
-        if opened.agreed is None or not opened.commitments:
-            raise ReplayError(f"the round is not open yet: relay its steps {list(self._backend.opening)} first")
-        return opened, opened.agreed
-
-    def _adding(self) -> tuple[_ServerRound, MaskedRound]:
-        """The round, while its vectors are added."""
-        opened, agreed = self._agreed()
-        if opened.total is not None:
-            raise ReplayError("the vectors of this round have been added: these come too late, or twice")
-        return opened, agreed
-
-    def _added(self) -> tuple[_ServerRound, MaskedRound, NDArray[Any]]:
-        """The round, once its vectors are added."""
-        opened, agreed = self._agreed()
-        if opened.total is None:
-            raise ReplayError("no vectors of this round have been added yet: call aggregate first")
-        return opened, agreed, opened.total

@@ -73,6 +73,7 @@ def test_shares_are_contiguous_and_differ_by_at_most_one(numbers: tuple[int, int
 def test_placements_by_hand() -> None:
     assert place(make_roster("abcde", "a"), 2) == [0, 0, 0, 1, 1]  # floor(i * 2 / 5) for i = 0..4
     assert place(make_roster("abc", "a"), 2, [["b"], ["c", "a"]]) == [1, 0, 1]
+    assert place(make_roster("abc", "a"), 3, [[], ["a", "b"], ["c"]]) == [1, 1, 2]  # the server by itself
     with pytest.raises(RosterError, match="3 processes for 2 clients"):
         place(make_roster("ab", "a"), 3)
 

@@ -75,9 +75,9 @@ def test_without_encryption_it_does(monkeypatch: pytest.MonkeyPatch, choices: di
     assert in_traffic(seen)
 
 
+@pytest.mark.parametrize("choices", [{"privacy": PairwiseMasking()}, {}], ids=["encrypted", "in the clear"])
 @pytest.mark.parametrize("placement", [None, PLACEMENT, [["a", "t"], ["b", "c"]], [["a"], ["b"], ["c"], ["t"]]])
-def test_messages_and_ledger_do_not_depend_on_where_clients_are(placement: Any) -> None:
-    choices = {"privacy": PairwiseMasking()}
+def test_messages_and_ledger_do_not_depend_on_where_clients_are(placement: Any, choices: dict[str, Any]) -> None:
     alone = talk(OneProcess(), **choices)
     results = on_ranks(lambda transport: talk(transport, placement, **choices), len(placement or PLACEMENT))
     clear = talk(OneProcess())

@@ -28,7 +28,8 @@ pytest.importorskip("tenseal")
 import tenseal
 
 from fedlit.federation import Federation, Schedule
-from fedlit.privacy.ckks import CKKS, PARAMETERS
+from fedlit.privacy.lattices import CKKS
+from fedlit.privacy.lattices import CKKS_PARAMETERS as PARAMETERS
 from fedlit.privacy.packing import pack
 from fedlit.privacy.shared_key import SharedKeyServer, _unframe
 from fedlit.privacy.tenseal_keys import Context, split
@@ -54,7 +55,7 @@ def run_round() -> Run:
     def recording(server: Any, messages: dict[str, Tensor]) -> Tensor:
         total = aggregate(server, messages)
         for what, message in {**{f"vector of {name}": sent for name, sent in messages.items()}, "total": total}.items():
-            recorded[what] = [bytes(ciphertext) for ciphertext in split(_unframe(server._link, what, message)[3], 2)]
+            recorded[what] = [bytes(ciphertext) for ciphertext in split(_unframe(server._keys[1], what, message)[3], 2)]
         return total
 
     generator = torch.Generator().manual_seed(0)
@@ -76,7 +77,7 @@ def run_round() -> Run:
         total=recorded["total"],
         uplinks={name: recorded[f"vector of {name}"] for name in payloads},
         sent={name: pack(payload, backend.codec, 1.0) for name, payload in payloads.items()},
-        private_key=client._key._context.save(private=True),
+        private_key=client._keys[0]._context.save(private=True),
     )
 
 

@@ -18,8 +18,6 @@ import fedlit.privacy
 from fedlit.federation import Federation
 from fedlit.privacy import (
     CKKS,
-    AggregationClient,
-    AggregationServer,
     FixedPoint,
     InputError,
     PairwiseMasking,
@@ -29,6 +27,7 @@ from fedlit.privacy import (
     RangeError,
     RoundId,
     SecureAggregation,
+    driver,
 )
 
 BACKENDS: dict[str, Any] = {
@@ -45,55 +44,34 @@ patient = settings(
 )
 
 
-class Parties:
-    """All parties of a backend, enrolled once; records every byte that they exchange."""
+class Parties(driver.Parties):
+    """All parties of a backend, enrolled once; records every byte that clients send."""
 
     def __init__(self, backend: SecureAggregation, roster: Sequence[str]) -> None:
-        self.backend, self.roster, self.calls = backend, list(roster), 0
-        self.clients: dict[str, AggregationClient] = {name: backend.client(name) for name in roster}
-        self.server: AggregationServer = backend.server()
-        self.uplinks: list[bytes] = []
-        self.server.enrol(self.roster)
-        for client in self.clients.values():
-            client.enrol(self.roster)
-        self.steps(backend.enrolment, self.roster)
-
-    def steps(self, steps: Sequence[str], names: Sequence[str]) -> None:
-        for step in steps:
-            sent = {name: self.clients[name].send(step) for name in names}
-            self.uplinks += sent.values()
-            relayed = self.server.relay(step, sent)
-            for name in names:
-                self.clients[name].receive(step, relayed.get(name, b""))
+        super().__init__(backend, roster)
+        self.backend, self.roster, self.calls, self.wire = backend, list(roster), 0, backends.Recorded()
+        self.uplinks = self.wire.up
+        self.enrol(self.roster, self.wire)
 
     def open(self, names: Sequence[str]) -> None:
-        round_id = RoundId(self.calls, "test", self.calls)
         self.calls += 1
-        self.server.open_round(round_id, list(names))
-        for name in names:
-            self.clients[name].open_round(round_id, list(names))
-        self.steps(self.backend.opening, names)
+        self.open_round(RoundId(self.calls, "test", self.calls), list(names), self.wire)
 
     def protect(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         messages = {name: self.clients[name].protect(vector) for name, vector in vectors.items()}
         self.uplinks += [message.numpy().tobytes() for message in messages.values()]
         return messages
 
-    def total(self, messages: Mapping[str, Tensor]) -> Tensor:
+    def opened(self, messages: Mapping[str, Tensor]) -> Tensor:
         total = self.server.aggregate(messages)
-        answers: dict[str, bytes] = {}
-        for step in self.backend.closing:
-            asked = self.server.ask(step, answers)
-            answers = {name: self.clients[name].answer(step, text) for name, text in asked.items()}
-            self.uplinks += answers.values()
         if self.backend.closing:
-            total = self.server.conclude(answers)
+            total = self.server.conclude(self.ask_survivors(list(messages), self.wire))
         holder = self.server if self.backend.key_holder == "server" else self.clients[self.roster[0]]
         return holder.reveal(total, len(messages))
 
     def sum(self, vectors: Mapping[str, Tensor], names: Sequence[str] | None = None) -> Tensor:
         self.open(list(vectors) if names is None else names)
-        return self.total(self.protect(vectors))
+        return self.opened(self.protect(vectors))
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +221,7 @@ def test_equal_vectors_never_look_equal(parties: Parties) -> None:
         parties.open(NAMES[:3])
         messages = parties.protect({name: vector for name in NAMES[:3]})
         bodies += [message.numpy().tobytes()[-150:] for message in messages.values()]
-        parties.total(messages)
+        parties.opened(messages)
     assert len(set(bodies)) == 6
 
 
@@ -273,7 +251,7 @@ def test_replayed_late_and_misattributed_vectors_are_refused(parties: Parties) -
         return parties.protect({name: torch.ones(4) for name in names})
 
     old = protected(a, b, c)
-    parties.total(old)
+    parties.opened(old)
     with pytest.raises(PrivacyError):  # the round is over
         parties.server.aggregate(old)
     new = protected(a, b, c)
@@ -331,7 +309,7 @@ def test_vectors_of_unequal_length_are_refused(parties: Parties) -> None:
     names = NAMES[:3]
     parties.open(names)
     with pytest.raises(PrivacyError):
-        parties.total(parties.protect({name: torch.ones(4 + (name == names[1])) for name in names}))
+        parties.opened(parties.protect({name: torch.ones(4 + (name == names[1])) for name in names}))
 
 
 @pytest.mark.parametrize("name", ["paillier", "bfv", "ckks"], indirect=True)

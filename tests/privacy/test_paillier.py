@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import atexit
 import errno
-import gc
-import multiprocessing
 import os
 import signal
 import struct
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends import Recorded
 from fedlit.privacy import (
     DecodeError,
     FixedPoint,
@@ -32,7 +30,7 @@ from fedlit.privacy import (
     cores,
 )
 from fedlit.privacy import paillier_arithmetic as arithmetic
-from fedlit.privacy.driver import run_steps
+from fedlit.privacy.driver import Parties
 from fedlit.privacy.errors import PrivacyWarning
 from fedlit.privacy.paillier import Paillier
 from refused import refused
@@ -52,9 +50,9 @@ class Keys:
     """One key pair as the scheme and as ``phe`` load it."""
 
     def __init__(self, of: Paillier) -> None:
-        self.private_bytes, self.public_bytes = of.scheme.generate()
-        self.private = of.scheme.private_key(self.private_bytes, self.public_bytes)
-        self.public = of.scheme.public_key(self.public_bytes)
+        self.private_bytes, self.public_bytes = of.generate_keys()
+        self.private = of.load_key(self.public_bytes, self.private_bytes)
+        self.public = of.load_key(self.public_bytes)
         half = len(self.private_bytes) // 2
         p, q = (int.from_bytes(part, "big") for part in (self.private_bytes[:half], self.private_bytes[half:]))
         self.phe_public = phe.PaillierPublicKey(p * q)
@@ -116,30 +114,6 @@ def test_a_client_decrypts_what_phe_encrypts(keys: Keys) -> None:
     assert torch.equal(keys.private.decrypt(body, 5, 1), paillier.codec.decode(torch.tensor(numbers)))
 
 
-@settings(max_examples=25, deadline=None)
-@given(data=st.data(), num_clients=st.integers(2, 60), length=st.integers(1, 40))
-def test_sums_are_those_of_plain_integers(keys: Keys, data: st.DataObject, num_clients: int, length: int) -> None:
-    paillier = backend()
-    limit = paillier.codec.limit
-    number = st.sampled_from([-limit, limit, 0, 1, -1]) | st.integers(-limit, limit)
-    row = data.draw(st.lists(number, min_size=length, max_size=length))
-    last = data.draw(st.lists(number, min_size=length, max_size=length))
-    rows = [row] * (num_clients - 1) + [last]
-    bodies = [keys.private.encrypt(torch.tensor(r, dtype=torch.float64) / paillier.codec.scale) for r in (row, last)]
-    total = keys.private.decrypt(
-        keys.public.add([bodies[0]] * (num_clients - 1) + bodies[1:], length), length, num_clients
-    )
-    assert (total * paillier.codec.scale).tolist() == [sum(column) for column in zip(*rows, strict=True)]
-
-
-@pytest.mark.parametrize("codec", [FixedPoint(10, 3.0), FixedPoint(30, 8.0)])
-def test_results_are_bit_for_bit_those_of_plain_on_the_same_grid(codec: FixedPoint, generator: torch.Generator) -> None:
-    payloads = {name: {"w": torch.randn(3, 5, generator=generator).clamp(-2, 2)} for name in "abc"}
-    paillier, plain, weights = backend(codec=codec), Plain(codec), {"a": 5.0, "b": 1.0, "c": 2.5}
-    assert torch.equal(paillier.sum(payloads)["w"], plain.sum(payloads)["w"])
-    assert torch.equal(paillier.mean(payloads, weights)["w"], plain.mean(payloads, weights)["w"])
-
-
 def test_noise_is_an_nth_residue_and_never_comes_twice(keys: Keys) -> None:
     vector = torch.zeros(backend().slots.count * 200)
     seen = ciphertexts_of(keys.private.encrypt(vector)) + ciphertexts_of(keys.private.encrypt(vector))
@@ -159,20 +133,6 @@ def test_noise_is_spread_over_the_whole_group(keys: Keys) -> None:
         assert 90 < upper_half < 210  # 7 standard deviations around 150 (4e-12)
 
 
-@needs_fork
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_noise_is_not_shared_with_a_forked_process(keys: Keys) -> None:
-    vector = torch.zeros(3)
-    keys.private.encrypt(vector)
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writer, keys.private.encrypt(vector))
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(reader, 10_000) != keys.private.encrypt(vector)
-
-
 def test_sums_are_the_same_without_gmpy2(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
     payloads = {name: {"w": torch.randn(30, generator=generator)} for name in "abc"}
     monkeypatch.setattr(cores, "gmpy2", lambda: None)
@@ -186,7 +146,7 @@ def test_workers_change_nothing_but_the_time(
 ) -> None:
     monkeypatch.setattr(arithmetic, "_SMALLEST_PART", 1e-9)
     paillier = backend(workers=workers)
-    key = paillier.scheme.private_key(keys.private_bytes, keys.public_bytes)
+    key = paillier.load_key(keys.public_bytes, keys.private_bytes)
     vector = torch.randn(length, generator=generator)
     assert torch.equal(
         key.decrypt(key.encrypt(vector), length, 1), paillier.codec.decode(paillier.codec.encode(vector))
@@ -289,18 +249,6 @@ def test_an_error_of_the_work_itself_arrives_and_ends_the_children(forked: list[
     assert len(forked) == 2
 
 
-def test_more_than_a_pipe_holds_arrives_while_signals_interrupt(forked: list[int]) -> None:
-    before = signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-    try:
-        body = cores.spread_forked(lambda numbers: bytes(numbers) * 2**20, range(8), 2**20, 2, 1)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert body == bytes(range(4)) * 2**20 + bytes(range(4, 8)) * 2**20
-    assert len(forked) == 1
-
-
 def test_a_program_that_never_waits_for_its_children_is_served(forked: list[int]) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
@@ -319,22 +267,8 @@ def test_children_leave_without_running_exit_handlers(forked: list[int], tmp_pat
     assert not (tmp_path / "ran").exists()
 
 
-@needs_fork
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_daemonic_process_shares_its_work(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "_SMALLEST_PART", 1e-9)
-    key = backend(workers=2).scheme.private_key(keys.private_bytes, keys.public_bytes)
-    context = multiprocessing.get_context("fork")
-    bodies = context.SimpleQueue()
-    process = context.Process(target=lambda: bodies.put(key.encrypt(torch.ones(500))), daemon=True)
-    process.start()
-    body = bodies.get()
-    process.join()
-    assert torch.equal(key.decrypt(body, 500, 1), torch.ones(500, dtype=torch.float64))
-
-
 def test_threads_that_encrypt_at_the_same_time_do_not_mix_their_children(keys: Keys, forked: list[int]) -> None:
-    key = backend(workers=3).scheme.private_key(keys.private_bytes, keys.public_bytes)
+    key = backend(workers=3).load_key(keys.public_bytes, keys.private_bytes)
     vectors = [torch.full((100,), float(number)) for number in range(12)]
     with ThreadPoolExecutor(4) as pool:
         bodies = list(pool.map(key.encrypt, vectors))
@@ -344,29 +278,13 @@ def test_threads_that_encrypt_at_the_same_time_do_not_mix_their_children(keys: K
 
 
 def test_no_noise_of_one_process_comes_in_another(keys: Keys, forked: list[int]) -> None:
-    key = backend(workers=4).scheme.private_key(keys.private_bytes, keys.public_bytes)
+    key = backend(workers=4).load_key(keys.public_bytes, keys.private_bytes)
     zeros = torch.zeros(4 * 50 * backend().slots.count)
     noise = ciphertexts_of(key.encrypt(zeros)) + ciphertexts_of(key.encrypt(zeros))
     assert len(forked) == 6
     # also apart modulo each prime
     for modulus in (keys.n**2, keys.p, keys.n // keys.p):
         assert len({c % modulus for c in noise}) == 400
-
-
-@needs_fork
-def test_tables_are_made_before_forking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "_SMALLEST_PART", 1e-9)
-    fresh = Keys(backend(workers=2))
-    modulus = arithmetic.load_private(fresh.private_bytes, fresh.public_bytes, BITS)
-    made = []
-
-    def no_fork() -> int:
-        made.append("powers" in vars(modulus._p) and "powers" in vars(modulus._q))
-        raise OSError
-
-    monkeypatch.setattr(os, "fork", no_fork)
-    fresh.private.encrypt(torch.ones(500))
-    assert made == [True]
 
 
 # -------------------------------------------------------------------------------- powers
@@ -422,30 +340,20 @@ def test_halves_that_do_not_belong_together_are_refused(keys: Keys) -> None:
     trivial = b"\0" * (BITS // 16 - 1) + b"\1" + keys.private_bytes[: BITS // 16]
     for private in (Keys(backend()).private_bytes, trivial):
         with pytest.raises(KeyCheckError):
-            backend().scheme.private_key(private, keys.public_bytes)
-
-
-def test_clients_of_one_process_share_the_tables_of_their_key_while_they_live() -> None:
-    private, public = backend().scheme.generate()
-    first, second = (arithmetic.load_private(private, public, BITS) for _ in range(2))
-    assert first is second
-    gone = weakref.ref(first)
-    del first, second
-    gc.collect()
-    assert gone() is None
+            backend().load_key(keys.public_bytes, private)
 
 
 def test_malformed_keys_are_refused(keys: Keys) -> None:
-    scheme = backend().scheme
+    scheme = backend()
     even = (keys.n - 1).to_bytes(BITS // 8, "big")
     short = (keys.n >> 1 | 1).to_bytes(BITS // 8, "big")
     for public in (b"", keys.public_bytes[1:], even, short, keys.public_bytes + keys.private_bytes, bytes(10**6)):
         with pytest.raises(KeyCheckError):
-            scheme.public_key(public)
+            scheme.load_key(public)
     with pytest.raises(KeyCheckError, match="private key of 64 bytes"):
-        scheme.private_key(keys.private_bytes + b"\0", keys.public_bytes)
+        scheme.load_key(keys.public_bytes, keys.private_bytes + b"\0")
     with pytest.raises(KeyCheckError, match="1024 bits was expected"):
-        backend(key_bits=1024).scheme.private_key(keys.private_bytes, keys.public_bytes)
+        backend(key_bits=1024).load_key(keys.public_bytes, keys.private_bytes)
 
 
 def test_nothing_printed_shows_a_key(keys: Keys) -> None:
@@ -461,48 +369,32 @@ def test_nothing_printed_shows_a_key(keys: Keys) -> None:
 @pytest.mark.parametrize(
     "hostile",
     [
-        lambda keys: 0,
-        lambda keys: keys.n,
-        lambda keys: 5 * keys.n,
-        lambda keys: 7 * keys.p,
-        lambda keys: keys.n**2,
-        lambda keys: 2 ** (8 * SIZE) - 1,
+        *(
+            lambda keys, of=of: to_body(of(keys))
+            for of in (lambda keys: 0, lambda keys: keys.n, lambda keys: 5 * keys.n)
+        ),
+        *(lambda keys, of=of: to_body(of(keys)) for of in (lambda keys: 7 * keys.p, lambda keys: keys.n**2)),
+        lambda keys: b"\xff" * SIZE,
+        *(lambda keys, size=size: bytes(size) for size in (0, 1, SIZE - 1, SIZE + 1, 2 * SIZE, 10**6)),
     ],
 )
-def test_a_number_that_is_no_ciphertext_is_neither_added_nor_decrypted(
-    hostile: Callable[[Keys], int], keys: Keys
-) -> None:
-    bad, good = to_body(hostile(keys)), keys.private.encrypt(torch.ones(3))
+def test_what_is_no_ciphertext_is_neither_added_nor_decrypted(hostile: Callable[[Keys], bytes], keys: Keys) -> None:
+    bad, good = hostile(keys), keys.private.encrypt(torch.ones(3))
     for bodies in ([bad, good], [good, bad]):
         with pytest.raises(DecodeError):
             keys.public.add(bodies, 3)
-    with pytest.raises(DecodeError):
-        keys.private.decrypt(bad, 3, 1)
-
-
-@pytest.mark.parametrize("size", [0, 1, SIZE - 1, SIZE + 1, 2 * SIZE, 10**6])
-def test_bodies_of_another_size_are_refused(size: int, keys: Keys) -> None:
-    with pytest.raises(DecodeError, match="expected, got"):
-        keys.public.add([bytes(size)], 3)
-    with pytest.raises(DecodeError, match="expected, got"):
-        keys.private.decrypt(bytes(size), 3, 1)
-    with pytest.raises(DecodeError):
-        keys.private.decrypt(bytes(size), 2**63, 1)
-
-
-def test_ciphertexts_under_a_foreign_key_are_refused(keys: Keys) -> None:
-    foreign = Keys(backend()).private.encrypt(torch.ones(40))
-    with pytest.raises(DecodeError):
-        keys.private.decrypt(foreign, 40, 1)
-
-
-def test_flipped_bits_are_refused_even_without_the_frame(keys: Keys) -> None:
-    body = keys.private.encrypt(torch.ones(3))
-    for position in (0, SIZE // 2, SIZE - 1):
-        changed = bytearray(body)
-        changed[position] ^= 1
+    for length in (3, 2**63):
         with pytest.raises(DecodeError):
-            keys.private.decrypt(bytes(changed), 3, 1)
+            keys.private.decrypt(bad, length, 1)
+
+
+def test_ciphertexts_that_were_changed_or_made_under_another_key_are_refused_even_without_the_frame(keys: Keys) -> None:
+    bodies = [bytearray(keys.private.encrypt(torch.ones(3))) for _ in range(3)]
+    for body, position in zip(bodies, (0, SIZE // 2, SIZE - 1), strict=True):
+        body[position] ^= 1
+    for bad in (*bodies, Keys(backend()).private.encrypt(torch.ones(3))):
+        with pytest.raises(DecodeError):
+            keys.private.decrypt(bytes(bad), 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -525,55 +417,17 @@ def test_totals_beyond_what_was_announced_are_refused(
 # -------------------------------------------------------------------------------- the whole exchange
 
 
-def reachable(root: object) -> Iterator[object]:
-    """Everything that an object holds, through attributes and containers."""
-    seen, waiting = set(), [root]
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        yield value
-        if isinstance(value, dict):
-            waiting += [*value.keys(), *value.values()]
-        elif isinstance(value, list | tuple | set):
-            waiting += value
-        elif not isinstance(value, type | int | float | str | bytes):
-            waiting += list(getattr(value, "__dict__", {}).values())
-
-
 def test_the_server_holds_no_private_key_and_receives_none() -> None:
-    of, names, sent = backend(), list("abc"), list[bytes]()
-    clients, server = {name: of.client(name) for name in names}, of.server()
-    for party in (*clients.values(), server):
-        party.enrol(names)
-    for each in clients.values():
-        each.send = lambda step, send=each.send: sent.append(send(step)) or sent[-1]  # type: ignore[method-assign,misc]
-    run_steps(of.enrolment, clients, server)
-    for party in (*clients.values(), server):
-        party.open_round(RoundId(0, "w", 0), names)
-    messages = {name: each.protect(torch.ones(5)) for name, each in clients.items()}
-    sent += [bytes(message.numpy()) for message in messages.values()]
-    server.aggregate(messages)
-    client = clients["a"]
-    modulus = next(value for value in reachable(client) if isinstance(value, arithmetic.PrivateModulus))
-    p, q = int(modulus._p.prime), int(modulus._q.prime)
-    held = list(reachable(server))
-    assert any(isinstance(value, arithmetic.PublicModulus) for value in held)
-    assert not any(isinstance(value, arithmetic.PrivateModulus | arithmetic._PrimeSquare) for value in held)
-    for prime in (p, q):
+    wire, names = Recorded(), list("abc")
+    parties = Parties(backend(), names)
+    parties.enrol(names, wire)
+    parties.open_round(RoundId(0, "w", 0), names, wire)
+    messages = {name: client.protect(torch.ones(5)) for name, client in parties.clients.items()}
+    parties.server.aggregate(messages)
+    ours, theirs = (vars(party)["_keys"][0]._modulus for party in (parties.clients["a"], parties.server))
+    assert isinstance(ours, arithmetic.PrivateModulus)
+    assert type(theirs) is arithmetic.PublicModulus
+    sent = [*wire.up, *wire.down, *(message.numpy().tobytes() for message in messages.values())]
+    for prime in (int(ours._p.prime), int(ours._q.prime)):
         secret = prime.to_bytes(BITS // 16, "big")
-        assert not any(type(value).__name__ in ("int", "mpz") and value == prime for value in held)
-        assert not any(isinstance(value, bytes) and secret in value for value in held)
         assert not any(secret in message or secret[::-1] in message for message in sent)
-    # the same search does find them at a client
-    assert any(type(value).__name__ in ("int", "mpz") and value == p for value in reachable(client))
-
-
-@pytest.mark.slow
-def test_a_number_takes_little_more_than_eight_bytes() -> None:
-    paillier = Paillier()
-    assert paillier.describe().bytes_per_number <= 8.1
-    key = Keys(paillier)
-    length = 4 * paillier.slots.count
-    assert len(key.private.encrypt(torch.ones(length))) == length * paillier.describe().bytes_per_number

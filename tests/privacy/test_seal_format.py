@@ -12,8 +12,8 @@ pytest.importorskip("tenseal")
 import processes
 from fedlit.privacy import BFV, CKKS, DecodeError, KeyCheckError, seal_format
 from fedlit.privacy.affine_ckks import PARAMETERS as AFFINE
-from fedlit.privacy.bfv import PARAMETERS as INTEGERS
-from fedlit.privacy.ckks import PARAMETERS as REALS
+from fedlit.privacy.lattices import BFV_PARAMETERS as INTEGERS
+from fedlit.privacy.lattices import CKKS_PARAMETERS as REALS
 from fedlit.privacy.tenseal_keys import Context, Parameters, join
 
 pytestmark = pytest.mark.multiprocess
@@ -33,7 +33,7 @@ def add(backend: BFV | CKKS, parameters: Parameters, evil: bool) -> str:
     """A server adds two vectors, one of which may be hostile."""
     numbers = torch.zeros(parameters.slots, dtype=torch.int64 if backend is BFV else torch.float64)
     good = Context.generate(parameters).encrypt(numbers)
-    key = backend().scheme.public_key(good)
+    key = backend().load_key(good)
     try:
         key.add([join([good]), join([aborting(good) if evil else good])], parameters.slots)
     except DecodeError as error:
@@ -45,7 +45,7 @@ def load_public(backend: BFV | CKKS, parameters: Parameters) -> str:
     """A server loads a hostile public key."""
     numbers = torch.zeros(parameters.slots, dtype=torch.int64 if backend is BFV else torch.float64)
     try:
-        backend().scheme.public_key(aborting(Context.generate(parameters).encrypt(numbers)))
+        backend().load_key(aborting(Context.generate(parameters).encrypt(numbers)))
     except KeyCheckError as error:
         return str(error)
     return "loaded"

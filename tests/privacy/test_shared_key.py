@@ -19,34 +19,18 @@ from fedlit.privacy import (
     RangeError,
     ReplayError,
     RoundId,
+    driver,
     shared_key,
 )
 from fedlit.privacy.base import Description
-from fedlit.privacy.driver import run_steps
-from fedlit.privacy.shared_key import (
-    HomomorphicScheme,
-    PrivateKey,
-    PublicKey,
-    SharedKeyAggregation,
-    SharedKeyClient,
-    SharedKeyServer,
-)
+from fedlit.privacy.shared_key import HomomorphicKey, SharedKeyAggregation, SharedKeyClient, SharedKeyServer
 from refused import refused
 
 NAMES = ["a", "b", "c"]
 
 
-class Clear(PrivateKey, PublicKey, HomomorphicScheme):
-    """A scheme that hides nothing."""
-
-    def generate(self) -> tuple[bytes, bytes]:
-        return b"private", b"public"
-
-    def private_key(self, private: bytes, public: bytes) -> PrivateKey:
-        return self
-
-    def public_key(self, public: bytes) -> PublicKey:
-        return self
+class Clear(HomomorphicKey):
+    """Hides nothing."""
 
     def encrypt(self, vector: Tensor) -> bytes:
         return vector.double().numpy().tobytes()
@@ -59,41 +43,34 @@ class Clear(PrivateKey, PublicKey, HomomorphicScheme):
 
 
 class Summing(SharedKeyAggregation):
-    def __init__(self, codec: FixedPoint | None = None, max_clients: int = 8) -> None:
-        self.codec = codec or FixedPoint()
+    def __init__(self, max_clients: int = 8) -> None:
+        self.codec = FixedPoint()
         self.max_clients = max_clients
 
-    @property
-    def scheme(self) -> HomomorphicScheme:
+    def generate_keys(self) -> tuple[bytes, bytes]:
+        return b"private", b"public"
+
+    def load_key(self, public: bytes, private: bytes | None = None) -> HomomorphicKey:
         return Clear()
-
-    def check_headroom(self, num_clients: int) -> None:
-        if num_clients > self.max_clients:
-            raise RangeError("too many")
-
-    def error_bound(self, num_clients: int) -> float:
-        return 0.0
 
     def describe(self) -> Description:
         raise NotImplementedError
 
 
-class Parties:
+class Parties(driver.Parties):
     """A federation with a key."""
 
+    clients: dict[str, Any]
+    server: Any
+
     def __init__(self, backend: SharedKeyAggregation | None = None) -> None:
-        self.backend = backend or Summing()
-        self.clients: dict[str, Any] = {name: self.backend.client(name) for name in NAMES}
-        self.server: Any = self.backend.server()
-        for party in (*self.clients.values(), self.server):
-            party.enrol(NAMES)
-        run_steps(self.backend.enrolment, self.clients, self.server)
+        super().__init__(backend or Summing(), NAMES)
+        self.enrol(NAMES)
 
     def open(self, call: int, channel: str = "w", names: Sequence[str] = NAMES) -> None:
-        for party in (*(self.clients[name] for name in names), self.server):
-            party.open_round(RoundId(call // 10, channel, call), names)
+        self.open_round(RoundId(call // 10, channel, call), names)
 
-    def total(self, call: int, channel: str = "w", names: Sequence[str] = NAMES, length: int = 4) -> Tensor:
+    def total_of(self, call: int, channel: str = "w", names: Sequence[str] = NAMES, length: int = 4) -> Tensor:
         self.open(call, channel, names)
         value = torch.full((length,), call / 64)
         total: Tensor = self.server.aggregate({name: self.clients[name].protect(value) for name in names})
@@ -106,7 +83,7 @@ def parties() -> Parties:
 
 
 def test_a_total_older_than_one_that_was_read_is_refused(parties: Parties) -> None:
-    old, new = parties.total(4), parties.total(7)
+    old, new = parties.total_of(4), parties.total_of(7)
     client = parties.clients["a"]
     assert client.reveal(new, 3).tolist() == [3 * 7 / 64] * 4
     with pytest.raises(ReplayError, match=r"call 4 on channel 'w' is older than the one of call 7"):
@@ -116,7 +93,7 @@ def test_a_total_older_than_one_that_was_read_is_refused(parties: Parties) -> No
 
 def test_a_client_that_was_away_reads_a_total_that_others_have_read(parties: Parties) -> None:
     """It has opened no round, and knows the channel and the call from the total alone."""
-    old, new = parties.total(4, names=["a", "b"]), parties.total(7, names=["a", "b"])
+    old, new = parties.total_of(4, names=["a", "b"]), parties.total_of(7, names=["a", "b"])
     parties.clients["a"].reveal(new, 2)
     late = parties.clients["c"]
     assert late.reveal(old, 2).tolist() == [2 * 4 / 64] * 4
@@ -126,7 +103,7 @@ def test_a_client_that_was_away_reads_a_total_that_others_have_read(parties: Par
 
 
 def test_the_last_total_is_not_that_of_the_round_that_is_open(parties: Parties) -> None:
-    last = parties.total(4)
+    last = parties.total_of(4)
     assert parties.clients["a"].reveal(last, 3).tolist() == [3 * 4 / 64] * 4
     parties.open(7)
     for name in NAMES:  # whether they have read it before or not
@@ -135,14 +112,14 @@ def test_the_last_total_is_not_that_of_the_round_that_is_open(parties: Parties) 
 
 
 def test_each_channel_has_totals_of_its_own_age(parties: Parties) -> None:
-    weights, steps = parties.total(4, "weights"), parties.total(7, "steps")
+    weights, steps = parties.total_of(4, "weights"), parties.total_of(7, "steps")
     client = parties.clients["b"]
     client.reveal(steps, 3)
     assert client.reveal(weights, 3).tolist() == [3 * 4 / 64] * 4
 
 
 def test_a_refused_total_makes_no_other_one_old(parties: Parties) -> None:
-    old, new = parties.total(4, names=["a", "b"]), parties.total(7, names=["a", "b"])
+    old, new = parties.total_of(4, names=["a", "b"]), parties.total_of(7, names=["a", "b"])
     client = parties.clients["c"]  # in neither round
     with pytest.raises(AuthenticationError):
         client.reveal(new, 3)
@@ -155,18 +132,16 @@ def test_a_refused_total_makes_no_other_one_old(parties: Parties) -> None:
 
 @pytest.mark.parametrize("position", [28, 36, 44, 52, 60, 64, 95, 96])  # a byte of each field
 def test_no_field_of_the_head_of_a_total_can_be_changed(parties: Parties, position: int) -> None:
-    total = parties.total(4)
+    total = parties.total_of(4)
     total[position] ^= 1
     with pytest.raises(AuthenticationError):
         parties.clients["a"].reveal(total, 3)
 
 
 def test_a_new_enrolment_forgets_the_age_of_totals(parties: Parties) -> None:
-    parties.clients["a"].reveal(parties.total(7), 3)
-    for party in (*parties.clients.values(), parties.server):
-        party.enrol(NAMES)
-    run_steps(parties.backend.enrolment, parties.clients, parties.server)
-    parties.clients["a"].reveal(parties.total(4), 3)
+    parties.clients["a"].reveal(parties.total_of(7), 3)
+    parties.enrol(NAMES)
+    parties.clients["a"].reveal(parties.total_of(4), 3)
 
 
 @pytest.mark.parametrize("length", [0, 1, 4])
@@ -180,12 +155,12 @@ def test_a_total_sealed_anew_is_read_as_it_was(parties: Parties, length: int) ->
 
 def test_a_total_sealed_anew_is_as_old_as_the_one_that_it_repeats(parties: Parties) -> None:
     author, reader = parties.clients["a"], parties.clients["b"]
-    first = author.reveal(parties.total(4, "w"), 3)
-    author.reveal(parties.total(5, "other"), 3)
+    first = author.reveal(parties.total_of(4, "w"), 3)
+    author.reveal(parties.total_of(5, "other"), 3)
     sealed = author.reissue(first, 3)
-    reader.reveal(parties.total(9, "other"), 3)
+    reader.reveal(parties.total_of(9, "other"), 3)
     assert torch.equal(reader.reveal(sealed, 3), first)
-    reader.reveal(parties.total(10, "w"), 3)
+    reader.reveal(parties.total_of(10, "w"), 3)
     with pytest.raises(ReplayError, match="call 4 on channel 'w'"):
         reader.reveal(sealed, 3)
 
@@ -196,7 +171,7 @@ def test_a_total_from_before_a_resume_is_read_until_something_newer_was(parties:
     sealed = author.reissue(restored, 3)
     for _ in range(2):
         assert torch.equal(reader.reveal(sealed, 3), restored)
-    total = parties.total(0)
+    total = parties.total_of(0)
     reader.reveal(total, 3)
     with pytest.raises(ReplayError):
         reader.reveal(sealed, 3)
@@ -206,8 +181,8 @@ def test_a_total_from_before_a_resume_is_read_until_something_newer_was(parties:
 
 def test_a_server_cannot_give_a_sealed_total_another_round(parties: Parties) -> None:
     author, reader = parties.clients["a"], parties.clients["b"]
-    sealed = author.reissue(author.reveal(parties.total(4), 3), 3)
-    link = parties.server._link
+    sealed = author.reissue(author.reveal(parties.total_of(4), 3), 3)
+    link = parties.server._keys[1]
     bound_to, length, added, body = shared_key._unframe(link, "total", sealed)
     newer = RoundId(bound_to.round_id.round_idx, "w", 9)
     digest = shared_key._about_sealed(newer, length, added)

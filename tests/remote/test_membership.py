@@ -38,9 +38,9 @@ def test_a_dropped_member_is_announced_at_each_meeting(members: Membership) -> N
 
 
 def test_a_member_times_out_after_the_patience_since_it_disconnected(members: Membership, clock: Clock) -> None:
-    members.silent(2)
+    members.disconnected(2)
     clock.now += 6.0
-    members.silent(2)  # counts from the first time
+    members.disconnected(2)  # counts from the first time
     clock.now += 3.9
     assert not members.overdue()
     clock.now += 0.1
@@ -51,27 +51,27 @@ def test_a_member_times_out_after_the_patience_since_it_disconnected(members: Me
 
 def test_a_member_that_connects_again_in_time_goes_on(members: Membership, clock: Clock) -> None:
     for _ in range(2):
-        members.silent(2)
+        members.disconnected(2)
         clock.now += 9.0
-        members.heard(2)
+        members.connected(2)
         clock.now += 9.0
         assert not members.overdue()
-    members.silent(2)
+    members.disconnected(2)
     clock.now += 10.0
     assert members.overdue() == {2}
 
 
 def test_time_left_is_that_of_the_first_to_time_out(members: Membership, clock: Clock) -> None:
     assert members.time_left() is None
-    members.silent(3)
+    members.disconnected(3)
     clock.now += 4.0
-    members.silent(1)
+    members.disconnected(1)
     assert members.time_left() == 6.0
     clock.now += 20.0
     assert members.time_left() == 0.0
     assert members.overdue() == {1, 3}
     assert members.time_left() is None, "those that timed out are not waited for"
-    members.silent(3)
+    members.disconnected(3)
     clock.now += 60.0
     assert not members.overdue()
 
@@ -89,7 +89,7 @@ def test_a_member_comes_back_with_a_roll_call(members: Membership) -> None:
 def test_a_member_that_waits_can_time_out(members: Membership, clock: Clock) -> None:
     members.drop(2)
     members.wait(2)
-    members.silent(2)
+    members.disconnected(2)
     assert members.time_left() == 10.0
     clock.now += 10.0
     assert members.overdue() == {2}
@@ -98,7 +98,7 @@ def test_a_member_that_waits_can_time_out(members: Membership, clock: Clock) -> 
 
 def test_all_may_time_out_and_come_back(members: Membership, clock: Clock) -> None:
     for rank in (1, 2, 3):
-        members.silent(rank)
+        members.disconnected(rank)
     clock.now += 10.0
     assert members.overdue() == {1, 2, 3}
     for rank in (1, 2, 3):

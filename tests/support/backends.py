@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import pytest
 
 from fedlit.privacy import BFV, CKKS, CKKSAffine, Paillier, PaillierAffine, PairwiseMasking, PlainAffine
+from fedlit.privacy.driver import Carrier, Phase
 
 QUICK: dict[str, Any] = {"key_bits": 512, "insecure_test_keys": True}
 BACKENDS: dict[str, Any] = {
@@ -19,6 +21,22 @@ BACKENDS: dict[str, Any] = {
 PROTOCOLS: dict[str, Any] = {"plain": PlainAffine, "paillier": partial(PaillierAffine, **QUICK), "ckks": CKKSAffine}
 """For two parties."""
 NEEDS = {"paillier": "phe", "bfv": "tenseal", "ckks": "tenseal"}
+
+
+class Recorded(Carrier):
+    """Carries messages within this process, and keeps what clients (``up``) and the server (``down``) have sent."""
+
+    def __init__(self) -> None:
+        self.up: list[bytes] = []
+        self.down: list[bytes] = []
+
+    def gather(self, messages: Mapping[str, bytes], phase: Phase) -> Mapping[str, bytes]:
+        self.up += messages.values()
+        return messages
+
+    def scatter(self, messages: Mapping[str, bytes], phase: Phase) -> Mapping[str, bytes]:
+        self.down += messages.values()
+        return messages
 
 
 def backend(name: str) -> Any:

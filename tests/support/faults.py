@@ -43,7 +43,7 @@ class Fault(pl.Callback):
         if not any(client.name == self.site for client in self.federation.local_clients):
             return
         watched: dict[str, list[tuple[Any, str]]] = {
-            "opening": [(driver, "run_step")],
+            "opening": [(driver.Parties, "run_step")],
             "protect": [(kind, "protect") for kind in below(AggregationClient) if "protect" in vars(kind)],
             "unmasking": [(Sums, "_unmask")],
             "download": [(Messenger, "broadcast")],

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from fedlit.privacy import PrivacyError, QuorumError, RoundId
-from fedlit.privacy.frames import pack_fields, unpack_fields
+from fedlit.privacy.links import pack_fields, unpack_fields
 from fedlit.privacy.masking import MaskingClient, MaskingServer, PairwiseMasking
-from fedlit.privacy.masking.messages import authenticate, binding, party
-from fedlit.privacy.masking.round import MaskedRound
+from fedlit.privacy.masking.round import MaskedRound, authenticate, binding, party
 
 STAGES = ["keys", "shares", "vector", "confirm", "unmask"]
 """At which a client may vanish."""
@@ -115,7 +114,6 @@ class Parties:
         self.step("keys")
         self.step("shares")
         assert self.server._round is not None
-        assert self.server._round.agreed is not None
         return self.server._round.agreed
 
     def round_keys(self) -> tuple[dict[str, bytes], dict[str, bytes]]:
@@ -168,7 +166,6 @@ def names_of(number: int) -> list[str]:
 
 def agreed_by(client: MaskingClient) -> MaskedRound:
     assert client._round is not None
-    assert client._round.agreed is not None
     return client._round.agreed
 
 

@@ -18,13 +18,7 @@ from fedlit.privacy.driver import Carrier, Parties, Phase
 
 
 class Conversation(Carrier):
-    """Carries the messages of a channel's backend between processes, and books them.
-
-    Args:
-        messenger: Between the processes.
-        channel: Name of the channel.
-        timed: Context in which time counts as protection.
-    """
+    """Carries the messages of a channel's backend between processes, and books them."""
 
     def __init__(self, messenger: Messenger, channel: str, timed: Callable[[str], Any]) -> None:
         self._messenger = messenger
@@ -72,13 +66,7 @@ class Conversation(Carrier):
 
 
 class Backends:
-    """The parties of each backend that live in this process; their keys last as long as they do.
-
-    Args:
-        messenger: Between the processes.
-        channels: Of the run, which have the backends.
-        timed: Context in which time counts as protection.
-    """
+    """The parties of each backend that live in this process; their keys last as long as they do."""
 
     def __init__(self, messenger: Messenger, channels: Mapping[str, Resolved], timed: Callable[[str], Any]) -> None:
         self._messenger = messenger

@@ -22,27 +22,19 @@ from fedlit.federation.sums.conversation import Backends
 from fedlit.federation.sums.totals import Total, Totals, schema_bytes, schema_in
 from fedlit.federation.wire import part, wire_size
 from fedlit.privacy import FixedPoint, InputError, PrivacyError, PrivacyWarning
-from fedlit.privacy.driver import Parties, ask_survivors
+from fedlit.privacy.driver import Parties
 from fedlit.privacy.packing import Payload, Schema, pack, relative_weights, schema_difference, schema_of
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Of whom and for whom a secure mean or sum is taken.
-
-    Args:
-        channel: Name of the channel.
-        senders: Clients whose payloads are added, in roster order; some may turn out to send nothing.
-        receivers: Present clients that receive the total, in roster order.
-        absent: Clients that should have received it and are not present.
-        weights: Of a mean, by client; ``None`` is a sum.
-    """
+    """Of whom and for whom a secure mean or sum is taken."""
 
     channel: str
-    senders: Sequence[str]
-    receivers: Sequence[str]
-    absent: frozenset[str]
-    weights: Mapping[str, float] | None
+    senders: Sequence[str]  # in roster order; some may turn out to send nothing
+    receivers: Sequence[str]  # present clients, in roster order
+    absent: frozenset[str]  # clients that should have received the total and are not present
+    weights: Mapping[str, float] | None  # of a mean, by client; ``None`` is a sum
 
 
 class Sums:
@@ -249,9 +241,7 @@ class Sums:
     def _unmask(self, recipe: Recipe, parties: Parties, senders: Sequence[str], total: Total | None) -> Total | None:
         """Ask those who sent for what removes the masks of their total."""
         conversation = self._backends.conversation(recipe.channel)
-        closing = self._channels[recipe.channel].backend.closing
-        server = None if total is None else parties.server
-        answers = ask_survivors(closing, parties.clients, server, senders, conversation)
+        answers = parties.ask_survivors(senders, conversation, has_total=total is not None)
         if total is not None:
             with conversation.working():
                 return replace(total, vector=parties.server.conclude(answers))

@@ -24,38 +24,19 @@ _DOWNLOAD = KINDS.index("download")
 
 @dataclass
 class Total:
-    """The total of a sum.
+    """The total of a sum."""
 
-    Attributes:
-        vector: As the server sends it: plaintext where the server holds the key, so that no key outlives its round.
-        schema: Names, types and shapes of its entries.
-        num_clients: Number of vectors in it.
-        weighted: Whether they are weighted.
-        revealed: As clients of this process read it, where only clients can; ``None`` if none here did.
-        restored: Whether it comes from a checkpoint, so that no key opens ``vector`` any more.
-        summed: Positions in the roster of those whose vectors it has, where others announced one and dropped out.
-    """
-
-    vector: Tensor
+    vector: Tensor  # as the server sends it: plaintext where it holds the key, so that no key outlives its round
     schema: Schema
     num_clients: int
     weighted: bool
-    revealed: Tensor | None = None
-    restored: bool = False
-    summed: list[int] | None = None
+    revealed: Tensor | None = None  # as clients of this process read it, where only clients can
+    restored: bool = False  # from a checkpoint, so that no key opens ``vector`` any more
+    summed: list[int] | None = None  # positions in the roster of those in it, where others have dropped out
 
 
 class Totals:
-    """Sends totals to their receivers, and keeps the last one of each channel for those that were absent.
-
-    Args:
-        messenger: Between the processes.
-        channels: Of the run.
-        backends: Parties that read totals.
-
-    Attributes:
-        senders: Over whom a fixed channel was summed last.
-    """
+    """Sends totals to their receivers, and keeps the last one of each channel for those that were absent."""
 
     def __init__(self, messenger: Messenger, channels: Mapping[str, Resolved], backends: Backends) -> None:
         self._messenger = messenger
@@ -64,7 +45,7 @@ class Totals:
         self._last: dict[str, Total] = {}
         self._versions: dict[str, dict[str, int]] = {}  # number of the newest total that each client has
         self._readers: dict[str, list[str]] = {}  # clients that have read the total kept for absent ones
-        self.senders: dict[str, list[str]] = {}
+        self.senders: dict[str, list[str]] = {}  # over whom a fixed channel was summed last
 
     def _backend(self, channel: str) -> SecureAggregation:
         return self._channels[channel].backend
@@ -81,9 +62,7 @@ class Totals:
         """Send a ``total`` of the server (elsewhere ``None``) to its receivers.
 
         ``shares`` are relative weights of those who announced a vector, to compare with the weight in the total.
-
-        Returns:
-            Payloads of local receivers; and the total as they read it, if only clients can.
+        Returns payloads of local receivers; and the total as they read it, if only clients can.
         """
         messenger, backend = self._messenger, self._backend(channel)
         message: Message = {}

@@ -15,7 +15,7 @@ from fedlit.federation.documents import document
 from fedlit.privacy import DecodeError
 from fedlit.remote.carrier import Pieces, RefusedError
 from fedlit.remote.star.board import Reply, StepBoard
-from fedlit.remote.star.framing import make_head, one_line
+from fedlit.remote.star.framing import entry, make_head, one_line
 
 _log = logging.getLogger("fedlit.remote")
 
@@ -28,17 +28,11 @@ STILL_CONNECTED = 15.0
 
 @dataclass
 class History:
-    """The steps before the first round, by their numbers, for sites that come back later.
+    """The steps before the first round, by their numbers, for sites that come back later."""
 
-    Attributes:
-        meetings: Tables of frames.
-        messages: By rank, in a list of one each; ``None`` of a rank that had dropped out.
-        results: With the number of the step after which there was one.
-    """
-
-    meetings: dict[int, Tensor] = field(default_factory=dict)
-    messages: dict[int, dict[int, Any]] = field(default_factory=dict)
-    results: dict[int, Any] = field(default_factory=dict)
+    meetings: dict[int, Tensor] = field(default_factory=dict)  # tables of frames
+    messages: dict[int, dict[int, Any]] = field(default_factory=dict)  # by rank, in a list of one each
+    results: dict[int, Any] = field(default_factory=dict)  # with the number of the step after which there was one
 
     def message_for(self, rank: int) -> Tensor:
         """All that a site needs of it, as one message."""
@@ -49,14 +43,7 @@ class History:
 
 @final
 class Admission:
-    """Compares a site's hello with what the server needs, and puts its process on the step board.
-
-    Args:
-        board: The step board.
-        history: Of the run.
-        sites: Clients of each site.
-        facts: What all must have alike, by its name.
-    """
+    """Compares a site's hello with what the server needs (``facts``), and puts its process on the step board."""
 
     def __init__(
         self, board: StepBoard, history: History, sites: Mapping[str, list[str]], facts: Mapping[str, Any]
@@ -67,13 +54,12 @@ class Admission:
     def answer_hello(self, rank: int, head: Mapping[str, Any], pieces: Pieces) -> Reply:
         """Let a site in, before the first round or for the next one.
 
-        Raises:
-            RefusedError: If it has another clock, other facts or clients, or is connected already.
+        A `RefusedError` if it has another clock, other facts or clients, or is connected already.
         """
         board, name = self._board, self._board.names[rank]
-        session, clock = head.get("session"), head.get("clock")
-        if not isinstance(session, str) or not 16 <= len(session) <= 64 or type(clock) is not float:
-            raise DecodeError("a hello has a session and a clock")
+        session, clock = entry(head, "session", str), entry(head, "clock", float)
+        if not 16 <= len(session) <= 64:
+            raise DecodeError(f"a session has 16 to 64 letters, got {len(session)}")
         self._check(name, clock, head.get("facts"), head.get("clients"))
         with board.changed:
             self._await_end_of_others(rank, session)

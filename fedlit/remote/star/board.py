@@ -20,7 +20,7 @@ from fedlit.federation.membership import Membership
 from fedlit.federation.transport import Outgoing
 from fedlit.privacy import DecodeError
 from fedlit.remote.carrier import BrokenError, Pieces
-from fedlit.remote.star.framing import make_head, one_line, read_body
+from fedlit.remote.star.framing import entry, make_head, one_line, read_body
 
 _log = logging.getLogger("fedlit.remote")
 
@@ -33,21 +33,13 @@ JOINED = 0
 
 @dataclass
 class Step:
-    """The step under way.
+    """The step under way."""
 
-    Attributes:
-        number: From 1.
-        due: By rank, sizes of the messages that are due from it: one for each way.
-        doing: Names it in logs and errors.
-        messages: By rank, those that have come.
-        turns: Ranks in the order in which their messages are to come; ``None`` is at once.
-    """
-
-    number: int
-    due: dict[int, list[int]]
-    doing: str
-    messages: dict[int, list[Tensor]] = field(default_factory=dict)
-    turns: list[int] | None = None
+    number: int  # from 1
+    due: dict[int, list[int]]  # by rank, sizes of the messages that are due from it: one for each way
+    doing: str  # names it in logs and errors
+    messages: dict[int, list[Tensor]] = field(default_factory=dict)  # by rank, those that have come
+    turns: list[int] | None = None  # ranks in the order in which their messages are to come; ``None`` is at once
 
 
 @dataclass
@@ -60,19 +52,12 @@ class Reply:
 
 @dataclass
 class SiteCalls:
-    """The server's record of a site.
+    """The server's record of a site."""
 
-    Attributes:
-        session: Of its process, if one takes part or waits.
-        asked: The last step that it has asked for.
-        replies: To its calls from that step on, by number of the step; or `JOINED`.
-        connections: Of its processes that stand.
-    """
-
-    session: str = ""
-    asked: int = 0
-    replies: dict[int, Reply] = field(default_factory=dict)
-    connections: int = 0
+    session: str = ""  # of its process, if one takes part or waits
+    asked: int = 0  # the last step that it has asked for
+    replies: dict[int, Reply] = field(default_factory=dict)  # to its calls from that step on, by step; or `JOINED`
+    connections: int = 0  # of its processes that stand
 
     def restart(self, session: str = "") -> None:
         """Forget the process before."""
@@ -81,27 +66,16 @@ class SiteCalls:
 
 @final
 class StepBoard:
-    """See the module.
-
-    Args:
-        names: Of the sites, which are ranks 1, 2, ...
-        patience: Seconds after which a disconnected site times out.
-
-    Attributes:
-        changed: The lock of everything else.
-        begun: Whether the first round has begun, or is about to.
-        ended: Why the run has ended, if it has.
-        again: Whether the server may come back.
-    """
+    """See the module; sites are ranks 1, 2, ..., and time out after the seconds of ``patience``."""
 
     def __init__(self, names: Sequence[str], patience: float) -> None:
         self.names = ["", *names]
         self.sites = {rank: SiteCalls() for rank in range(1, len(self.names))}
         self.members = Membership(self.sites, patience)
-        self.changed = threading.Condition()
+        self.changed = threading.Condition()  # the lock of everything else
         self.number = 0
         self.begun = self.again = False
-        self.ended: str | None = None
+        self.ended: str | None = None  # why; ``again`` is whether the server may come back
         self._step: Step | None = None
 
     def named(self, ranks: Collection[int]) -> str:
@@ -123,9 +97,9 @@ class StepBoard:
             rank = self.names.index(name, 1)
             self.sites[rank].connections += change
             if self.sites[rank].connections > 0:
-                self.members.heard(rank)
+                self.members.connected(rank)
             else:
-                self.members.silent(rank)
+                self.members.disconnected(rank)
             self.changed.notify_all()
 
     def drop(self, rank: int, why: str) -> None:
@@ -235,9 +209,7 @@ class StepBoard:
 
     def answer_step(self, rank: int, head: Mapping[str, Any], pieces: Pieces) -> Reply:
         """Take a site's messages when its step is under way, and wait for the reply."""
-        session, number, which = head.get("session"), head.get("step"), head.get("which")
-        if type(number) is not int or not isinstance(which, list) or not all(type(each) is int for each in which):
-            raise DecodeError("a step has a number, and states which message goes which way")
+        session, number, which = head.get("session"), entry(head, "step", int), entry(head, "which", list)
         site = self.sites[rank]
         with self.changed:
             if self._last_reply(rank, session) is None:

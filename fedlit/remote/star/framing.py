@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from fedlit.privacy import DecodeError
 from fedlit.remote.carrier import PIECE_BYTES, Pieces
 
 _log = logging.getLogger("fedlit.remote")
+
+_T = TypeVar("_T")
 
 PROTOCOL = 1
 """Version of the messages between star ends; raised where older ones would not understand."""
@@ -47,6 +49,15 @@ def read_head(pieces: Pieces) -> dict[str, Any]:
     if not isinstance(head, dict):
         raise DecodeError(f"a head must be a JSON object, got {str(head)[:100]}")
     return head
+
+
+def entry(head: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
+    """An entry of a head that was received; a `DecodeError` if it has another type, or is a list of more than ints."""
+    value = head.get(key)
+    if type(value) is not kind or (isinstance(value, list) and not all(type(each) is int for each in value)):
+        what = "a list of whole numbers" if kind is list else f"of type {kind.__name__}"
+        raise DecodeError(f"{key} in a head must be {what}, got {str(value)[:200]}")
+    return value
 
 
 def cut(messages: Sequence[Outgoing]) -> Iterator[bytes]:

@@ -24,15 +24,7 @@ _log = logging.getLogger("fedlit.remote")
 
 @final
 class ServerStar(Transport):
-    """The server's end: rank 0, which hosts no client.
-
-    Args:
-        listener: Of the carrier.
-        sites: Clients of each site, whose certificate has its name; ranks 1, 2, ... in this order.
-        facts: What all must have alike, by its name.
-        wait_for: Seconds to wait for sites before the first round, and where none is left.
-        patience: Seconds after which a disconnected site times out.
-    """
+    """The server's end: rank 0, which hosts no client; sites are ranks 1, 2, ... in their order. See `Server`."""
 
     rank = 0
     losable = True
@@ -73,11 +65,7 @@ class ServerStar(Transport):
         return self.board.begun
 
     def open(self) -> None:
-        """Listen, and wait for all sites.
-
-        Raises:
-            FederationError: If one does not come in time.
-        """
+        """Listen, and wait for all sites; a `FederationError` if one does not come in time."""
         board = self.board
         self.address = self._listener.listen(
             self._answer, lambda name: board.connect(name, 1), lambda name: board.connect(name, -1)

@@ -16,7 +16,7 @@ from fedlit.federation.errors import FederationError, PeerFailedError, RosterErr
 from fedlit.federation.transport import Outgoing, Transport, Way
 from fedlit.privacy import DecodeError
 from fedlit.remote.carrier import BrokenError, Caller, Pieces
-from fedlit.remote.star.framing import bytes_of, cut, frames, make_head, read_body, read_head
+from fedlit.remote.star.framing import bytes_of, cut, entry, frames, make_head, read_body, read_head
 
 _log = logging.getLogger("fedlit.remote")
 
@@ -31,15 +31,7 @@ class ServerLostError(FederationError):
 
 @final
 class SiteStar(Transport):
-    """A site's end.
-
-    Args:
-        caller: Of the carrier.
-        facts: See `ServerStar`.
-        clients: That this site claims to have; ``None`` leaves that to the server.
-        wait_for: Seconds to wait for a server that is not there yet.
-        patience: Seconds for which calls may fail before the site gives up.
-    """
+    """A site's end; waits ``wait_for`` seconds for a server, and ``patience`` seconds for calls that fail."""
 
     losable = True
 
@@ -73,12 +65,7 @@ class SiteStar(Transport):
         return self._history is not None
 
     def open(self) -> None:
-        """Find the server, and be let in.
-
-        Raises:
-            RefusedError: If the server does not let this site in.
-            FederationError: If there is no server in time.
-        """
+        """Find the server, and be let in; a `RefusedError` if not, a `FederationError` if there is none in time."""
 
         def hello() -> bytes:  # anew for each call, as it has the time
             return make_head(
@@ -92,12 +79,12 @@ class SiteStar(Transport):
                 f"there was no server within {self._wait_for:g} s (wait_for): {error}. See whether it runs, and "
                 "whether this machine may dial out to it"
             ) from error
-        rank, sites, late, size = (head.get(key) for key in ("rank", "sites", "late", "bytes"))
-        if type(rank) is not int or not isinstance(sites, dict) or not 0 < rank <= len(sites) or type(size) is not int:
+        rank, sites, late = entry(head, "rank", int), entry(head, "sites", dict), head.get("late")
+        if not 0 < rank <= len(sites):
             raise DecodeError(f"the server answers a hello by {str(head)[:200]}")
         self.rank, self.sites, self.world_size = rank, sites, len(sites) + 1
         if late:
-            history = read_document(*read_body(pieces, [size], "the history of the run"))
+            history = read_document(*read_body(pieces, [entry(head, "bytes", int)], "the history of the run"))
             self._history = {key: dict((number, value) for number, value in part) for key, part in history.items()}
         name, clients = list(sites.items())[rank - 1]
         under_way = ", and a run is under way" if late else ""
@@ -169,9 +156,7 @@ class SiteStar(Transport):
             return self._meeting(torch.zeros(1, dtype=torch.uint8), "a roll call")[1]
         answer, _ = self._take_step(make_head(kind="join", session=self._session), (), lambda _: [], "a return")
         self._history = None
-        if type(answer.get("step")) is not int:
-            raise DecodeError(f"the server answers a return by {str(answer)[:200]}")
-        self._number = answer["step"]
+        self._number = entry(answer, "step", int)
         return self._take_verdict(answer)
 
     def _take_verdict(self, answer: Mapping[str, Any]) -> frozenset[int]:
@@ -183,10 +168,10 @@ class SiteStar(Transport):
         return joined
 
     def _ranks(self, answer: Mapping[str, Any], key: str) -> frozenset[int]:
-        ranks = answer.get(key)
-        if not isinstance(ranks, list) or not all(type(rank) is int and 0 < rank < self.world_size for rank in ranks):
-            raise DecodeError(f"the server reports {key} ranks by {str(ranks)[:200]}")
-        return frozenset(ranks)
+        ranks = frozenset(entry(answer, key, list))
+        if not ranks <= {*range(1, self.world_size)}:
+            raise DecodeError(f"the server reports {key} ranks by {str(answer[key])[:200]}")
+        return ranks
 
     def _meeting(self, frame: Tensor, doing: str) -> tuple[list[Tensor], frozenset[int]]:
         self._number += 1
@@ -224,9 +209,7 @@ class SiteStar(Transport):
         indices = {identity: index for index, identity in enumerate(parts)}
 
         def coming(answer: Mapping[str, Any]) -> list[int]:
-            missing = answer.get("missing")
-            if not isinstance(missing, list) or not all(type(index) is int for index in missing):
-                raise DecodeError(f"the server answers a step by {str(answer)[:200]}")
+            missing = entry(answer, "missing", list)
             return [size for index, size in enumerate(due) if index not in missing]
 
         head = self._step_head([indices[id(message)] for message in outgoing])
