@@ -34,9 +34,6 @@ class CombinedUpdates(FederatedModule):
             rates, not by those that set them (such as OneCycleLR).
         align_magnitudes: Scale a source's update by the ratio of the target's summed learning rates to the source's.
         kwargs: See `FederatedModule`.
-
-    Raises:
-        ValueError: If ``target_lr_ratio`` is out of range.
     """
 
     requires: ClassVar[Requires] = Requires(target_labels=True)

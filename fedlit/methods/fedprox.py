@@ -34,9 +34,6 @@ class FedProx(FedAvg):
 
     Args:
         mu: Strength of the proximal term, at least 0; 0 is FedAvg. The paper tries 0.001 to 1.
-
-    Raises:
-        ValueError: If ``mu`` is negative.
     """
 
     replicas: Replicas[AnchoredReplica]

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from fedlit.checks import check_at_least, check_one_of, refuse
 from fedlit.federation import Channel, Client, Open, Summed, UniformSubset
 from fedlit.functional import Kernel, alignment_loss, sample_frequencies
-from fedlit.methods.mean_messages import exchange_means, send_classifiers
+from fedlit.methods.shared import exchange_means, send_classifiers
 from fedlit.models import AlignedReplica, VotingReplica, feature_width
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
 from fedlit.module import Batch, FederatedModule
@@ -44,9 +44,8 @@ class FedRFTCA(FederatedModule):
 
     Every client has a local extractor, an aligner W that is averaged in every round, and a classifier that the sources
     average every T_C rounds and the target receives. In each round sources and target exchange the mean random feature
-    of one mini-batch, and lower the distance between the two after alignment.
-
-    Absent sources (``participation``; here a uniform subset by default) go on training on their labels alone.
+    of one mini-batch, and lower the distance between the two after alignment. Absent sources (``participation``; here a
+    uniform subset by default) go on training on their labels alone.
 
     The target is evaluated from the first round in which it has a classifier: with T_C = 50 the 50th, with votes the
     last. Selecting a round by ``target/score`` needs a T_C of few rounds, or a warm-up.
@@ -76,9 +75,6 @@ class FedRFTCA(FederatedModule):
             sources' classifiers vote at the end (appendix D.B; ties go to the larger mean probability).
         weighting: Weights of clients in a mean; the paper's are uniform.
         kwargs: See `FederatedModule`.
-
-    Raises:
-        ValueError: If an argument is out of range.
 
     Notes:
         A message has 2N numbers and an average of aligners 2N m, whatever the size of batches and data.

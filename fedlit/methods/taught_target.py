@@ -55,9 +55,6 @@ class TaughtTarget(FederatedModule):
     Args:
         exchange: ``"models"`` or ``"votes"``.
         kwargs: See `FederatedModule`.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     replicas: Replicas[Replica]

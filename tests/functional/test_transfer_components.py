@@ -21,10 +21,10 @@ from fedlit.functional import (
     Scaling,
     TransferComponents,
     eigenproblems,
-    feature_sums,
     gaussian_kernel,
     r_tca,
     random_feature_sums,
+    random_features,
     random_fourier_features,
     rf_tca,
     rf_tca_from_sums,
@@ -242,7 +242,7 @@ def test_rf_tca_approaches_r_tca_as_one_over_the_root_of_the_number_of_frequenci
 def test_streaming_equals_the_batch(
     dtype: torch.dtype, rtol: float, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feature_sums, "CHUNK", 64)
+    monkeypatch.setattr(random_features, "CHUNK", 64)
     x = double(1000, DIM, generator=generator).to(dtype)
     omega = sample_frequencies(8, DIM, 1.0)
     whole = RandomFeatureSums.of(random_fourier_features(x.double(), omega))
