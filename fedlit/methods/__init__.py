@@ -21,32 +21,10 @@ from fedlit.methods.knn_per import KNNPer
 from fedlit.methods.moment_matching import FedCORAL, FedDAN
 from fedlit.methods.personalised import APFL, Ditto
 
+# fmt: off
 __all__ = [
-    "APFL",
-    "FADA",
-    "FADE",
-    "KD3A",
-    "AdaBN",
-    "CoMDA",
-    "Ditto",
-    "FedAvg",
-    "FedCORAL",
-    "FedDA",
-    "FedDAN",
-    "FedDANN",
-    "FedDaDiL",
-    "FedGP",
-    "FedJDA",
-    "FedMMD",
-    "FedMME",
-    "FedProx",
-    "FedRFTCA",
-    "FedRFTCAClosedForm",
-    "FedRep",
-    "FedWDGRL",
-    "FinetuneOffline",
-    "KNNPer",
-    "Oracle",
-    "SourceOnly",
-    "TargetOnly",
+    "APFL", "FADA", "FADE", "KD3A", "AdaBN", "CoMDA", "Ditto", "FedAvg", "FedCORAL", "FedDA", "FedDAN", "FedDANN",
+    "FedDaDiL", "FedGP", "FedJDA", "FedMMD", "FedMME", "FedProx", "FedRFTCA", "FedRFTCAClosedForm", "FedRep",
+    "FedWDGRL", "FinetuneOffline", "KNNPer", "Oracle", "SourceOnly", "TargetOnly",
 ]
+# fmt: on

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
+from fedlit import Phase, Requires, Run
 from fedlit.checks import check_at_least, refuse
 from fedlit.federation import Channel, Client, Open, RosterError, Summed
 from fedlit.methods.baselines import SourceOnly
@@ -22,13 +23,10 @@ from fedlit.models import (
     MixedBatchNorm,
     batchnorm_layers,
     estimate_statistics_,
+    make_classifier,
     with_mixed_batchnorm,
 )
 from fedlit.run.batchnorm import as_variances, second_moment
-from fedlit.run.component import Phase
-from fedlit.run.options import Requires
-from fedlit.run.run import Run
-from fedlit.run.tasks import Classification
 from fedlit.run.warmup import WarmUp
 
 
@@ -61,6 +59,11 @@ class AdaBN(SourceOnly):
     so that a small ``entropy_weight`` pulls as much as a source's loss, to predictions of one class.
 
     Args:
+        clients: The roster.
+        target: Name of the client adapted to.
+        num_classes: Number of classes.
+        extractor: Network from inputs to features; it or the classifier has BatchNorm layers.
+        classifier: Network from features to logits; ``None`` is a linear layer.
         mixing: Share alpha of a client's samples, in [1/2, 1]: 1 are separate statistics, 1/2 pooled ones;
             ``"learned"`` starts each layer's at 1 and trains it; ``None`` is AdaBN.
         entropy_weight: With ``mixing``, weight of the mean entropy of the target's predictions, at least 0.
@@ -86,7 +89,12 @@ class AdaBN(SourceOnly):
 
     def __init__(
         self,
-        *args: Any,
+        clients: Sequence[Client | str],
+        target: str,
+        num_classes: int,
+        extractor: nn.Module,
+        classifier: nn.Module | None = None,
+        *,
         mixing: float | Literal["learned"] | None = None,
         entropy_weight: float = 0.1,
         pass_per_layer: bool = False,
@@ -96,14 +104,14 @@ class AdaBN(SourceOnly):
             rule = "a share of a client's own samples in [0.5, 1], 'learned', or null for AdaBN without it"
             refuse("mixing (alpha)", rule, mixing)
         check_at_least("entropy_weight", entropy_weight, 0)
-        super().__init__(*args, **kwargs)
-        if mixing is not None and not isinstance(self.task, Classification):
-            refuse("mixing", "null with task='regression', as it lowers the entropy of classes", mixing)
-        if self.run.weights.averaging.local_norm:
+        if mixing is not None and kwargs.get("task", "classification") != "classification":
+            refuse("mixing", f"null with task={kwargs['task']!r}, as it lowers the entropy of classes", mixing)
+        if kwargs.get("local_norm"):
             rule = "False, as the target of AdaBN cannot learn the scales and shifts that it keeps at a client"
             refuse("local_norm", rule, True, "leave it out, statistics stay in any case")
-        both, names = nn.ModuleList(self.originals), [type(network).__name__ for network in self.originals]
+        both = nn.ModuleList([extractor, make_classifier(extractor, num_classes) if classifier is None else classifier])
         if not batchnorm_layers(both):
+            names = [type(network).__name__ for network in both]
             raise ValueError(
                 f"AdaBN replaces the statistics of BatchNorm layers, and neither extractor {names[0]} nor classifier "
                 f"{names[1]} has one with running statistics: take a network with BatchNorm, such as "
@@ -111,8 +119,9 @@ class AdaBN(SourceOnly):
             )
         if mixing is not None:
             share = 1.0 if mixing == "learned" else float(mixing)
-            extractor, classifier = cast(nn.ModuleList, with_mixed_batchnorm(both, share, mixing == "learned"))
-            self.originals = extractor, classifier
+            both = cast(nn.ModuleList, with_mixed_batchnorm(both, share, mixing == "learned"))
+        # the run takes the networks when it is made, so these must be the mixed ones
+        super().__init__(clients, target, num_classes, *both, **kwargs)
         self.mixing = mixing
         self.entropy_weight = entropy_weight
         self.pass_per_layer = pass_per_layer

@@ -11,13 +11,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from fedlit import FederatedModule, Phase, Requires, Run
 from fedlit.checks import check_at_least
 from fedlit.federation import Channel, Client, FederatedLoader, RosterError, Summed
 from fedlit.methods.fedavg import FedAvg
-from fedlit.module import Batch, FederatedModule
-from fedlit.run.component import Phase
-from fedlit.run.options import Requires
-from fedlit.run.run import Run
+from fedlit.module import Batch
 
 
 class SourceOnly(FedAvg):

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedlit import ReplicaSpec, Run
 from fedlit.checks import check, check_at_least
 from fedlit.federation import Channel, Client, RosterError, Summed
 from fedlit.federation.nested import mapped, take
@@ -35,9 +36,7 @@ from fedlit.methods.shared import divided
 from fedlit.methods.taught_target import ExchangeName, TaughtTarget, on_grid
 from fedlit.models import Replica, Twins
 from fedlit.models.twins import STAYS_LOCAL
-from fedlit.run.options import ReplicaSpec
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 
 RAMP = 10
 """Rounds over which the share of samples that are left out rises."""

@@ -15,13 +15,12 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fedlit import FederatedModule, Requires, Run
 from fedlit.checks import check_positive
 from fedlit.federation import Client, FederatedLoader, RosterError
 from fedlit.models import RoundMemory
-from fedlit.module import Batch, FederatedModule
-from fedlit.run.options import Requires
+from fedlit.module import Batch
 from fedlit.run.param_groups import check_ratio
-from fedlit.run.run import Run
 
 Update = dict[str, Tensor]
 

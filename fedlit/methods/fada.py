@@ -26,18 +26,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import fedlit.functional as fn
+from fedlit import ReplicaSpec, Requires, Run
 from fedlit.checks import check, check_at_least, check_one_of, check_positive
 from fedlit.federation import Channel, Client, Open
 from fedlit.federation.nested import Inputs, num_samples
 from fedlit.methods.combined_updates import CombinedUpdates, Update, times
-from fedlit.methods.shared import check_weight
 from fedlit.models import AdversarialReplica, DisentanglingReplica, feature_width, make_discriminator
 from fedlit.models.disentangling import DISENTANGLING
 from fedlit.module import Batch
 from fedlit.run.local import evaluating
-from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 
 
 class FADA(CombinedUpdates):
@@ -96,8 +94,8 @@ class FADA(CombinedUpdates):
     ) -> None:
         super().__init__(*args, **kwargs)
         check_at_least("hidden", hidden, 1, "unit")
-        check_weight("identifier_weight (lambda)", identifier_weight)
-        check_weight("mi_weight", mi_weight)
+        check_at_least("identifier_weight (lambda)", identifier_weight, 0)
+        check_at_least("mi_weight", mi_weight, 0)
         for name, value in (("identifier_lr", identifier_lr), ("temperature (tau)", temperature)):
             check_positive(name, value)
         check_one_of("reverse", reverse, ("target", "both"))

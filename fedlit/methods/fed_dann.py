@@ -32,18 +32,17 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 
+from fedlit import ReplicaSpec, Requires, Run
 from fedlit.checks import check_at_least, check_one_of, check_positive, refuse
 from fedlit.federation import Channel, Client, Summed
 from fedlit.functional import domain_loss, entropy_weights, loss_from_gradient, multilinear_map
 from fedlit.functional import reversal_weight as scheduled
 from fedlit.methods.fedavg import FedAvg
-from fedlit.methods.shared import check_weight, divided
+from fedlit.methods.shared import divided
 from fedlit.models import AdversarialReplica, feature_width, make_discriminator
 from fedlit.module import Batch
-from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.param_groups import check_ratio
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 from fedlit.run.tasks import Classification
 
 
@@ -256,7 +255,7 @@ class FedDANN(DomainAdversarial):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, hidden=hidden, **kwargs)
-        check_weight("reversal_weight (lambda)", reversal_weight)
+        check_at_least("reversal_weight (lambda)", reversal_weight, 0)
         if schedule_rounds not in (None, "planned") and not (isinstance(schedule_rounds, int) and schedule_rounds > 0):
             refuse("schedule_rounds", "at least 1 round, 'planned' or null (constant)", schedule_rounds)
         if conditional and not isinstance(self.task, Classification):

@@ -26,15 +26,14 @@ import torch
 from torch import Tensor, nn
 
 import fedlit.functional as fn
+from fedlit import FederatedModule, ReplicaSpec, Requires, Run
 from fedlit.checks import check_at_least, check_one_of
 from fedlit.federation import Channel, Client, FederatedLoader, Open, Pairwise, RosterError, Summed
 from fedlit.methods.shared import Message, exchange_means, send_classifiers, sources_in_step
 from fedlit.models import Committee, MomentReplica, feature_width
 from fedlit.models.committee import STAYS_LOCAL
-from fedlit.module import Batch, FederatedModule
-from fedlit.run.options import ReplicaSpec, Requires
+from fedlit.module import Batch
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 from fedlit.run.tasks import Classification
 
 SCALED_ALPHA = 0.25

@@ -26,7 +26,6 @@ from fedlit.checks import check_at_least, check_positive
 from fedlit.federation import Client
 from fedlit.functional import gradient_penalty, loss_from_gradient
 from fedlit.methods.fed_dann import DomainAdversarial, domain_shares
-from fedlit.methods.shared import check_weight
 from fedlit.run.options import ReplicaSpec, Requires
 
 
@@ -66,8 +65,8 @@ class FedWDGRL(DomainAdversarial):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, hidden=hidden, **kwargs)
-        check_weight("wasserstein_weight (lambda)", wasserstein_weight)
-        check_weight("penalty_weight (gamma)", penalty_weight)
+        check_at_least("wasserstein_weight (lambda)", wasserstein_weight, 0)
+        check_at_least("penalty_weight (gamma)", penalty_weight, 0)
         check_at_least("critic_steps", critic_steps, 1, "in each local step")
         check_positive("critic_lr", critic_lr)
         self.wasserstein_weight = wasserstein_weight

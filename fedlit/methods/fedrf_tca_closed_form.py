@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
+from fedlit import FederatedModule, ReplicaSpec, Requires, Run
 from fedlit.checks import check, check_at_least, check_one_of, refuse
 from fedlit.federation import Channel, Client, DivergedError, Open, RosterError, Summed
 from fedlit.functional import (
@@ -36,10 +37,8 @@ from fedlit.functional import (
 )
 from fedlit.models import AlignedReplica, feature_width
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
-from fedlit.module import Batch, FederatedModule
-from fedlit.run.options import ReplicaSpec, Requires
+from fedlit.module import Batch
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 from fedlit.run.weights import Weighting
 
 

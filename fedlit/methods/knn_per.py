@@ -14,12 +14,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedlit import ReplicaSpec, Requires, Run
 from fedlit.checks import check_at_least, check_between
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
-from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 
 
 def knn_probabilities(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from fedlit import FederatedModule, ReplicaSpec, Requires, Run
 from fedlit.checks import check, check_at_least, check_one_of
 from fedlit.federation import Channel, Client, DivergedError, Open, Summed
 from fedlit.functional import mean_pair_distance
@@ -18,10 +19,8 @@ from fedlit.methods.shared import exchange_means, sources_in_step, sum_differenc
 from fedlit.models import MatchingReplica, feature_width
 from fedlit.models.copies import check_tied
 from fedlit.models.matching import STAYS_LOCAL
-from fedlit.module import Batch, FederatedModule
-from fedlit.run.options import ReplicaSpec, Requires
+from fedlit.module import Batch
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 
 
 class MomentMatching(FederatedModule):

@@ -21,14 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedlit import ReplicaSpec, Requires, Run
 from fedlit.checks import check_at_least, check_between
 from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.shared import divided
 from fedlit.models import Anchor, Replica
-from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 
 
 class PersonalReplica(Replica):

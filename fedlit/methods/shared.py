@@ -13,11 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedlit.checks import check_at_least
+from fedlit import FederatedModule, Run
 from fedlit.federation import Client, Federation
 from fedlit.models import part_of
-from fedlit.module import FederatedModule
-from fedlit.run.run import Run
 
 Message = Mapping[str, Tensor]
 
@@ -99,8 +97,3 @@ def divided(groups: Sequence[dict[str, Any]], part_of: Callable[[str], nn.Module
             params = [param for param in group["params"] if (id(param) in within) == inside]
             parts.append({"params": params, "client": group["client"]})
     return parts
-
-
-def check_weight(name: str, value: float) -> None:
-    """Refuse a weight of a loss below 0, and one that is not finite."""
-    check_at_least(name, value, 0, way_out="it weighs a loss")
