@@ -13,8 +13,18 @@ from fedlit.functional.adversarial import (
     multilinear_map,
     reversal_weight,
 )
-from fedlit.functional.aggregation import fedavg, fedda, fedgp, fedgp_cosine
-from fedlit.functional.alignment import alignment_loss
+from fedlit.functional.aggregation import (
+    Granularity,
+    UpdateProducts,
+    fedavg,
+    fedda,
+    fedgp,
+    fedgp_cosine,
+    inner_products,
+    products_with_sources,
+    projection_coefficients,
+    scale_layers,
+)
 from fedlit.functional.auto_weights import AutoBeta, BatchStatistics, auto_beta, auto_weights
 from fedlit.functional.barycenter import Barycenter, wasserstein_barycenter
 from fedlit.functional.calibration import (
@@ -26,19 +36,10 @@ from fedlit.functional.calibration import (
     temperature_grid,
 )
 from fedlit.functional.clustering import clustering_gains, intra_cluster_distance, k_means, relative_scatter
-from fedlit.functional.correlation import central_moments, coral_loss, second_moments
+from fedlit.functional.correlation import Ridge, central_moments, coral_loss, coral_map, second_moments
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
-from fedlit.functional.disentangling import mutual_information_bound, uniform_cross_entropy
 from fedlit.functional.eigenproblems import Scaling
-from fedlit.functional.feature_sums import RandomFeatureSums, random_feature_sums
-from fedlit.functional.geodesic import (
-    geodesic_flow_factor,
-    geodesic_flow_kernel,
-    principal_axes,
-    subspace_dimension,
-)
-from fedlit.functional.gradient import loss_from_gradient
-from fedlit.functional.information_maximisation import information_maximisation_loss
+from fedlit.functional.geodesic import geodesic_flow_factor, geodesic_flow_kernel, principal_axes, subspace_dimension
 from fedlit.functional.joint_distribution import (
     JointAligner,
     JointComponents,
@@ -53,22 +54,35 @@ from fedlit.functional.knowledge import (
     between_class_variance,
     confident_votes,
     consensus_focus,
+    hard_vote,
     knowledge_vote,
     left_out_focus,
     mixup,
 )
-from fedlit.functional.minimax_entropy import minimax_entropy_loss
+from fedlit.functional.losses import (
+    alignment_loss,
+    information_maximisation_loss,
+    loss_from_gradient,
+    minimax_entropy_loss,
+    mutual_information_bound,
+    uniform_cross_entropy,
+)
 from fedlit.functional.mixtures import mixture_variance
-from fedlit.functional.mmd import mmd_squared, rff_mmd_squared
-from fedlit.functional.multi_kernel import (
+from fedlit.functional.mmd import (
     bandwidth_ladder,
     kernel_ladder,
     mean_pair_distance,
     mixture_frequencies,
+    mmd_squared,
     multi_kernel_mmd,
+    rff_mmd_squared,
 )
-from fedlit.functional.random_features import random_fourier_features, sample_frequencies
-from fedlit.functional.recolouring import Ridge, coral_map
+from fedlit.functional.random_features import (
+    RandomFeatureSums,
+    random_feature_sums,
+    random_fourier_features,
+    sample_frequencies,
+)
 from fedlit.functional.refinement import (
     adaptive_shares,
     neighbour_graph,
@@ -109,15 +123,6 @@ from fedlit.functional.taylor_mmd import (
     within_domain_mean,
 )
 from fedlit.functional.transfer_components import TransferComponents, r_tca, rf_tca, rf_tca_from_sums, tca
-from fedlit.functional.updates import (
-    Granularity,
-    UpdateProducts,
-    inner_products,
-    products_with_sources,
-    projection_coefficients,
-    scale_layers,
-)
-from fedlit.functional.voting import hard_vote
 from fedlit.functional.wasserstein import (
     balanced_weights,
     barycentric_mapping,
@@ -128,131 +133,31 @@ from fedlit.functional.wasserstein import (
     transport_plan,
 )
 
+# fmt: off
 __all__ = [
-    "AutoBeta",
-    "Barycenter",
-    "BatchStatistics",
-    "Granularity",
-    "JointAligner",
-    "JointComponents",
-    "Kernel",
-    "Knowledge",
-    "Labelling",
-    "RandomFeatureSums",
-    "Ridge",
-    "Scaling",
-    "SourceMoments",
-    "TransferComponents",
-    "UpdateProducts",
-    "adaptive_shares",
-    "alignment_loss",
-    "annealing",
-    "auto_beta",
-    "auto_weights",
-    "balanced_weights",
-    "bandwidth_ladder",
-    "barycentric_mapping",
-    "best_temperature",
-    "between_class_variance",
-    "brier_score",
-    "calibrated_information",
-    "cauchy_kernel",
-    "central_moments",
-    "certainty_score",
-    "class_mean_match",
-    "clustering_gains",
-    "confident_votes",
-    "consensus_focus",
-    "coral_loss",
-    "coral_map",
-    "decide",
-    "diversity_score",
-    "domain_adversarial_loss",
-    "domain_loss",
-    "entropy_weights",
-    "exact_between_domains_mean",
-    "exact_within_domain_mean",
-    "feature_hash",
-    "fedavg",
-    "fedda",
-    "fedgp",
-    "fedgp_cosine",
-    "fit_temperature",
-    "gaussian_kernel",
-    "geodesic_flow_factor",
-    "geodesic_flow_kernel",
-    "gradient_map",
-    "gradient_penalty",
-    "hard_vote",
-    "importance_weighted_scores",
-    "importance_weights",
-    "information_maximisation_loss",
-    "information_score",
-    "inner_products",
-    "intra_cluster_distance",
-    "jda",
-    "jda_from_sums",
-    "joint_cost",
-    "joint_gaps",
-    "joint_ot_loss",
-    "k_means",
-    "kernel_ladder",
-    "knowledge_vote",
-    "laplace_kernel",
-    "left_out_focus",
-    "linear_discriminant",
-    "loss_from_gradient",
-    "losses_at",
-    "mean_pair_distance",
-    "mean_squared_distance",
-    "minimax_entropy_loss",
-    "mixture_frequencies",
-    "mixture_variance",
-    "mixup",
-    "mmd_squared",
-    "moments_to_send",
-    "multi_kernel_mmd",
-    "multilinear_map",
-    "mutual_information_bound",
-    "nearest_class_mean",
-    "nearest_neighbours",
-    "neighbour_graph",
-    "neighbourhood_information",
-    "normal_scores",
-    "num_taylor_moments",
-    "pair_with_kernel",
-    "principal_axes",
-    "products_with_sources",
-    "project_simplex",
-    "projection_coefficients",
-    "propagate_labels",
-    "r_tca",
-    "random_feature_sums",
-    "random_fourier_features",
-    "refine_labels",
-    "relative_scatter",
-    "repelling_distance",
-    "reversal_weight",
-    "rf_tca",
-    "rf_tca_from_sums",
-    "rff_mmd_squared",
-    "sample_frequencies",
-    "scale_layers",
-    "second_moments",
-    "soft_neighbourhood_density",
-    "softmax_regression",
-    "standardised_directions",
-    "subspace_dimension",
-    "taylor_coefficients",
-    "taylor_mmd_squared",
-    "taylor_moments",
-    "tca",
-    "temperature_grid",
-    "to_class_shares",
-    "to_confidence",
-    "transport_plan",
-    "trust_score",
-    "uniform_cross_entropy",
-    "wasserstein_barycenter",
-    "within_domain_mean",
+    "AutoBeta", "Barycenter", "BatchStatistics", "Granularity", "JointAligner", "JointComponents", "Kernel",
+    "Knowledge", "Labelling", "RandomFeatureSums", "Ridge", "Scaling", "SourceMoments", "TransferComponents",
+    "UpdateProducts", "adaptive_shares", "alignment_loss", "annealing", "auto_beta", "auto_weights",
+    "balanced_weights", "bandwidth_ladder", "barycentric_mapping", "best_temperature", "between_class_variance",
+    "brier_score", "calibrated_information", "cauchy_kernel", "central_moments", "certainty_score",
+    "class_mean_match", "clustering_gains", "confident_votes", "consensus_focus", "coral_loss", "coral_map",
+    "decide", "diversity_score", "domain_adversarial_loss", "domain_loss", "entropy_weights",
+    "exact_between_domains_mean", "exact_within_domain_mean", "feature_hash", "fedavg", "fedda", "fedgp",
+    "fedgp_cosine", "fit_temperature", "gaussian_kernel", "geodesic_flow_factor", "geodesic_flow_kernel",
+    "gradient_map", "gradient_penalty", "hard_vote", "importance_weighted_scores", "importance_weights",
+    "information_maximisation_loss", "information_score", "inner_products", "intra_cluster_distance", "jda",
+    "jda_from_sums", "joint_cost", "joint_gaps", "joint_ot_loss", "k_means", "kernel_ladder", "knowledge_vote",
+    "laplace_kernel", "left_out_focus", "linear_discriminant", "loss_from_gradient", "losses_at",
+    "mean_pair_distance", "mean_squared_distance", "minimax_entropy_loss", "mixture_frequencies",
+    "mixture_variance", "mixup", "mmd_squared", "moments_to_send", "multi_kernel_mmd", "multilinear_map",
+    "mutual_information_bound", "nearest_class_mean", "nearest_neighbours", "neighbour_graph",
+    "neighbourhood_information", "normal_scores", "num_taylor_moments", "pair_with_kernel", "principal_axes",
+    "products_with_sources", "project_simplex", "projection_coefficients", "propagate_labels", "r_tca",
+    "random_feature_sums", "random_fourier_features", "refine_labels", "relative_scatter", "repelling_distance",
+    "reversal_weight", "rf_tca", "rf_tca_from_sums", "rff_mmd_squared", "sample_frequencies", "scale_layers",
+    "second_moments", "soft_neighbourhood_density", "softmax_regression", "standardised_directions",
+    "subspace_dimension", "taylor_coefficients", "taylor_mmd_squared", "taylor_moments", "tca", "temperature_grid",
+    "to_class_shares", "to_confidence", "transport_plan", "trust_score", "uniform_cross_entropy",
+    "wasserstein_barycenter", "within_domain_mean",
 ]
+# fmt: on

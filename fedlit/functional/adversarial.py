@@ -1,4 +1,7 @@
-"""Adversarial adaptation: losses of discriminators and critics that distinguish two domains, and their inputs."""
+"""Adversarial adaptation: losses of discriminators and critics that distinguish two domains, and their inputs.
+
+CDAN is of Long et al., NeurIPS 2018.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,12 @@ from fedlit.functional.checks import check_same_shape, check_shape
 
 
 def domain_loss(logits: Tensor, is_source: bool, weights: Tensor | None = None) -> Tensor:
-    """One domain's part of a discriminator's loss, which is of its samples alone: their mean, a scalar.
+    """One domain's part of a discriminator's loss: the mean over its samples, a scalar.
 
     Args:
         logits: Of the discriminator, shape (B,): D = sigmoid(logit) is the probability of a source.
-        is_source: Whether the samples are a source's, with the loss -log D, or the target's, with -log(1 - D).
+        is_source: Whether samples have the loss -log D of a source, or -log(1 - D) of the target.
         weights: Of the samples, shape (B,); ``None`` is 1 each.
-
-    >>> domain_loss(torch.zeros(3), True)  # log 2, at D = 1/2
-    tensor(0.6931)
     """
     check_shape("logits", logits, "B > 0", way_out="of a discriminator that ends in one unit, take squeeze(1)")
     if weights is not None:
@@ -36,12 +36,11 @@ def domain_adversarial_loss(source_logits: Sequence[Tensor], target_logits: Tens
 
     .. math:: L_D = \frac12 \Big[ \frac1K \sum_k \mathbb E_k[-\log D] + \mathbb E_T[-\log(1 - D)] \Big]
 
-    Args:
-        source_logits: One tensor of shape (B,) per source; D = sigmoid(logit) is the probability of a source.
-        target_logits: Of the target's samples, shape (B,).
+    See Ganin et al., JMLR 2016; of several sources their mean.
 
-    References:
-        Ganin et al., JMLR 2016; for several sources their mean.
+    Args:
+        source_logits: One tensor of shape (B,) per source, at least one; see `domain_loss`.
+        target_logits: Of the target's samples, shape (B,).
     """
     check(
         len(source_logits) > 0, "source_logits", "one tensor per source", source_logits, "without one there is no loss"
@@ -51,47 +50,37 @@ def domain_adversarial_loss(source_logits: Sequence[Tensor], target_logits: Tens
 
 
 def reversal_weight(progress: float) -> float:
-    r"""Weight of the reversed gradient as training goes on, from 0 to 0.99991: features mean nothing at first.
+    r"""Weight of the reversed gradient, which grows over training from 0 to 0.99991 (Ganin et al., JMLR 2016).
 
     .. math:: \lambda_p = \frac{2}{1 + e^{-10 p}} - 1
 
     Args:
-        progress: p, share of the training that is over, from 0 to 1; another is a ValueError.
-
-    References:
-        Ganin et al., JMLR 2016.
+        progress: p, share of the training that is over, from 0 to 1.
     """
     check_between("progress (p)", progress, 0, 1, "it is a share of the training")
     return math.tanh(5 * progress)  # the same number
 
 
 def annealing(progress: float) -> float:
-    r"""Factor of the length of steps as training goes on, from 1 down to 0.166.
+    r"""Factor of the length of steps, which falls over training from 1 to 0.166 (Ganin et al., for the learning rate).
 
     .. math:: \mu_p = \frac{1}{(1 + 10 p)^{0.75}}
 
     Args:
-        progress: p, share of the training that is over, from 0 to 1; another is a ValueError.
-
-    References:
-        Ganin et al., JMLR 2016, for the learning rate.
+        progress: p, share of the training that is over, from 0 to 1.
     """
     check_between("progress (p)", progress, 0, 1, "it is a share of the training")
     return float((1 + 10 * progress) ** -0.75)
 
 
 def gradient_penalty(critic: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
-    r"""Deviation of a critic's slope from 1, which keeps it about 1-Lipschitz: a scalar with a graph.
+    r"""Deviation of a critic's slope from 1, which keeps it about 1-Lipschitz: a scalar (Gulrajani et al., NIPS 2017).
 
     .. math:: \frac1n \sum_i \big( \lVert \nabla c(x_i) \rVert - 1 \big)^2
 
     Args:
-        critic: c, from points, shape (n, d), to one number each, shape (n,) or (n, 1). It must take every point by
-            itself, which BatchNorm does not.
-        points: Shape (n, d), at least one; they are constants, only the critic gets a gradient.
-
-    References:
-        Gulrajani et al., NeurIPS 2017.
+        critic: c, from shape (n, d) to (n,) or (n, 1); without BatchNorm, as it must take each point by itself.
+        points: Shape (n, d), at least one; only the critic gets a gradient.
     """
     check_shape("points", points, "n > 0", "d", way_out="flatten them")
     with torch.enable_grad():
@@ -102,14 +91,11 @@ def gradient_penalty(critic: Callable[[Tensor], Tensor], points: Tensor) -> Tens
 
 
 def multilinear_map(features: Tensor, probabilities: Tensor) -> Tensor:
-    """Outer product of features and predicted classes, flattened class by class, shape (B, C d).
+    """Outer product of features and predicted classes, flattened class by class, shape (B, C d) (CDAN).
 
     Args:
         features: Shape (B, d).
         probabilities: Of classes, shape (B, C).
-
-    References:
-        Long et al., NeurIPS 2018 (CDAN).
     """
     check_shape("features", features, "B", "d")
     check_shape("probabilities", probabilities, len(features), "C")
@@ -117,15 +103,12 @@ def multilinear_map(features: Tensor, probabilities: Tensor) -> Tensor:
 
 
 def entropy_weights(probabilities: Tensor) -> Tensor:
-    r"""Weights of samples whose predictions are certain, shape (B,), with mean 1, as constants.
+    r"""Weights of samples whose predictions are certain, shape (B,), with mean 1, as constants (CDAN+E).
 
     .. math:: w_i \propto 1 + e^{-H(p_i)}
 
     Args:
         probabilities: Of classes, shape (B, C), of samples of one domain, at least one.
-
-    References:
-        Long et al., NeurIPS 2018 (CDAN+E).
     """
     check_shape("probabilities", probabilities, "B > 0", "C")
     weights = 1 + torch.exp(-torch.special.entr(probabilities.detach()).sum(dim=1))

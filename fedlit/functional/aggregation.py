@@ -1,24 +1,208 @@
-"""Aggregation of model updates: means, and a target's update mixed with sources' updates or projected on them."""
+"""Model updates as vectors: inner products, projections, and weighted combinations over clients."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from fedlit.checks import check, refuse
-from fedlit.functional.updates import (
-    Granularity,
-    UpdateProducts,
-    check_alike,
-    check_granularity,
-    layer_names,
-    products_of_layers,
-    projection_coefficients,
-)
+from fedlit.checks import check, check_one_of, refuse
+from fedlit.functional.checks import check_entries, check_same_shape
+
+Granularity = Literal["layer", "model"]
+
+# numbers taken to float64 at once: long enough that calls cost little, short enough (0.5 MB) that two stay in a core's
+# own cache
+CHUNK = 2**16
+# numbers below which a layer is no work to speak of next to the call that starts it
+SMALL = 2**12
+
+
+def check_alike(updates: Sequence[dict[str, Tensor]], callers: Sequence[str] | None = None) -> None:
+    """Refuse updates that differ in names, shapes or number type; ``callers`` is what errors call them."""
+    who = callers or [f"update {idx}" for idx in range(len(updates))]
+    first = updates[0]
+    for idx, update in enumerate(updates):
+        missing, extra = sorted(first.keys() - update.keys()), sorted(update.keys() - first.keys())
+        if missing or extra:
+            refuse(
+                "updates",
+                f"of the keys of {who[0]}",
+                sorted(update),
+                f"{who[idx]} lacks {missing} and adds {extra}; average only what all clients hold",
+            )
+        for name, tensor in first.items():
+            if number_type(update[name]) != number_type(tensor) or update[name].shape != tensor.shape:
+                refuse(
+                    "updates",
+                    f"alike: {name!r} of {who[0]} has shape {tuple(tensor.shape)} and {tensor.dtype}",
+                    update[name],
+                    "build all clients from the same network",
+                    shown=f"{tuple(update[name].shape)} and {update[name].dtype} in {who[idx]}",
+                )
+
+
+def number_type(tensor: Tensor) -> str:
+    """Complex, real or integer: half precision goes with double, but not with integers."""
+    return "complex" if tensor.is_complex() else "real" if tensor.is_floating_point() else "integer"
+
+
+def check_granularity(granularity: str) -> None:
+    """Refuse what is neither ``"layer"`` nor ``"model"``."""
+    check_one_of("granularity", granularity, get_args(Granularity))
+
+
+def _is_statistic(name: str) -> bool:
+    return name.rpartition(".")[2] in ("running_mean", "running_var")
+
+
+def layer_names(update: dict[str, Tensor]) -> list[str]:
+    """Names of what inner products run over: entries that are neither integers nor BatchNorm's statistics."""
+    return [name for name, t in update.items() if (t.is_floating_point() or t.is_complex()) and not _is_statistic(name)]
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """All numbers of an entry, as one real vector."""
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().reshape(-1)
+
+
+class UpdateProducts(NamedTuple):
+    """Inner products of a target's update g_T and those of N sources, g_S, in float64; L is 1 for the whole model.
+
+    Args:
+        inner: <g_T, g_S>, shape (N, L).
+        sources: <g_S, g_S>, shape (N, L).
+        target: <g_T, g_T>, shape (L,).
+    """
+
+    inner: Tensor
+    sources: Tensor
+    target: Tensor
+
+
+def products_with_sources(
+    target: dict[str, Tensor], sources: Sequence[dict[str, Tensor]], granularity: Granularity
+) -> UpdateProducts:
+    """Inner products of a target's update with those of sources, and of each with itself, in one pass over all.
+
+    Args:
+        target: The target's update (g_T).
+        sources: One update per source (g_S), with layers of the same names and shapes.
+        granularity: As of `inner_products`.
+    """
+    check_granularity(granularity)
+    layers = [{name: update[name] for name in layer_names(update)} for update in (target, *sources)]
+    check_alike(layers, ["the target", *(f"source {idx}" for idx in range(len(sources)))])
+    return products_of_layers(target, sources, granularity)
+
+
+def products_of_layers(
+    target: dict[str, Tensor], sources: Sequence[dict[str, Tensor]], granularity: Granularity
+) -> UpdateProducts:
+    """Compute `products_with_sources` of arguments that have been checked."""
+    names = layer_names(target)
+    sizes = [flat(target[name]).numel() for name in names]
+    device = target[names[0]].device if names else None
+    # rows: the target's square, then two per source: its product with the target, and its square
+    total = torch.zeros(2 * len(sources) + 1, len(names), dtype=torch.float64, device=device)
+    for pack in _packs(sizes):
+        lengths = torch.tensor([sizes[layer] for layer in pack], device=device)
+        t, *packed = (_packed(update, [names[layer] for layer in pack]) for update in (target, *sources))
+        terms = itertools.chain([t * t], *((t * s, s * s) for s in packed))
+        for row, term in zip(total, terms, strict=True):
+            row[pack] = torch.segment_reduce(term, "sum", lengths=lengths, initial=0)
+    large = [layer for layer, size in enumerate(sizes) if size > SMALL]
+    t, s = torch.empty(2, min(max(sizes, default=0), CHUNK), dtype=torch.float64, device=device)
+    dots: list[Tensor] = []
+    owners: list[int] = []  # the layer of each chunk
+    for layer in large:
+        pieces = (torch.split(flat(update[names[layer]]), CHUNK) for update in (target, *sources))
+        for chunk, *others in zip(*pieces, strict=True):
+            first, second = t[: len(chunk)], s[: len(chunk)]
+            first.copy_(chunk)
+            dots.append(first.dot(first))
+            for other in others:
+                second.copy_(other)
+                dots += (first.dot(second), second.dot(second))
+            owners.append(layer)
+    if dots:
+        chunks = torch.stack(dots).view(len(owners), len(total))
+        total.index_add_(1, torch.tensor(owners, device=device), chunks.T)
+    if granularity == "model":
+        total = total.sum(dim=1, keepdim=True)
+    return UpdateProducts(inner=total[1::2], sources=total[2::2], target=total[0])
+
+
+def _packs(sizes: Sequence[int]) -> list[list[int]]:
+    """Group small layers, by index, into packs of at most ``CHUNK`` numbers: a call for each would cost more."""
+    packs: list[list[int]] = []
+    room = 0
+    for layer, size in enumerate(sizes):
+        if size > SMALL:
+            continue
+        if size > room or not packs:
+            packs.append([])
+            room = CHUNK
+        packs[-1].append(layer)
+        room -= size
+    return packs
+
+
+def _packed(update: dict[str, Tensor], names: Sequence[str]) -> Tensor:
+    """Entries as one float64 vector."""
+    return torch.cat([flat(update[name]) for name in names]).double()
+
+
+def inner_products(a: dict[str, Tensor], b: dict[str, Tensor], granularity: Granularity = "layer") -> Tensor:
+    r"""Inner products of two updates, float64, shape (L,) in the order of ``a``, or (1,) for the whole model.
+
+    Integer entries and BatchNorm's ``running_mean`` and ``running_var`` take no part. Complex entries count as vectors
+    of their real and imaginary parts.
+
+    Args:
+        a: An update.
+        b: An update with layers of the same names and shapes.
+        granularity: ``"layer"`` for one product per entry, ``"model"`` for their sum.
+    """
+    # float64 whatever the dtypes: in float32 a sum over a million entries loses half the digits, and opposed updates
+    # can look aligned
+    return products_with_sources(a, [b], granularity).inner[0]
+
+
+def projection_coefficients(inner: Tensor, norms_squared: Tensor) -> Tensor:
+    r"""Factors, float64, that turn directions s into projections of vectors t, if t is not opposed to s.
+
+    .. math:: \max(\langle t, s \rangle, 0) / \lVert s \rVert^2, \quad 0 \text{ where } s = 0
+
+    Args:
+        inner: Inner products of the projected vectors with the directions, any shape.
+        norms_squared: Squared norms of the directions, same shape.
+    """
+    check_entries(not bool((norms_squared < 0).any()), "norms_squared", "not negative", norms_squared)
+    check_same_shape("inner", inner, "norms_squared", norms_squared, "use the same granularity for both")
+    norms = norms_squared.double()
+    quotients = inner.double().clamp(min=0) / torch.where(norms == 0, 1.0, norms)
+    # float32 has no larger number; only a direction of subnormal numbers asks for one
+    return torch.where(norms == 0, 0.0, quotients.clamp(max=torch.finfo(torch.float32).max))
+
+
+def scale_layers(update: dict[str, Tensor], coefficients: Tensor) -> dict[str, Tensor]:
+    """Multiply each layer of an update with a number; integer entries and BatchNorm's statistics are left out.
+
+    Args:
+        update: An update of L layers.
+        coefficients: One number per layer in the order of ``update``, shape (L,), or one for all, shape (1,).
+    """
+    names = layer_names(update)
+    fits = coefficients.dim() == 1 and len(coefficients) in (1, len(names))
+    check(fits, "coefficients", f"of shape ({len(names)},), one per layer, or (1,)", tuple(coefficients.shape))
+    values = coefficients.expand(len(names)).tolist()
+    return {name: update[name] * value for name, value in zip(names, values, strict=True)}
 
 
 def _normalise(weights: Sequence[float] | Tensor | None, number: int) -> list[float]:
@@ -56,29 +240,24 @@ def _weighted_sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 
 
 def fedavg(updates: Sequence[dict[str, Tensor]], weights: Sequence[float] | Tensor | None = None) -> dict[str, Tensor]:
-    r"""Weighted mean of model updates, name by name, as new tensors with the dtypes and devices of the first update.
+    r"""Weighted mean of model updates, name by name, as new tensors of the first one's dtypes (McMahan et al., 2017).
 
     .. math:: \bar{u} = \sum_i \frac{w_i}{\sum_j w_j} u_i
 
-    Updates are added one after the other, so that the same updates in the same order give the same bits. Integer
-    tensors (such as BatchNorm's ``num_batches_tracked``) are averaged in float64 and rounded half to even.
+    Updates are added one after the other: the same order gives the same bits. Integer tensors (such as BatchNorm's
+    ``num_batches_tracked``) are averaged in float64 and rounded half to even.
 
     Args:
-        updates: One dictionary per client, with the same names and shapes. At least one.
-        weights: One finite number per update, none negative, in any unit (such as numbers of samples): they are
-            divided by their sum. ``None`` weighs all updates alike.
+        updates: One dictionary per client, at least one, with the same names and shapes.
+        weights: One finite number per update, none negative, in any unit: they are divided by their sum. ``None``
+            weighs all updates alike.
 
     Example:
         >>> updates = [{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([4.0, 3.0])}]
         >>> fedavg(updates, weights=[2, 1])
         {'w': tensor([2., 1.])}
-
-    References:
-        McMahan et al., AISTATS 2017, Algorithm 1.
     """
     check(len(updates) > 0, "updates", "at least 1 update", updates, "skip the average when no client is present")
-    if not updates:
-        raise ValueError("updates must hold at least 1 update, got none: skip the average when no client is present")
     shares = _normalise(weights, len(updates))
     check_alike(updates)
     mean: dict[str, Tensor] = {}
@@ -145,23 +324,18 @@ def fedda(
 
     .. math:: \sum_i w_i \left[ (1 - \beta_i) g_T + \beta_i g_{S_i} \right]
 
-    Integer entries (such as BatchNorm's ``num_batches_tracked``) keep the target's value: they are counters.
+    Integer entries keep the target's value: they are counters.
 
     Args:
         target: The target's update (g_T).
-        sources: One update per source (g_S), with the target's names and shapes. At least one.
+        sources: One update per source (g_S), at least one, with the target's names and shapes.
         beta: Weight of the source, from 0 (target alone) to 1 (sources alone): one number, or one per source.
-        weights: One finite number per source, none negative, in any unit; they are divided by their sum. ``None``
-            weighs all sources alike, as in the paper; its experiments use numbers of samples.
-
-    Example:
-        >>> target, source = {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 4.0])}
-        >>> fedda(target, [source], beta=0.25)
-        {'w': tensor([0.7500, 1.0000])}
+        weights: One finite number per source, none negative, in any unit; ``None`` weighs all alike, as in the paper
+            (its experiments use numbers of samples).
 
     References:
-        Jiang et al., Principled federated domain adaptation, ICLR 2024, definition 4.1. There the result is a
-        gradient, which is subtracted from the parameters; an update is added.
+        Jiang et al., Principled federated domain adaptation, ICLR 2024, definition 4.1. There the result is a gradient,
+        which is subtracted from the parameters; an update is added.
     """
     target_share, shares = _shares(target, sources, beta, weights)
     return _combine(target, sources, target_share, shares)
@@ -181,17 +355,17 @@ def fedgp(
     .. math:: \sum_i w_i \left[ (1 - \beta_i) g_T + \beta_i \frac{\max(\langle g_T, g_{S_i} \rangle, 0)}
               {\lVert g_{S_i} \rVert^2} g_{S_i} \right]
 
-    The result does not depend on the length of a source's update, is no longer than the target's, and never points
-    against it. A source whose update is opposed, orthogonal or zero adds nothing. BatchNorm's ``running_mean`` and
-    ``running_var`` are statistics, not directions: they are averaged as in `fedda`. Gradients do not pass through.
+    The result is no longer than the target's update and never points against it. A source whose update is opposed,
+    orthogonal or zero adds nothing. BatchNorm's ``running_mean`` and ``running_var`` are averaged as in `fedda`.
+    Gradients do not pass through.
 
     Args:
         target: As for `fedda`.
         sources: As for `fedda`.
         beta: Weight of the projection, from 0 (target alone) to 1 (projections alone): one number, or one per source.
         weights: As for `fedda`.
-        granularity: ``"layer"`` projects every entry by itself, as the paper's experiments do; ``"model"`` projects
-            the update as one vector, as in the paper's definition.
+        granularity: ``"layer"`` projects every entry by itself (the paper's experiments), ``"model"`` the update as one
+            vector (its definition).
         products: From `products_with_sources` of the same updates and granularity, if available.
 
     Example:
@@ -224,8 +398,8 @@ def fedgp_cosine(
     .. math:: \sum_i w_i \left[ (1 - \beta_i) g_T + \beta_i \, s_i \max(\cos(g_T, g_{S_i}), 0) \, g_{S_i} \right]
 
     With :math:`s_i = \lVert g_T \rVert / \lVert g_{S_i} \rVert` this is `fedgp`; the paper puts a ratio of learning
-    rates and numbers of local steps there. So the result grows with the length of a source's update, and can be longer
-    than the target's. BatchNorm statistics are averaged as in `fedda`, without ``scales``.
+    rates and numbers of local steps there, so that the result can be longer than the target's update. BatchNorm
+    statistics are averaged as in `fedda`, without ``scales``.
 
     Args:
         target: As for `fedda`.
@@ -233,12 +407,12 @@ def fedgp_cosine(
         beta: As for `fedda`.
         scales: One finite number per source, none negative: what makes its update as long as the target's.
         weights: As for `fedda`.
-        granularity: ``"layer"`` takes a cosine per entry, as the paper's experiments do; ``"model"`` one for all.
+        granularity: ``"layer"`` takes a cosine per entry (the paper's experiments), ``"model"`` one for all.
         products: As for `fedgp`.
 
     References:
-        Jiang et al., ICLR 2024, appendix C.9. There (1 - beta) stands before the projection; its code and definition
-        4.3 have beta there, and so have we. The cosine has no epsilon: it is 0 where an update is 0.
+        Jiang et al., ICLR 2024, appendix C.9, where (1 - beta) stands before the projection; its code and definition
+        4.3 have beta there. The cosine has no epsilon: it is 0 where an update is 0.
     """
     check_granularity(granularity)
     target_share, shares = _shares(target, sources, beta, weights)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlit.checks import check, check_at_least, check_one_of
-from fedlit.functional.checks import check_finite
-from fedlit.functional.updates import (
+from fedlit.functional.aggregation import (
     CHUNK,
     Granularity,
     check_alike,
@@ -20,27 +19,24 @@ from fedlit.functional.updates import (
     layer_names,
     products_of_layers,
 )
+from fedlit.functional.checks import check_finite
 
 Rule = Literal["fedda", "fedgp"]
 
 
 @dataclass(eq=False)  # tensors have no truth value
 class BatchStatistics:
-    r"""Mean and variance of batch gradients that come one at a time, in the memory of one model.
+    r"""Mean and variance of batch gradients that come one at a time, in the memory of one model (Welford, 1962).
 
     .. math:: \bar{g} = \frac{1}{B} \sum_j g_j, \qquad V = \frac{1}{B - 1} \sum_j \lVert g_j - \bar{g} \rVert^2
 
-    Integer entries and BatchNorm's ``running_mean`` and ``running_var`` take no part. The state is plain: stored, it
-    can be passed to the constructor again.
+    Integer entries and BatchNorm's ``running_mean`` and ``running_var`` take no part. The stored state can be passed to
+    the constructor again.
 
     Attributes:
-        mean: Mean of the gradients so far, in their dtypes but in float32 at least; empty before the first. `add`
-            changes it in place.
+        mean: Mean of the gradients so far, in float32 at least; empty before the first. `add` changes it in place.
         squares: Sum of the squared distances from the mean, in float64.
         count: Number of gradients so far (B).
-
-    References:
-        Welford, Technometrics 1962.
     """
 
     mean: dict[str, Tensor] = field(default_factory=dict)
@@ -86,8 +82,7 @@ class AutoBeta:
 
     Attributes:
         beta: Weight of each source, shape (N,), from 0 to 1.
-        target_variance: Variance of the target's mean gradient, summed over coordinates
-            (:math:`\hat\sigma^2 = V / B`), a scalar.
+        target_variance: Variance of the target's mean gradient, summed over coordinates (:math:`\hat\sigma^2 = V / B`).
         distance: Squared distance of each source's gradient from the target's expected one (:math:`d^2`), shape (N,).
             Unbiased, hence it can be negative.
         residual: Squared distance of the target's expected gradient from the span of each source's
@@ -105,15 +100,13 @@ def auto_weights(target_variance: float | Tensor, distance: float | Tensor) -> T
 
     .. math:: \beta = \frac{\sigma^2}{\sigma^2 + \max(d^2, 0)}, \quad 0 \text{ where } \sigma^2 = 0
 
-    An estimate of :math:`d^2` below zero means that source and target cannot be distinguished: the weight is 1.
+    An estimate of :math:`d^2` below zero means that source and target cannot be distinguished: the weight is 1. See
+    Jiang et al., ICLR 2024, section 4.2, which drops the denominator's 1/m, for m parameters, as well.
 
     Args:
         target_variance: Variance of the target's mean gradient (sigma^2), not negative.
         distance: Estimate of a squared distance, of a shape that goes with the variance's: from the source's gradient
             for FedDA (d^2), from its span for FedGP (tau^2 d^2).
-
-    References:
-        Jiang et al., ICLR 2024, section 4.2. The denominator's 1/m, for m parameters, is dropped there as well.
     """
     variance = torch.as_tensor(target_variance, dtype=torch.float64)
     squared = torch.as_tensor(distance, dtype=torch.float64, device=variance.device)
@@ -132,27 +125,21 @@ def auto_beta(
     rule: Rule = "fedda",
     granularity: Granularity = "layer",
 ) -> AutoBeta:
-    r"""Estimate from batch gradients of the target the weights of sources in FedDA or FedGP, and what they follow from.
+    r"""Estimate the weights of sources in FedDA or FedGP from batch gradients of the target.
 
     .. math:: \hat\sigma^2 = \frac{V}{B}, \qquad
               \hat{d}^2 = \lVert g_S - \bar{g} \rVert^2 - \frac{V}{B}, \qquad
               \widehat{\tau^2 d^2} = \lVert \bar{g} - P \bar{g} \rVert^2 - \frac{V_r}{B}
 
     :math:`P` projects on the span of the source's update, and :math:`V_r` is the sample variance of
-    :math:`g_j - P g_j`. All three are unbiased for batches drawn independently and a source's update independent of
-    them. The batches are read once and not kept.
+    :math:`g_j - P g_j`. All three are unbiased for independent batches. The batches are read once and not kept. See
+    their appendix A.5, where all batches are kept; this is the same number in less memory.
 
     Args:
-        target_batches: Gradients of the target at one point, one per batch of equal size, at least two; a generator
-            will do.
-        sources: One update per source (g_S), in the scale of the target's. At least one.
+        target_batches: Gradients of the target at one point, one per batch of equal size, at least two.
+        sources: One update per source (g_S), at least one, in the scale of the target's.
         rule: ``"fedda"`` weighs with the distance, ``"fedgp"`` with the residual.
-        granularity: Whether the residual is of projections layer by layer or of the whole model: that with which
-            `fedgp` will project. The distance is the same in both.
-
-    References:
-        Jiang et al., ICLR 2024, appendix A.5. There all batches are kept; this is the same number in the memory of one
-        model.
+        granularity: Of the projections in the residual, as that of `fedgp`.
     """
     check_one_of("rule", rule, get_args(Rule))
     check_granularity(granularity)

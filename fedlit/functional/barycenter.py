@@ -21,8 +21,8 @@ class Barycenter:
     Args:
         support: Its samples, shape (n, d), with the gradient of constant plans.
         labels: Their class probabilities, shape (n, C), likewise; ``None`` for samples without.
-        plans: From each of the distributions' samples to it, of shapes (n_k, n), float64.
-        objective: Weighted mean of the costs of transport before each update, one for each iteration.
+        plans: From each distribution's samples to it, of shapes (n_k, n), float64.
+        objective: Weighted mean of the costs of transport before each update.
     """
 
     support: Tensor
@@ -46,9 +46,9 @@ def wasserstein_barycenter(
 
     .. math:: X \leftarrow n \sum_k \alpha_k \pi_k^T X_k, \qquad Y \leftarrow n \sum_k \alpha_k \pi_k^T Y_k.
 
-    It lowers the mean cost of transport to the distributions' samples, weighted by the coordinates. The mean of the
-    support is theirs, and labels stay probabilities. With a label cost that is a number, no update raises the
-    objective. Inner products of all pairs of samples are held, in float64, so that updates do not depend on d.
+    It lowers the mean cost of transport to the distributions' samples, weighted by the coordinates; with a label cost
+    that is a number, no update raises it. Labels stay probabilities. Inner products of all pairs of samples are held,
+    in float64, so that updates do not depend on d.
 
     Args:
         supports: Samples of K distributions, of shapes (n_k, d).
@@ -119,8 +119,7 @@ def wasserstein_barycenter(
 class _Geometry:
     """Distances between samples of K distributions, of shapes (n_k, d), and points that are means of them.
 
-    They need inner products of the samples alone, which do not change as the points move: the cost of an iteration does
-    not depend on the number of features.
+    They need inner products of the samples alone, so that the cost of an iteration does not depend on d.
     """
 
     inner: list[Tensor]

@@ -22,7 +22,7 @@ def temperature_grid(number: int = 41) -> Tensor:
     """Temperatures in equal ratios from 0.1 to 10, float64, shape (number,).
 
     Args:
-        number: How many, at least 3, as a minimum has two neighbours; fewer are a ValueError.
+        number: How many, at least 3, as a minimum has two neighbours.
     """
     check_at_least("number", number, 3, "temperatures")
     return torch.logspace(math.log10(LOWEST), math.log10(HIGHEST), number, dtype=torch.float64)
@@ -52,13 +52,7 @@ def best_temperature(temperatures: Tensor, losses: Tensor) -> float:
         losses: At each, shape (G,), in any unit and up to a constant.
 
     Returns:
-        A temperature: of 41, within half a percent of where the losses between them are lowest. It is the first or the
-        last if the curve is lowest there.
-
-    Example:
-        >>> grid = temperature_grid()
-        >>> round(best_temperature(grid, (grid / 2).log().square()), 6)
-        2.0
+        A temperature: of 41, within half a percent of the minimum; the first or the last if the curve is lowest there.
     """
     check_shape("temperatures", temperatures, "G")
     check_shape("losses", losses, len(temperatures), way_out="give one for each temperature")
@@ -71,16 +65,13 @@ def best_temperature(temperatures: Tensor, losses: Tensor) -> float:
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    r"""Temperature T in [0.1, 10] at which labels are most likely: above 1 a network was too confident.
+    r"""Temperature T in [0.1, 10] at which labels are likeliest: above 1 it was too sure (Guo et al., ICML 2017).
 
     .. math:: \operatorname{argmin}_T \; -\sum_i \log \operatorname{softmax}(z_i / T)_{y_i}
 
     Args:
         logits: z, shape (n, C).
         labels: y, int64, shape (n,).
-
-    References:
-        Guo, Pleiss, Sun and Weinberger, On calibration of modern neural networks, ICML 2017.
     """
     _check("logits", logits, labels)
     z = logits.double()
@@ -102,16 +93,13 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def brier_score(probabilities: Tensor, labels: Tensor) -> Tensor:
-    r"""Mean squared distance between predicted probabilities and outcomes: a scalar in [0, 2], float64.
+    r"""Mean squared distance between predicted probabilities and outcomes: a scalar in [0, 2], float64 (Brier, 1950).
 
     .. math:: \frac{1}{n} \sum_i \sum_c (p_{ic} - [c = y_i])^2
 
     Args:
         probabilities: p, shape (n, C); of two classes the score is twice that of the second one alone.
         labels: y, int64, shape (n,).
-
-    References:
-        Brier, Monthly Weather Review 1950.
     """
     _check("probabilities", probabilities, labels)
     p = probabilities.double()
@@ -123,7 +111,7 @@ def decide(probabilities: Tensor, costs: Tensor) -> Tensor:
 
     .. math:: d_i = \operatorname{argmin}_d \sum_c p_{ic} \, K_{cd}
 
-    Of two classes with right decisions free, the second is decided for above probability K_{01} / (K_{01} + K_{10}).
+    See Elkan, The foundations of cost-sensitive learning, IJCAI 2001.
 
     Args:
         probabilities: p, shape (n, C).
@@ -133,9 +121,6 @@ def decide(probabilities: Tensor, costs: Tensor) -> Tensor:
         >>> missed = torch.tensor([[0.0, 1.0], [9.0, 0.0]])  # to overlook an ill patient costs 9 false alarms
         >>> decide(torch.tensor([[0.85, 0.15], [0.95, 0.05]]), missed)
         tensor([1, 0])
-
-    References:
-        Elkan, The foundations of cost-sensitive learning, IJCAI 2001.
     """
     size = probabilities.shape[-1]
     matrix = costs.double().to(probabilities.device)

@@ -15,7 +15,9 @@ from fedlit.functional.checks import check_shape
 def k_means(
     x: Tensor, num_clusters: int, start: Tensor | None = None, seed: int = 0, max_iterations: int = 100
 ) -> Tensor:
-    """Clusters of samples by Lloyd's algorithm, a local minimum of the squared distances to cluster means.
+    """Clusters of samples by Lloyd's algorithm, int64, shape (n,): a local minimum of squared distances to their means.
+
+    A cluster that loses all its samples keeps its centre, and may end without any.
 
     Args:
         x: Samples, shape (n, d), at least as many as clusters.
@@ -24,10 +26,6 @@ def k_means(
             ``None`` draws centres among the samples by k-means++.
         seed: Of that draw.
         max_iterations: Maximal number of passes; it ends before if no sample moves.
-
-    Returns:
-        Cluster of each sample, shape (n,), int64. A cluster that loses all its samples keeps its centre, and may end
-        without any.
     """
     _check(x, start)
     check_between("num_clusters (k)", num_clusters, 1, len(x), "give more samples")
@@ -68,16 +66,13 @@ def relative_scatter(x: Tensor, clusters: Tensor) -> Tensor:
 
 @torch.no_grad()
 def intra_cluster_distance(x: Tensor, clusters: Tensor) -> Tensor:
-    r"""Distances between samples of a cluster, a scalar, float64, which scaling the samples scales.
+    r"""Distances between samples of a cluster, a scalar, float64, which scaling the samples scales (FADA, equation 3).
 
     .. math:: I = \sum_r \frac{1}{2 n_r} \sum_{i, j \in C_r} |x_i - x_j|
 
     Args:
         x: Samples, shape (n, d).
         clusters: Of each sample, shape (n,), from 0.
-
-    References:
-        Peng et al., ICLR 2020 (FADA), equation 3.
     """
     _check(x, clusters)
     x = x.detach().double()
@@ -97,8 +92,8 @@ def clustering_gains(
 
     .. math:: \text{gain}_k = S(x, C) - S(x_k, C_k)
 
-    Each clustering :math:`C_k` starts from that of the samples as they were: another draw of centres could be a gain
-    by itself.
+    Each clustering :math:`C_k` starts from C: another draw of centres could be a gain by itself. See Peng et al., ICLR
+    2020 (FADA), equation 3.
 
     Args:
         x: Samples, shape (n, d).
@@ -106,9 +101,6 @@ def clustering_gains(
         num_clusters: Of k-means, from 1 to n.
         scatter: S, of samples and clusters, such as `intra_cluster_distance`.
         seed: Of the first centres.
-
-    References:
-        Peng et al., ICLR 2020 (FADA), equation 3.
     """
     start = k_means(x, num_clusters, seed=seed)
     before = scatter(x, start)

@@ -24,16 +24,13 @@ def linear_discriminant(
     .. math:: \mathrm{logit}_c(f) = \mu_c^\top\Sigma^{-1}f - \tfrac12\mu_c^\top\Sigma^{-1}\mu_c + \log\pi_c
 
     Args:
-        second_moment: Mean of :math:`f f^\top` over samples, shape (m, m).
+        second_moment: Mean of :math:`f f^\top` over samples, shape (m, m); they must vary within classes.
         class_moments: Mean over samples of :math:`f` times the indicator of each class, shape (m, C).
         priors: Share pi of each class, shape (C,), sums to 1; a class of share 0 is never predicted.
         shrinkage: s in (0, 1]; 0 is refused, as the covariance of few samples has no inverse.
 
     Returns:
         Weights of shape (C, m) and biases of shape (C,), float64.
-
-    Raises:
-        ValueError: If shapes do not fit, the shrinkage is out of range, or all samples of each class are alike.
 
     References:
         Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, equation 4.10; shrinkage as of Ledoit and

@@ -38,8 +38,7 @@ def solve_primal(
 ) -> tuple[Tensor, Tensor]:
     r"""Solve max W^T C W against W^T (V V^T + gamma I) W by a symmetric eigenproblem.
 
-    With R = (V V^T + gamma I)^(-1/2), which differs from a multiple of the identity by the rank of V, eigenvectors Y of
-    R C R give W = R Y Lambda^(-1/2) and so W^T C W = I.
+    With R = (V V^T + gamma I)^(-1/2), eigenvectors Y of R C R give W = R Y Lambda^(-1/2) and so W^T C W = I.
 
     Args:
         scatter: C, shape (w, w), symmetric, float64.

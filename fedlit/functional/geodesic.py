@@ -31,7 +31,7 @@ def _checked_bases(source_basis: Tensor, target_basis: Tensor) -> tuple[Tensor, 
 
 @torch.no_grad()
 def geodesic_flow_factor(source_basis: Tensor, target_basis: Tensor) -> Tensor:
-    r"""Map F to features whose inner products are the geodesic flow kernel: :math:`G = F F^\top`.
+    r"""Map F, shape (D, 2d), to features whose inner products are the geodesic flow kernel: :math:`G = F F^\top`.
 
     With :math:`P_S^\top P_T = U \cos\Theta\, V^\top`, principal vectors :math:`a_i = P_S u_i` and :math:`b_i = P_T v_i`
     at an angle :math:`\theta_i`, and :math:`q_i` of length 1 in the plane of both and at a right angle to a_i, each
@@ -40,25 +40,17 @@ def geodesic_flow_factor(source_basis: Tensor, target_basis: Tensor) -> Tensor:
     .. math:: \tfrac12\begin{pmatrix} 1 + \frac{\sin 2\theta}{2\theta} & \frac{1 - \cos 2\theta}{2\theta} \\
               \frac{1 - \cos 2\theta}{2\theta} & 1 - \frac{\sin 2\theta}{2\theta} \end{pmatrix}
 
-    on the axes (a_i, q_i), of which F has the Cholesky factor.
+    on the axes (a_i, q_i), of which F has the Cholesky factor. The entry of largest magnitude in each column is
+    positive.
 
     Args:
         source_basis: Orthonormal basis P_S of the source's subspace, shape (D, d), d at most D / 2.
         target_basis: The target's, P_T, of the same shape.
 
-    Returns:
-        F, shape (D, 2d), in the dtype of the bases; ``x @ F`` are features of samples of shape (n, D). The sign of each
-        column makes its entry of largest magnitude positive.
-
     References:
         Gong et al., CVPR 2012, equations 5 and 6. The published code takes the principal angles from a generalised SVD
         of a D x D orthogonal matrix, and features from a fractional power of G; neither is needed.
     """
-    return _factor(source_basis, target_basis).to(torch.promote_types(source_basis.dtype, target_basis.dtype))
-
-
-def _factor(source_basis: Tensor, target_basis: Tensor) -> Tensor:
-    """F in float64."""
     p_s, p_t = _checked_bases(source_basis, target_basis)
     u, cosines, vh = torch.linalg.svd(p_s.T @ p_t)
     a, b = p_s @ u, p_t @ vh.T
@@ -85,28 +77,16 @@ def geodesic_flow_kernel(source_basis: Tensor, target_basis: Tensor) -> Tensor:
     .. math:: G = \int_0^1 \Phi(t) \Phi(t)^\top dt
 
     The columns of :math:`\Phi(t)` are an orthonormal basis of the subspace at t on the shortest path (geodesic) from
-    the source's at 0 to the target's at 1, and :math:`x^\top G y` the kernel of two samples. G is symmetric and
-    positive semi-definite, of rank 2d at most and trace d; it depends on the subspaces alone, not on their bases or
-    which is the source's.
+    the source's at 0 to the target's at 1. G is symmetric and positive semi-definite, of rank 2d at most and trace d;
+    it depends on the subspaces alone, not on their bases or which is the source's. See equation 5.
 
     Args:
         source_basis: As for `geodesic_flow_factor`.
         target_basis: As for `geodesic_flow_factor`.
-
-    Example:
-        >>> axes = torch.eye(4)
-        >>> geodesic_flow_kernel(axes[:, :2], axes[:, :2]).diag()  # the same subspace: the projection to it
-        tensor([1., 1., 0., 0.])
-        >>> geodesic_flow_kernel(axes[:, :1], axes[:, 1:2])[:2, :2]  # at a right angle: 1/2, and 1/pi
-        tensor([[0.5000, 0.3183],
-                [0.3183, 0.5000]])
-
-    References:
-        Gong et al., CVPR 2012, equation 5.
     """
-    factor = _factor(source_basis, target_basis)
+    factor = geodesic_flow_factor(source_basis, target_basis)
     kernel = factor @ factor.T
-    return ((kernel + kernel.T) / 2).to(torch.promote_types(source_basis.dtype, target_basis.dtype))
+    return (kernel + kernel.T) / 2
 
 
 @torch.no_grad()
@@ -134,16 +114,13 @@ def subspace_dimension(source_axes: Tensor, target_axes: Tensor, pooled_axes: Te
     .. math:: \min\left\{d : \tfrac12 (\sin\alpha_d + \sin\beta_d) \geq 1 - \text{tolerance}\right\}
 
     :math:`\alpha_d` is the largest angle between the first d axes of the source and those of all samples,
-    :math:`\beta_d` the target's: with more axes, some of a domain's are at a right angle to all of the others'.
+    :math:`\beta_d` the target's. See section 3.4.
 
     Args:
         source_axes: Principal axes of the source, shape (D, k).
         target_axes: Those of the target, shape (D, k).
         pooled_axes: Those of both together, shape (D, k).
         tolerance: How far below 1 is taken for 1; the paper has 0, which only rounding can reach.
-
-    References:
-        Gong et al., CVPR 2012, section 3.4.
     """
     highest = pooled_axes.shape[1]
     products = [axes.double().T @ pooled_axes.double() for axes in (source_axes, target_axes)]

@@ -19,7 +19,13 @@ from torch import Tensor
 from fedlit.checks import check_at_least, check_one_of, check_positive, refuse
 from fedlit.functional.checks import check_finite, check_shape
 from fedlit.functional.eigenproblems import Scaling, centre, check_problem, scaled, solve_primal
-from fedlit.functional.transfer_components import TransferComponents, check_domains, kernel_matrix, map_by_kernel
+from fedlit.functional.transfer_components import (
+    TransferComponents,
+    check_domains,
+    components,
+    kernel_matrix,
+    map_by_kernel,
+)
 from fedlit.functional.wasserstein import nearest_class_mean
 
 Labelling = Literal["neighbour", "class_mean"]
@@ -74,16 +80,13 @@ def joint_gaps(class_sums: Tensor, class_counts: Tensor, target: Tensor, labels:
 
     :math:`e_0` is 1/nS on source samples and -1/nT on target samples, :math:`e_c` the same within class c, over classes
     that both sides have. So :math:`\Phi^\top e_c` is a difference of means, and the norm follows from counts alone, as
-    :math:`e_0^\top e_c = 1/n_S + 1/n_T` and :math:`e_c^\top e_{c'} = 0`.
+    :math:`e_0^\top e_c = 1/n_S + 1/n_T` and :math:`e_c^\top e_{c'} = 0`. V has shape (w, 1 + number of such classes).
 
     Args:
         class_sums: Sum of the source's features by class, shape (w, C), float64.
         class_counts: Source samples by class, shape (C,), float64; classes without any do not count towards C.
         target: The target's features, shape (nT, w), float64.
         labels: The target's classes, shape (nT,), from 0 to C - 1; ``None`` leaves the class terms out.
-
-    Returns:
-        Shape (w, 1 + number of classes on both sides).
     """
     num_source, num_target = class_counts.sum(), len(target)
     seen = _seen(class_counts)
@@ -181,11 +184,7 @@ def jda(
         num_iterations: Maximal number of iterations, at least 1.
         labelling: ``"neighbour"`` gives a target sample the class of the source sample at the smallest angle in the
             components, as published; ``"class_mean"`` that of the nearest class mean, as in `jda_from_sums`.
-        scaling: ``"constraint"`` fulfils the constraint above; ``"unit"`` gives every column of W length 1, as the
-            published code does. Distances, and with them pseudo-labels, differ.
-
-    Returns:
-        The components; its aligner W has shape (p, m), or (nS + nT, m) with a kernel.
+        scaling: As for `tca`; the published code has ``"unit"``, by which pseudo-labels differ.
 
     References:
         Long et al., ICCV 2013, equations 4, 6 and 8, and Algorithm 1. The factor C before the first term of M is that
@@ -211,29 +210,14 @@ def jda(
     else:
         label = partial(_nearest_mean, class_sums, class_counts, target)
     centred = centre(features)
-    solution = _iterated(
-        centred.T @ centred,
-        torch.linalg.matrix_norm(features).item() ** 2,
-        partial(joint_gaps, class_sums, class_counts, target),
-        label,
-        num_components,
-        gamma,
-        num_iterations,
-        scaling,
-    )
-    dtype = torch.promote_types(xs.dtype, xt.dtype)
-    projected = (features @ solution.aligner).to(dtype)
-    mapping = (
-        partial(_map, solution.aligner) if kernel is None else partial(map_by_kernel, samples, solution.aligner, kernel)
-    )
+    scatter, norm = centred.T @ centred, torch.linalg.matrix_norm(features).item() ** 2
+    gaps = partial(joint_gaps, class_sums, class_counts, target)
+    solution = _iterated(scatter, norm, gaps, label, num_components, gamma, num_iterations, scaling)
+    aligner = solution.aligner
+    mapping = partial(_map, aligner) if kernel is None else partial(map_by_kernel, samples, aligner, kernel)
+    found = components(xs, xt, aligner, solution.eigenvalues, features @ aligner, mapping)
     return JointComponents(
-        source=projected[: len(xs)],
-        target=projected[len(xs) :],
-        eigenvalues=solution.eigenvalues.to(dtype),
-        aligner=solution.aligner.to(dtype),
-        mapping=mapping,
-        pseudo_labels=names[solution.pseudo_labels],
-        num_iterations=solution.num_iterations,
+        **vars(found), pseudo_labels=names[solution.pseudo_labels], num_iterations=solution.num_iterations
     )
 
 
@@ -256,7 +240,7 @@ def jda_from_sums(
     """Joint distribution adaptation from sums over the source's samples, and the target's samples themselves.
 
     Every iteration is that of `jda` with ``labelling="class_mean"``: sums over several sources, added up once, are
-    enough for all of them.
+    enough for all of them (not in the paper).
 
     Args:
         second_moment: Sum over the source's samples of f f^T, shape (w, w).
@@ -267,10 +251,6 @@ def jda_from_sums(
         gamma: As for `jda`.
         num_iterations: As for `jda`.
         scaling: As for `jda`.
-
-    References:
-        Long et al., ICCV 2013, with the nearest class mean in place of the nearest sample, from sums over samples,
-        which the paper does not use.
     """
     check_shape("class_sums", class_sums, "w", "C")
     width, num_classes = class_sums.shape
@@ -287,13 +267,7 @@ def jda_from_sums(
     check_problem(num_components, gamma, scaling, highest, "the lesser of w and the number of samples less 1")
     pooled = second + rows.T @ rows
     total = sums.sum(dim=1) + rows.sum(dim=0)
-    return _iterated(
-        pooled - torch.outer(total, total / (num_source + len(rows))),
-        torch.linalg.matrix_norm(pooled).item(),
-        partial(joint_gaps, sums, counts, rows),
-        partial(_nearest_mean, sums, counts, rows),
-        num_components,
-        gamma,
-        num_iterations,
-        scaling,
-    )
+    scatter = pooled - torch.outer(total, total / (num_source + len(rows)))
+    norm = torch.linalg.matrix_norm(pooled).item()
+    gaps, label = partial(joint_gaps, sums, counts, rows), partial(_nearest_mean, sums, counts, rows)
+    return _iterated(scatter, norm, gaps, label, num_components, gamma, num_iterations, scaling)

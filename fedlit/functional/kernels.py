@@ -1,4 +1,4 @@
-"""Kernels that are functions of the difference of two samples."""
+"""Kernels that are functions of the difference of two samples (Rahimi and Recht, NeurIPS 2007, figure 1)."""
 
 from __future__ import annotations
 
@@ -41,38 +41,32 @@ def gaussian_kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
     Args:
         x: Samples, shape (n, p).
         y: Samples, shape (k, p).
-        bandwidth: Width sigma, a positive length in the units of ``x``. It is gamma = 1/(2 sigma^2) in scikit-learn.
+        bandwidth: Width sigma, a positive length in the units of ``x``; gamma = 1/(2 sigma^2) in scikit-learn.
 
     Example:
         >>> gaussian_kernel(torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [3.0, 4.0]]), bandwidth=5.0)
         tensor([[1.0000, 0.6065]])
-
-    References:
-        Feng et al. (FedRF-TCA, 2023), appendix D; Pan et al., IEEE TNN 2011, state the width otherwise.
     """
     dtype = _common_dtype(x, y, bandwidth)
     return torch.exp(squared_distances(x, y) / (-2 * bandwidth**2)).to(dtype)
 
 
 def laplace_kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
-    r"""Laplace kernel between all pairs of rows, shape (n, k), in [0, 1]; errors are those of `gaussian_kernel`.
+    r"""Laplace kernel between all pairs of rows, shape (n, k), in [0, 1].
 
     .. math:: k(x, y) = \exp\left(-\frac{\|x - y\|_1}{\sigma}\right)
 
     Args:
         x: Samples, shape (n, p).
         y: Samples, shape (k, p).
-        bandwidth: Width sigma, a positive length in the units of ``x``. It is gamma = 1/sigma in scikit-learn.
-
-    References:
-        Rahimi and Recht, Random features for large-scale kernel machines, NeurIPS 2007, figure 1.
+        bandwidth: Width sigma, a positive length in the units of ``x``; gamma = 1/sigma in scikit-learn.
     """
     dtype = _common_dtype(x, y, bandwidth)
     return torch.exp(torch.cdist(x.to(dtype), y.to(dtype), p=1.0) / -bandwidth)
 
 
 def cauchy_kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
-    r"""Cauchy kernel between all pairs of rows, shape (n, k), in [0, 1]; errors are those of `gaussian_kernel`.
+    r"""Cauchy kernel between all pairs of rows, shape (n, k), in [0, 1].
 
     .. math:: k(x, y) = \prod_{j=1}^{p} \frac{1}{1 + (x_j - y_j)^2 / \sigma^2}
 
@@ -80,9 +74,6 @@ def cauchy_kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
         x: Samples, shape (n, p).
         y: Samples, shape (k, p).
         bandwidth: Width sigma, a positive length in the units of ``x``.
-
-    References:
-        Rahimi and Recht, NeurIPS 2007, figure 1, where sigma is 1.
     """
     dtype = _common_dtype(x, y, bandwidth)
     logarithm = torch.zeros(len(x), len(y), dtype=dtype, device=x.device)

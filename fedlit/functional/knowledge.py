@@ -1,4 +1,4 @@
-"""What several sources know of one batch: confident votes, what each of them adds, and how it separates classes."""
+"""Votes of several sources on one batch: confident and hard ones, what each source adds, how it separates classes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Beta
+from torch.nn.functional import one_hot
 
 from fedlit.checks import check, check_at_least, check_one_of, refuse
-from fedlit.functional.checks import check_shape
+from fedlit.functional.checks import check_finite, check_shape
 
 FocusRule = Literal["leave_one_out", "shapley"]
 
@@ -32,8 +33,7 @@ class Knowledge:
         classes: The class that they agree on, int64, shape (B,).
         confidence: Sum of the confidences behind it, at most the number of sources, shape (B,).
         kept: Whether a source is confident of it, bool, shape (B,).
-        targets: Prediction for a student to learn, shape (B, C): the class as one-hot, or in a soft vote the mean
-            probabilities of those who agree.
+        targets: Shape (B, C): the class as one-hot, or in a soft vote the mean probabilities of those who agree.
         weights: Shape (B,): 1 where kept and else 0; in a soft vote the number of those who agree, and 0.001 where
             nobody is confident.
     """
@@ -49,11 +49,9 @@ def confident_votes(probabilities: Tensor, gate: float) -> Tensor:
     r"""Each source's vote: its largest probability, in the column of its class, if that is above a gate; else 0.
 
     Args:
-        probabilities: Of classes, shape (..., B, C).
+        probabilities: Of classes, shape (..., B, C), which is that of the votes; of equal ones the smallest class has
+            it.
         gate: In [0, 1); a source at the gate is not above it.
-
-    Returns:
-        Votes, of the same shape; of equal probabilities the smallest class has it.
     """
     check_gate(gate)
     shape = probabilities.shape
@@ -65,11 +63,8 @@ def confident_votes(probabilities: Tensor, gate: float) -> Tensor:
 def agreeing(probabilities: Tensor, votes: Tensor, classes: Tensor, kept: Tensor) -> Tensor:
     """Mark the sources that a soft vote averages, bool, shape (..., B); where nobody is confident, all.
 
-    Args:
-        probabilities: Of one source or several, shape (..., B, C).
-        votes: Theirs, from `confident_votes`, of the same shape.
-        classes: The class that they agree on, int64, shape (B,).
-        kept: Whether a source is confident of it, shape (B,).
+    ``probabilities`` and `confident_votes` of one source or several have shape (..., B, C); ``classes`` on which they
+    agree, and whether they are ``kept``, (B,).
     """
     confident = votes.amax(dim=-1) > 0
     return torch.where(kept, confident & (probabilities.argmax(dim=-1) == classes), torch.ones_like(confident))
@@ -85,15 +80,13 @@ def knowledge_vote(probabilities: Tensor, gate: float, soft: bool = False) -> Kn
     and the confidence is that largest sum. Where nobody is confident all vote, and the weight is 0. The soft vote
     takes the class of :math:`\sum_{k: \max q_k > g} q_k`, and the mean p of the probabilities of those n confident
     sources whose own class it is; n is its weight, and n max p its confidence. Where there are none, p is the mean of
-    all, with a weight of 0.001. Among equals the smallest class is taken.
+    all, with a weight of 0.001. Of equals the smallest class is taken. See Feng et al. (KD3A), ICML 2021, section 3.2,
+    for the soft vote, and their code for the hard one.
 
     Args:
         probabilities: Of K sources, shape (K, B, C).
         gate: g, in [0, 1).
         soft: Whether a student learns probabilities in place of classes.
-
-    References:
-        Feng et al. (KD3A), ICML 2021, section 3.2, which is the soft vote; the authors' code has the hard one.
     """
     check_shape("probabilities", probabilities, "K > 0", "B", "C > 0")
     votes = confident_votes(probabilities, gate)
@@ -112,11 +105,9 @@ def knowledge_vote(probabilities: Tensor, gate: float, soft: bool = False) -> Kn
 
 
 def standing_votes(votes: Tensor, gate: float) -> Tensor:
-    """Drop from a sum of votes what is too little for a single one: sums by CKKS are near 0 where there is no vote.
+    """Drop from a sum of votes, shape (B, C), what is too little for a single one: CKKS returns nearly 0 for no vote.
 
-    Args:
-        votes: Sum of `confident_votes` over sources, with an error below half of any vote, shape (B, C).
-        gate: That each vote is above, as it is 1/C at least.
+    The error must be below half of any vote, which is above the gate, and 1/C at least.
     """
     return torch.where(votes > max(gate, 1 / votes.shape[1]) / 2, votes, 0.0)
 
@@ -124,23 +115,17 @@ def standing_votes(votes: Tensor, gate: float) -> Tensor:
 def agreement(votes: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
     """Class of each sample that confident sources agree on in a soft vote, and whether it is that of one of them.
 
-    Args:
-        votes: Sum of `confident_votes` over sources, shape (B, C).
-        probabilities: Sum of the probabilities of those who are confident, shape (B, C).
+    From the sums over confident sources of their `confident_votes` and of their probabilities, each of shape (B, C).
     """
     classes = probabilities.argmax(dim=1)
     return classes, votes.gather(1, classes[:, None]).squeeze(1) > 0
 
 
 def soft_knowledge(classes: Tensor, kept: Tensor, sums: Tensor, numbers: Tensor, like: Tensor) -> Knowledge:
-    """Knowledge by a soft vote, from sums over the sources that agree.
+    """Knowledge by a soft vote, in the type of ``like``, from `agreement` and sums over the sources that agree.
 
-    Args:
-        classes: The class that they agree on, int64, shape (B,); where nobody is confident, that of the mean is taken.
-        kept: Whether a source is confident of it, shape (B,).
-        sums: Sums of their probabilities, shape (B, C).
-        numbers: How many they are, at least 1, shape (B,).
-        like: A tensor of the wanted type.
+    ``sums`` of their probabilities have shape (B, C); their ``numbers``, at least 1, (B,). Where no source is
+    confident, the class is that of the mean.
     """
     targets = sums.double() / numbers.double()[:, None]
     weights = torch.where(kept, numbers.double(), UNSURE)
@@ -153,16 +138,14 @@ def consensus_focus(probabilities: Tensor, gate: float, rule: FocusRule = "leave
     r"""Contribution of each source, (K,), to the quality :math:`Q(S) = \sum_x \max_c \sum_{k \in S} a_k` of votes.
 
     Votes :math:`a_k` are those of `confident_votes`. Leave-one-out is :math:`Q(\text{all}) - Q(\text{all but } k)`; the
-    Shapley value is the mean of what k adds over all orders in which sources could join. The two are equal where no
-    sample's confident sources disagree. Shapley values sum to Q(all).
+    Shapley value is the mean of what k adds over all orders in which sources could join, of sum Q(all). The two are
+    equal where no sample's confident sources disagree. See KD3A, definition 2, for leave-one-out, and its code for
+    Shapley values.
 
     Args:
         probabilities: Of K sources, shape (K, B, C).
         gate: In [0, 1).
         rule: ``"leave_one_out"``, or ``"shapley"``, which takes 2^K votes of at most 16 sources.
-
-    References:
-        Feng et al. (KD3A), ICML 2021, definition 2 (leave-one-out); the authors' code has Shapley values.
     """
     check_shape("probabilities", probabilities, "K > 0", "B", "C > 0")
     check_one_of("rule", rule, get_args(FocusRule))
@@ -190,13 +173,11 @@ def between_class_variance(probabilities: Tensor) -> Tensor:
     .. math:: \sum_c r_c (m_c^+ - m_c)^2 + (1 - r_c) (m_c^- - m_c)^2 = \sum_c r_c (1 - r_c) (m_c^+ - m_c^-)^2
 
     where :math:`r_c` is the share of samples that are predicted to be of class c, :math:`m_c` the mean of column c, and
-    :math:`m_c^\pm` its means over those samples and over the others.
+    :math:`m_c^\pm` its means over those samples and over the others. See the code of Liu et al. (Co-MDA), IEEE TCSVT
+    2023.
 
     Args:
         probabilities: Of N samples, shape (N, C).
-
-    References:
-        Liu et al. (Co-MDA), IEEE TCSVT 2023, by the authors' code.
     """
     check_shape("probabilities", probabilities, "N > 0", "C > 0")
     columns = probabilities.double()
@@ -210,32 +191,22 @@ def between_class_variance(probabilities: Tensor) -> Tensor:
 
 
 def mixup(inputs: Tensor, labels: Tensor, concentration: float, at_least_half: bool = False) -> tuple[Tensor, Tensor]:
-    r"""Convex combinations of a batch with itself in another order, with one lambda drawn from torch's generator.
+    r"""Convex combinations of a batch with itself in another order, by one drawn lambda (Zhang et al., ICLR 2018).
 
     .. math:: \lambda x_i + (1 - \lambda) x_{\pi(i)}, \qquad \lambda \sim \text{Beta}(\beta, \beta)
 
     Args:
         inputs: Shape (B, ...), floating.
-        labels: As probabilities, shape (B, C), times the samples' weights if they have any, so that a sample without
-            weight lends nothing to its partner.
-        concentration: beta, at least 0, else a ValueError; 0 mixes nothing and draws nothing.
+        labels: As probabilities, shape (B, C), times the samples' weights if they have any.
+        concentration: beta, at least 0; 0 mixes nothing and draws nothing.
         at_least_half: Whether lambda is at least 1/2: a sample stays the larger part of its mixture.
-
-    References:
-        Zhang et al., mixup, ICLR 2018.
     """
     mix = draw_mixup(len(labels), concentration, at_least_half)
     return mix(inputs), mix(labels)
 
 
 def draw_mixup(number: int, concentration: float, at_least_half: bool = False) -> Callable[[Tensor], Tensor]:
-    """Draw a `mixup` of a batch once, to apply to each of its tensors, of shape (number, ...).
-
-    Args:
-        number: Of samples in the batch.
-        concentration: As for `mixup`.
-        at_least_half: As for `mixup`.
-    """
+    """Draw a `mixup` of a batch of ``number`` samples once, to apply to each of its tensors, of shape (number, ...)."""
     check_at_least("mixup (beta)", concentration, 0)
     if concentration == 0:
         return lambda tensor: tensor
@@ -285,3 +256,44 @@ def _shapley(votes: list[Tensor], quality: Callable[[Tensor], Tensor]) -> Tensor
                 share = math.factorial(size) * math.factorial(number - size - 1) / math.factorial(number)
                 values[k] += share * (worth[members | 1 << k] - worth[members])
     return values
+
+
+# in votes: below half a vote, so that it never outvotes anybody, and well above the rounding of float32 logarithms
+_WINNER_BONUS = 1e-3
+_FLOOR = 1e-6
+
+
+def hard_vote(logits: Tensor) -> Tensor:
+    r"""Majority vote of several classifiers, as log-probabilities of shape (batch, classes), float32 at least.
+
+    Each voter votes for its largest logit. With :math:`v_c` votes for class c of V voters and winner c*,
+
+    .. math:: \log \frac{v_c + 10^{-3} [c = c^*] + 10^{-6}}{V + 10^{-3} + 10^{-6} C}
+
+    The winner has most votes; of equals, the largest mean softmax probability (differences below 1e-12 are a tie);
+    of those, the smallest class index. The order of the voters does not matter. No gradient passes.
+
+    Args:
+        logits: Outputs of the voters before or after log-softmax, shape (voters, batch, classes).
+
+    References:
+        Feng et al. (FedRF-TCA, 2023), appendix, one-shot hard voting. The published code breaks ties by the smallest
+        class alone.
+    """
+    check_shape("logits", logits, "voters > 0", "batch", "classes > 0")
+    if not logits.is_floating_point():
+        refuse("logits", "of a floating type", logits.dtype, error=TypeError)
+    logits = logits.detach()
+    probabilities = logits.double().softmax(dim=2).mean(dim=0)
+    # a graph that is traced for export has no way to stop
+    if not torch.compiler.is_compiling():
+        check_finite("logits", probabilities, "has a voter's model diverged?")
+    num_voters, _, num_classes = logits.shape
+    votes = one_hot(logits.argmax(dim=2), num_classes).sum(dim=0).double()
+    tied = votes == votes.amax(dim=1, keepdim=True)
+    support = probabilities.masked_fill(~tied, -1.0)
+    # argmax of a mask is its first True; the margin hides that sums in another order round otherwise
+    winner = (support >= support.amax(dim=1, keepdim=True) - 1e-12).int().argmax(dim=1)
+    shares = votes + _WINNER_BONUS * one_hot(winner, num_classes).double() + _FLOOR
+    total = num_voters + _WINNER_BONUS + _FLOOR * num_classes
+    return (shares / total).log().to(torch.promote_types(logits.dtype, torch.float32))

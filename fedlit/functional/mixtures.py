@@ -16,11 +16,7 @@ def mixture_variance(means: Tensor, variances: Tensor, weights: Tensor) -> Tenso
     Args:
         means: Of the parts, mu_k, shape (K, F), of at least one part.
         variances: Of the parts about their means, v_k, not negative, shape (K, F).
-        weights: Of the parts, shape (K,), finite and not negative, in any unit (such as numbers of samples): they are
-            divided by their sum.
-
-    >>> mixture_variance(torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [1.0]]), torch.tensor([0.5, 0.5]))
-    tensor([2.])
+        weights: Of the parts, shape (K,), finite and not negative, in any unit: they are divided by their sum.
     """
     check_shape("means", means, "K > 0", "F")
     check_same_shape("variances", variances, "means", means)

@@ -30,13 +30,10 @@ def normal_scores(x: Tensor) -> Tensor:
     .. math:: z_{ij} = \Phi^{-1}\!\left(\frac{r_{ij}}{n + 1}\right)
 
     with the rank r of a value within its feature, from 1; equal values share their mean rank, so a constant feature
-    becomes 0. Nothing that keeps the order of a feature's values changes them.
+    becomes 0. See van der Waerden, Order tests for the two-sample problem and their power, 1952.
 
     Args:
         x: Samples, shape (n, d), at least one.
-
-    References:
-        van der Waerden, Order tests for the two-sample problem and their power, 1952.
     """
     check_samples("x", x)
     check(len(x) > 0 and not bool(x.isnan().any()), "x", "of at least 1 sample and no NaN", tuple(x.shape))
@@ -46,14 +43,14 @@ def normal_scores(x: Tensor) -> Tensor:
 
 
 def neighbour_graph(x: Tensor, num_neighbors: int = 5) -> scipy.sparse.csr_array:
-    """Neighbourhoods by angle: of two samples, one among the nearest of the other, the cosine to the power of 3.
+    """Neighbourhoods by angle: symmetric weights, shape (n, n), sparse, float64.
+
+    That of two samples, one of which is among the nearest of the other, is their cosine to the power of 3, and at least
+    0.
 
     Args:
         x: Samples, shape (n, d).
         num_neighbors: Nearest others that a sample is tied to, from 1 to n - 1; it may be one of the nearest of more.
-
-    Returns:
-        Weights, symmetric, shape (n, n), sparse, float64: 0 where no two are neighbours or the cosine is not positive.
     """
     check_samples("x", x)
     check_between("num_neighbors", num_neighbors, 1, len(x) - 1, "give more samples")
@@ -73,15 +70,13 @@ def propagate_labels(graph: scipy.sparse.csr_array, p: Tensor, alpha: float = 0.
 
     .. math:: (I - \alpha S)^{-1} P, \qquad S = D^{-1/2} A D^{-1/2}
 
-    with rows scaled to sum 1; D has the sums of the rows of A. A sample without neighbours keeps its prediction.
+    with rows scaled to sum 1; D has the sums of the rows of A. A sample without neighbours keeps its prediction. See
+    Zhou et al., Learning with local and global consistency, NeurIPS 2003.
 
     Args:
         graph: A, symmetric and not negative, shape (n, n), as of `neighbour_graph`.
         p: P, shape (n, C), not negative, no row all 0.
-        alpha: Weight of a step along an edge, in [0, 1); 0 leaves P as it is.
-
-    References:
-        Zhou, Bousquet, Lal, Weston and Schoelkopf, Learning with local and global consistency, NeurIPS 2003.
+        alpha: Weight of a step along an edge, in [0, 1).
     """
     _check_probabilities(p)
     check(graph.shape == (len(p), len(p)), "graph", f"of shape (n, n) for the n = {len(p)} rows of p", graph.shape)
@@ -100,15 +95,13 @@ def to_class_shares(p: Tensor, shares: Tensor, num_iterations: int = 1000, toler
     .. math:: \min_Q \sum_{ic} q_{ic} \log\frac{q_{ic}}{p_{ic}} \quad \text{with}\quad
               \sum_c q_{ic} = 1, \ \frac1n \sum_i q_{ic} = \pi_c
 
+    See Cuturi, NeurIPS 2013; of labels, Asano, Rupprecht and Vedaldi, ICLR 2020.
+
     Args:
         p: Probabilities, shape (n, C), not negative, no row all 0; those below 1e-12 count as that.
         shares: Mean pi of each class, shape (C,), sums to 1.
         num_iterations: Maximal number of scalings of the columns.
         tolerance: Largest distance of a mean from its share at which it ends before.
-
-    References:
-        Cuturi, Sinkhorn distances, NeurIPS 2013; of labels: Asano, Rupprecht and Vedaldi, Self-labelling via
-        simultaneous clustering and representation learning, ICLR 2020.
     """
     _check_probabilities(p)
     check_shape("shares (pi)", shares, p.shape[1], way_out="give one per class")
@@ -178,15 +171,13 @@ def refine_labels(
 ) -> Tensor:
     """Class probabilities of a domain's samples, float64, by those of their neighbours and by shares of the classes.
 
-    Predictions get the same confidence, whether they come from a network that trained for long or not
-    (`to_confidence`), and spread over neighbourhoods (`neighbour_graph`, `propagate_labels`). The result gives the
-    shares of the classes (`adaptive_shares`). The predictions are scaled to these (`to_class_shares`), spread and
-    scaled again.
+    Predictions get the same confidence (`to_confidence`), and spread over neighbourhoods (`propagate_labels`). The
+    result gives the shares of the classes (`adaptive_shares`). The predictions are scaled to these (`to_class_shares`),
+    spread and scaled again.
 
     Args:
         p: Predictions, shape (n, C); rows sum to 1.
-        features: Of the same samples, shape (n, d), centred, as angles between them are compared; or their
-            `neighbour_graph`, shape (n, n).
+        features: Of the same samples, shape (n, d), centred, as angles are compared; or their `neighbour_graph`.
         num_neighbors: See `neighbour_graph`; without effect where that is passed.
         alpha: See `propagate_labels`.
         doubt: See `adaptive_shares`.

@@ -19,16 +19,11 @@ def certainty_score(mean_entropy: float | Tensor, num_classes: int) -> Tensor:
 
     .. math:: 1 - \frac{1}{n \log C} \sum_i H(p_i)
 
+    See Morerio et al., Minimal-entropy correlation alignment, ICLR 2018.
+
     Args:
         mean_entropy: Entropy of each sample's prediction in nats, averaged over samples.
-        num_classes: Number of classes C, at least 2; fewer are a ValueError.
-
-    Example:
-        >>> certainty_score(0.0, num_classes=10)  # sure of every sample
-        tensor(1., dtype=torch.float64)
-
-    References:
-        Morerio et al., Minimal-entropy correlation alignment, ICLR 2018.
+        num_classes: Number of classes C, at least 2.
     """
     highest = _max_entropy(num_classes)
     return torch.clamp(1 - torch.as_tensor(mean_entropy, dtype=torch.float64) / highest, 0.0, 1.0)
@@ -39,12 +34,10 @@ def diversity_score(mean_probabilities: Tensor) -> Tensor:
 
     .. math:: \frac{H(\bar p)}{\log C}
 
-    Args:
-        mean_probabilities: Predicted class probabilities averaged over samples, shape (C,), sums to 1; fewer than two
-            classes are a ValueError.
+    See Musgrave et al., Three new validators, arXiv 2208.07360.
 
-    References:
-        Musgrave et al., Three new validators, arXiv 2208.07360.
+    Args:
+        mean_probabilities: Predicted class probabilities averaged over samples, shape (C,), sums to 1; C at least 2.
     """
     highest = _max_entropy(mean_probabilities.numel())
     return torch.clamp(torch.special.entr(mean_probabilities).sum() / highest, 0.0, 1.0)
@@ -55,16 +48,12 @@ def information_score(mean_probabilities: Tensor, mean_entropy: float | Tensor) 
 
     .. math:: \frac{H(\bar p) - \frac{1}{n}\sum_i H(p_i)}{\log C}
 
-    High when predictions are certain and all classes occur. It distinguishes a collapsed model from a working one
-    without labels; it is not an accuracy, and a confidently wrong model can score high.
+    High when predictions are certain and all classes occur. It is not an accuracy: a confidently wrong model can score
+    high. See Bridle, Heading and MacKay, NeurIPS 1991; as a validator, Musgrave et al., arXiv 2208.07360.
 
     Args:
         mean_probabilities: As for `diversity_score`.
         mean_entropy: Entropy of each sample's prediction in nats, averaged over samples.
-
-    References:
-        Bridle, Heading and MacKay, Unsupervised classifiers, mutual information and phantom targets, NeurIPS 1991;
-        as a validator in domain adaptation: Musgrave et al., arXiv 2208.07360.
     """
     highest = _max_entropy(mean_probabilities.numel())
     marginal = torch.special.entr(mean_probabilities).sum()
@@ -105,11 +94,7 @@ def calibrated_information(logits: Tensor, temperature: float) -> Tensor:
     Args:
         logits: z of target samples, shape (n, C).
         temperature: T, positive: the one at which labels of held-out source samples are likeliest, see `losses_at` and
-            `best_temperature`. It grows with the logits, so that their scale does not matter; and a model that errs
-            on the sources gets a high one.
-
-    References:
-        Guo et al., On calibration of modern neural networks, ICML 2017, for the temperature.
+            `best_temperature`, so that the logits' scale does not matter.
     """
     check_samples("logits", logits)
     check_at_least("logits", len(logits), 1, "sample")
@@ -120,8 +105,6 @@ def calibrated_information(logits: Tensor, temperature: float) -> Tensor:
 
 def standardised_directions(x: Tensor) -> Tensor:
     r"""Samples standardised by their mean and deviation and scaled to length 1, shape (n, d), float64.
-
-    This removes shifts and scales of features between domains, and leaves angles.
 
     Args:
         x: Samples of one client, at least one, shape (n, ...), which are flattened. A constant feature becomes 0, and
@@ -135,18 +118,14 @@ def standardised_directions(x: Tensor) -> Tensor:
 
 
 def feature_hash(x: Tensor, size: int, seed: int = 0) -> Tensor:
-    """Fewer numbers per sample, with about the same inner products: each feature is added to one of them or subtracted.
+    """Shape (n, k), with about the same inner products: each feature is added to one of k numbers, or subtracted.
+
+    See Weinberger et al., Feature hashing for large scale multitask learning, ICML 2009.
 
     Args:
-        x: Samples, shape (n, d).
-        size: k, at least 1; less is a ValueError.
+        x: Samples, shape (n, d); up to k features are left as they are, followed by zeros.
+        size: k, at least 1.
         seed: Of the draw of the number to which each feature goes, and of its sign.
-
-    Returns:
-        Shape (n, k), on the device and of the type of ``x``; up to k features are left as they are, followed by zeros.
-
-    References:
-        Weinberger et al., Feature hashing for large scale multitask learning, ICML 2009.
     """
     check_samples("x", x)
     check_at_least("size (k)", size, 1)
@@ -197,13 +176,6 @@ def neighbourhood_information(classes: Tensor, neighbours: Tensor, num_classes: 
         neighbours: N, indices of each sample's neighbours, int64, shape (n, k); to compare models, those in features
             that no model has made, see `standardised_directions` and `nearest_neighbours`.
         num_classes: Number of classes C, at least 2.
-
-    Example:
-        >>> two = torch.tensor([[1], [0], [3], [2]])  # two pairs of neighbours
-        >>> neighbourhood_information(torch.tensor([0, 0, 1, 1]), two, num_classes=2)
-        tensor(1., dtype=torch.float64)
-        >>> neighbourhood_information(torch.tensor([0, 1, 0, 1]), two, num_classes=4)
-        tensor(0.5000, dtype=torch.float64)
     """
     highest = _max_entropy(num_classes)
     check_shape("classes", classes, "n > 0")
@@ -247,10 +219,8 @@ def class_mean_match(class_sums: Tensor, counts: Tensor, source_sums: Tensor, so
 def trust_score(calibrated: Tensor, neighbourhood: Tensor, match: Tensor, source_accuracy: Tensor) -> Tensor:
     """Trust in a model of any method at a target without labels: a product of four scores, in [0, 1].
 
-    Each of them is low for models that another takes for good ones: `calibrated_information` for those whose confidence
-    means nothing on the sources, `neighbourhood_information` for those that separate what is alike,
-    `class_mean_match` for those that mix classes up, and accuracy for those that forget the sources. It is no accuracy,
-    and depends on the data: compare models of one target with it.
+    Each is low for models that another takes for good ones. It is no accuracy, and depends on the data: compare models
+    of one target with it.
 
     Args:
         calibrated: Of `calibrated_information`, a scalar.
@@ -293,16 +263,13 @@ def importance_weights(square: Tensor, target: Tensor, ridge: float = 0.1) -> Te
     .. math:: w(z) = \theta^\top \phi(z), \quad
         \theta = \left(E_S[\phi \phi^\top] + \tfrac{\lambda}{m} I\right)^{-1} E_T[\phi]
 
-    The mean of f over the target is then estimated as that of w f over the sources, from E_S[f phi] alone.
+    The mean of f over the target is then estimated as that of w f over the sources, from E_S[f phi] alone. See
+    Kanamori, Hido and Sugiyama (uLSIF), JMLR 2009, who cut off negative weights, as moments alone do not allow.
 
     Args:
         square: E_S[phi phi^T] of the sources' samples, shape (m, m).
         target: Mean features E_T[phi] of the target's samples, shape (m,).
         ridge: lambda, positive; features have length 1.
-
-    References:
-        Kanamori, Hido and Sugiyama, A least-squares approach to direct importance estimation (uLSIF), JMLR 2009, which
-        cuts off negative weights, as moments alone do not allow.
     """
     check_positive("ridge (lambda)", ridge)
     size = len(square)
@@ -317,16 +284,12 @@ def importance_weighted_scores(source: SourceMoments, target: Tensor, ridge: flo
 
     Of the errors l and weights w(z) = theta^T phi(z), see `importance_weights`, importance-weighted validation gives
     1 - E_S[w l]; deep embedded validation takes 1 - (E_S[w l] + eta (E_S[w] - 1)), where eta = -Cov(w l, w) / Var(w)
-    minimises the variance. Both need the moments of source samples alone.
+    minimises the variance. Returns both, scalars, float64, which may lie outside [0, 1].
 
     Args:
         source: Moments of the features and of the sources' errors (0 or 1, or another loss).
         target: Mean features E_T[phi] of the target's samples, shape (m,).
         ridge: lambda, positive; features have length 1.
-
-    Returns:
-        The score of importance-weighted validation and that of deep embedded validation, scalars, float64. They may
-        lie outside [0, 1].
 
     References:
         Sugiyama et al., JMLR 2007; You et al., Towards accurate model selection in deep unsupervised domain adaptation

@@ -37,14 +37,10 @@ def union_cells(num_elements: int) -> int:
 
 
 def union_table(elements: Iterable[bytes], cells: int) -> Tensor:
-    """The table of a set, to be summed with those of others.
+    """The table of a set, to be summed with those of others, shape (5 * cells, 143), float64.
 
-    Args:
-        elements: Each of at most 62 bytes, and once.
-        cells: For each hash, see `union_cells`; the same for all tables of a sum.
-
-    Returns:
-        Shape (5 * cells, 143), float64: the number of elements and the sums of their half bytes, in units of 1/64.
+    A row has the number of elements and the sums of their half bytes, in units of 1/64. Elements have at most 62 bytes,
+    and occur once; ``cells`` for each hash are the same for all tables of a sum, see `union_cells`.
     """
     table = torch.zeros(_HASHES * cells, 1 + _DIGITS, dtype=torch.float64)
     for element in elements:
@@ -53,11 +49,9 @@ def union_table(elements: Iterable[bytes], cells: int) -> Tensor:
 
 
 def read_union(total: Tensor, cells: int) -> dict[bytes, int]:
-    """Elements of summed tables, sorted, and the number of tables with each.
+    """Elements of summed tables of `union_table`, sorted, and the number of tables with each.
 
-    Args:
-        total: Sum of tables of `union_table`, shape (5 * cells, 143); entries may be off by less than 1/128.
-        cells: As of the tables.
+    Entries of the total may be off by less than 1/128.
 
     Raises:
         ValueError: If there are more elements than can be decoded from the table, or it is no sum of tables.

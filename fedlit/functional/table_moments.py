@@ -28,8 +28,7 @@ CONSTANT = 2.0**-16
 def needed_exponents(magnitudes: Tensor) -> Tensor:
     """Mark for each column the power of two that bounds it, shape (d, 128), float64; none for a column of zeros.
 
-    Args:
-        magnitudes: Largest or typical absolute values, shape (d,), at least 0; NaN where there are none.
+    ``magnitudes`` are absolute values, shape (d,); NaN where there are none.
     """
     exponents = torch.frexp(magnitudes.double().nan_to_num(0.0)).exponent.long().clamp(-64, 63)
     marks = torch.nn.functional.one_hot(exponents + 64, EXPONENTS).double()
@@ -49,15 +48,10 @@ def spread_about(x: Tensor, centre: Tensor) -> Tensor:
 
 
 def known_moments(x: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
-    """Share of available values, and their first and second moment of (x - centre) / scale, missing ones as 0.
+    """Share of available values, and their first and second moment of (x - centre) / scale, missing ones as 0: (3, d).
 
-    Args:
-        x: Shape (n, d), float64, NaN where a value is missing.
-        centre: Shape (d,).
-        scale: Shape (d,), positive.
-
-    Returns:
-        Shape (3, d). A mean of these over clients, weighted by their n, is that of all samples together.
+    A mean of these over clients, weighted by their n, is that of all samples together. ``x`` is float64, shape (n, d),
+    NaN where a value is missing; ``centre`` and ``scale``, positive, have shape (d,).
     """
     available = ~x.isnan()
     z = torch.where(available, (x - centre) / scale, 0.0)
@@ -67,13 +61,7 @@ def known_moments(x: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
 def mean_and_deviation(moments: Tensor, centre: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation (of the population) of the available values, from `known_moments` of all samples.
 
-    Args:
-        moments: Shape (3, d).
-        centre: As of the moments.
-        scale: As of the moments.
-
-    Returns:
-        Two of shape (d,); the deviation is 0 where the column is constant, and both where all values are missing.
+    Two of shape (d,); the deviation is 0 where the column is constant, and both where all values are missing.
     """
     share = moments[0].clamp(min=torch.finfo(torch.float64).tiny)
     first, second = moments[1] / share, moments[2] / share

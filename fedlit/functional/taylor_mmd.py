@@ -8,7 +8,9 @@ With :math:`u = \lVert x - y \rVert^2` the polynomial of degree D around a squar
                 \lVert x \rVert^{2i} \lVert y \rVert^{2j} \langle x^{\otimes t}, y^{\otimes t} \rangle .
 
 So means over pairs of samples are products of each domain's means of :math:`\lVert x \rVert^{2i} x^{\otimes t}`, its
-moments: 21 numbers for 4 features at degree 2, where single monomials have 87 products of 41 different ones.
+moments: 21 numbers for 4 features at degree 2, where single monomials have 87 products of 41 different ones. Equations
+are those of Kang, Li and Zhang, Communicational and computational efficient federated domain adaptation, IEEE TPDS
+2022, in whose section 4.3.1 a domain sends the sum over its batch of every monomial.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ def num_taylor_moments(num_features: int, degree: int) -> int:
     """Number M of moments of a domain: sum over t <= D of (D - t + 1) times the entries of a symmetric t-tensor.
 
     Args:
-        num_features: Number L of features, at least 1; fewer are a ValueError.
-        degree: Degree D of the polynomial, from 1 to 3; another is a ValueError.
+        num_features: Number L of features, at least 1.
+        degree: Degree D of the polynomial, from 1 to 3.
     """
     check_one_of("degree (D)", degree, (1, 2, 3))
     check_at_least("num_features (L)", num_features, 1)
@@ -44,17 +46,13 @@ def num_taylor_moments(num_features: int, degree: int) -> int:
 def taylor_moments(x: Tensor, degree: int) -> Tensor:
     r"""Means of :math:`\lVert x \rVert^{2i} x^{\otimes t}` for all i + t <= D, shape (M,), float64; gradients pass.
 
-    Tensors are symmetric: each of their different entries occurs once, times the square root of its multiplicity, so
-    that inner products of moments are those of the tensors. The order is that of t, then of i, then of the entries'
-    sorted indices; the first moment is the constant 1.
+    Of the symmetric tensors each different entry occurs once, times the square root of its multiplicity, so that inner
+    products of moments are those of the tensors. The order is that of t, then of i, then of the entries' sorted
+    indices; the first moment is the constant 1.
 
     Args:
         x: Samples, shape (n, L), at least one.
         degree: Degree D of the polynomial, from 1 to 3. Memory is that of n L^(D - 1) + M numbers.
-
-    References:
-        Kang, Li and Zhang, Communicational and computational efficient federated domain adaptation, IEEE TPDS 2022,
-        section 4.3.1, where a domain sends the sum over its batch of every monomial.
     """
     check_one_of("degree (D)", degree, (1, 2, 3))
     check_samples("x", x)
@@ -102,8 +100,7 @@ def _entries(length: int, t: int) -> tuple[Tensor, Tensor]:
 def moments_to_send(num_features: int, degree: int, unit_norm: bool) -> Tensor:
     r"""Index of each moment in ``[1, what is sent]``, shape (M,): ``received[index]`` are all moments.
 
-    The first moment is 1. If all samples have length 1, :math:`\lVert x \rVert^{2i} x^{\otimes t}` does not depend on
-    i.
+    If all samples have length 1, :math:`\lVert x \rVert^{2i} x^{\otimes t}` does not depend on i.
 
     Args:
         num_features: Number L of features.
@@ -143,8 +140,7 @@ def repelling_distance(alpha: float, degree: int, center: float = 0.0) -> float:
 
     .. math:: k_D'(u) = -\alpha \, k_{D-1}(u), \quad \text{of which } k_1 \text{ is negative beyond } c + 1 / \alpha
 
-    At degrees 1 and 3, whose slope keeps its sign, it is infinite: there distant pairs pull with a force that grows
-    with distance, like that of a parabola at degree 1 and like its fifth power at 3.
+    It is infinite at degrees 1 and 3, whose slope keeps its sign.
 
     Args:
         alpha: As for `taylor_coefficients`.
@@ -172,20 +168,14 @@ def mean_squared_distance(moments: Tensor, other: Tensor, num_features: int, deg
 
 
 def pair_with_kernel(moments: Tensor, num_features: int, coefficients: Sequence[float]) -> Tensor:
-    r"""Moments h of the polynomial for a domain's moments g: the mean kernel is :math:`\langle f, h \rangle`.
+    r"""Moments h, shape (M,), for a domain's moments g: :math:`\langle f, h \rangle` is the mean kernel with f.
 
-    It is linear and symmetric: ``f @ pair_with_kernel(g) == g @ pair_with_kernel(f)``.
+    It is linear and symmetric: ``f @ pair_with_kernel(g) == g @ pair_with_kernel(f)``. See equation 11.
 
     Args:
         moments: Moments g of one domain, shape (M,).
         num_features: Number L of features.
         coefficients: Of the polynomial, see `taylor_coefficients`: one more than the degree.
-
-    Returns:
-        Shape (M,): for moments f of the other domain, ``f @ h`` is the mean of the kernel over all pairs of samples.
-
-    References:
-        Kang et al. 2022, equation 11.
     """
     degree = len(coefficients) - 1
     check_shape("moments", moments, num_taylor_moments(num_features, degree))
@@ -202,16 +192,13 @@ def pair_with_kernel(moments: Tensor, num_features: int, coefficients: Sequence[
 
 
 def within_domain_mean(moments: Tensor, num_samples: int, num_features: int, coefficients: Sequence[float]) -> Tensor:
-    """Unbiased mean of the truncated kernel over pairs of different samples of one domain, a scalar.
+    """Unbiased mean of the truncated kernel over pairs of one domain's samples, a scalar (see equations 4 and 5).
 
     Args:
         moments: Of the domain, shape (M,).
-        num_samples: Number n of samples, at least 2; fewer are a ValueError.
+        num_samples: Number n of samples, at least 2.
         num_features: Number L of features.
         coefficients: Of the polynomial.
-
-    References:
-        Kang et al. 2022, equations 4 and 5, of the truncated kernel.
     """
     check_at_least("num_samples (n)", num_samples, 2, "samples, to have pairs")
     everything = moments @ pair_with_kernel(moments, num_features, coefficients)
@@ -219,14 +206,11 @@ def within_domain_mean(moments: Tensor, num_samples: int, num_features: int, coe
 
 
 def exact_within_domain_mean(x: Tensor, alpha: float) -> Tensor:
-    """Mean of the Gaussian kernel itself over pairs of different samples of one domain, a scalar, float64.
+    """Mean of the Gaussian kernel over pairs of different samples of one domain, a scalar, float64 (equations 4 and 5).
 
     Args:
-        x: Samples, shape (n, L), at least 2; fewer are a ValueError.
+        x: Samples, shape (n, L), at least 2.
         alpha: Kernel parameter, positive.
-
-    References:
-        Kang et al. 2022, equations 4 and 5.
     """
     check_at_least("x", len(x), 2, "samples, to have pairs")
     samples = x.double()
@@ -235,35 +219,27 @@ def exact_within_domain_mean(x: Tensor, alpha: float) -> Tensor:
 
 
 def exact_between_domains_mean(x: Tensor, y: Tensor, alpha: float) -> Tensor:
-    """Mean of the Gaussian kernel itself over pairs of samples of two domains, a scalar, float64.
+    """Mean of the Gaussian kernel over pairs of two domains' samples, a scalar, float64 (equation 6, less its factor).
 
     Args:
         x: Samples of one domain, shape (n, L).
         y: Samples of the other, shape (m, L).
         alpha: Kernel parameter, positive.
-
-    References:
-        Kang et al. 2022, equation 6, less its factor.
     """
     return gaussian_kernel(x.double(), y.double(), 1 / math.sqrt(2 * alpha)).mean()
 
 
 def gradient_map(x: Tensor, coefficients: Sequence[float]) -> Tensor:
-    r"""Matrix A with which the other domain's moments g become the gradient of the mean kernel by this one's samples.
+    r"""Matrix A, shape (n L, M), float64, by which the other domain's moments g become the gradient of the mean kernel.
 
     .. math:: \frac{\partial}{\partial x} \frac{1}{n k} \sum_{i,j} k_D(x_i, y_j) = A g
 
-    A domain that must not see g puts it into a two-party affine exchange.
+    A domain that must not see g puts A into a two-party affine exchange; it is dense: for few features or degree 1. See
+    equation 15.
 
     Args:
-        x: Samples, shape (n, L).
+        x: Samples, shape (n, L), to whose ``flatten()`` the rows belong.
         coefficients: Of the polynomial.
-
-    Returns:
-        Shape (n L, M), float64, rows in the order of ``x.flatten()``. Dense: for few features or degree 1.
-
-    References:
-        Kang et al. 2022, equation 15.
     """
     degree, length = len(coefficients) - 1, x.shape[1]
 
@@ -279,13 +255,13 @@ def gradient_map(x: Tensor, coefficients: Sequence[float]) -> Tensor:
 def taylor_mmd_squared(
     x: Tensor, y: Tensor, alpha: float, degree: int, center: float | None = None, within: Within = "truncated"
 ) -> Tensor:
-    r"""Squared maximum mean discrepancy with the Taylor polynomial of a Gaussian kernel, unbiased.
+    r"""Squared maximum mean discrepancy with the Taylor polynomial of a Gaussian kernel, unbiased, a scalar.
 
     .. math:: \frac{1}{n(n-1)} \sum_{i \ne j} k(x_i, x_j) + \frac{1}{k(k-1)} \sum_{i \ne j} k(y_i, y_j)
               - \frac{2}{n k} \sum_{i, j} k_D(x_i, y_j)
 
     At degree 1 it is linear matching of means: :math:`2 \alpha e^{-\alpha c}` times the unbiased estimate of the
-    squared distance between the domains' means.
+    squared distance between the domains' means. See equations 3 to 7 and 11.
 
     Args:
         x: Samples of the first domain, shape (n, L), at least 2.
@@ -295,18 +271,11 @@ def taylor_mmd_squared(
         degree: Degree D of the polynomial, from 1 to 3.
         center: Squared distance around which exp is expanded, constant in gradients. ``None`` is the mean squared
             distance between the domains; with 0, the paper's, polynomials are far from the kernel.
-        within: Kernel of the first two terms: ``"truncated"`` is the same polynomial, so that equal distributions have
-            mean 0; ``"exact"`` is the Gaussian kernel itself. The paper approximates the third term only; its mixture
-            is no discrepancy, as it does not vanish for equal distributions.
-
-    Returns:
-        A scalar in the dtype of ``x`` that gradients pass through; slightly negative values are possible.
+        within: Kernel of the first two terms: ``"truncated"`` is the same polynomial; ``"exact"`` the Gaussian kernel,
+            as in the paper, whose mixture does not vanish for equal distributions.
 
     Warns:
         UserWarning: If pairs of the two domains lie where the polynomial of even degree repels.
-
-    References:
-        Kang et al. 2022, equations 3 to 7 and 11.
     """
     check_pair(x, y, symbol="L")
     for name, samples in (("x", x), ("y", y)):

@@ -12,8 +12,14 @@ from torch import Tensor
 from fedlit.checks import check_at_least
 from fedlit.functional.checks import check_finite, check_pair, check_samples, check_shape
 from fedlit.functional.eigenproblems import Scaling, centre, check_problem, scaled, solve_dual, solve_primal
-from fedlit.functional.feature_sums import CHUNK, RandomFeatureSums, double_features, random_feature_sums, summed
-from fedlit.functional.random_features import random_fourier_features
+from fedlit.functional.random_features import (
+    CHUNK,
+    RandomFeatureSums,
+    double_features,
+    random_feature_sums,
+    random_fourier_features,
+    summed,
+)
 
 _KEPT = 2**24
 """Random features (128 MB) that are kept for the projection rather than computed again."""
@@ -23,8 +29,7 @@ _KEPT = 2**24
 class TransferComponents:
     """Samples of two domains in a common subspace, and the map that takes new samples there.
 
-    All tensors have the dtype of the samples. The map keeps its weights in float64, so that `project` agrees with
-    ``source`` and ``target`` on the samples of the fit even where components have little variance.
+    All tensors have the dtype of the samples; the map keeps its weights in float64.
 
     Attributes:
         source: Projected source samples, shape (nS, m).
@@ -32,7 +37,7 @@ class TransferComponents:
         eigenvalues: Largest eigenvalues of the pencil, with its factor 1/gamma, shape (m,), descending. Each is the
             variance kept (scatter of the projected samples) per unit of what the problem minimises.
         aligner: Matrix W, one column per component: shape (nS + nT, m) with a kernel, (2N, m) with frequencies. The
-            sign of each column makes its entry of largest magnitude positive.
+            entry of largest magnitude in each column is positive.
         mapping: Map of samples to components, both in float64, for `project`.
     """
 
@@ -103,14 +108,13 @@ def tca(
         equation 3 and Lemma 1 with the factor 1/gamma that is missing there. The published code divides gamma by
         the squared length of l, and mixes scaled and unscaled l.
     """
-    samples, contrast = _prepared(xs, xt, num_components, gamma, scaling)
-    gram = kernel_matrix(samples, kernel)
-    centred = centre(gram)
-    norm = torch.linalg.matrix_norm(gram).item() ** 2
-    weights, eigenvalues = solve_primal(centred.T @ centred, gram @ contrast, gamma, num_components, norm)
-    weights = scaled(weights, scaling)
-    mapping = partial(map_by_kernel, samples, weights, kernel)
-    return _components(xs, xt, weights, eigenvalues, gram @ weights, mapping)
+
+    def solve(gram: Tensor, contrast: Tensor) -> tuple[Tensor, Tensor]:
+        centred = centre(gram)
+        norm = torch.linalg.matrix_norm(gram).item() ** 2
+        return solve_primal(centred.T @ centred, gram @ contrast, gamma, num_components, norm)
+
+    return _by_kernel(xs, xt, num_components, gamma, kernel, scaling, solve)
 
 
 @torch.no_grad()
@@ -143,12 +147,8 @@ def r_tca(
         Feng et al. (FedRF-TCA, 2023), R-TCA and Lemma 2. The published code has no R-TCA: its function of that name
         computes RF-TCA, and another repeats vanilla TCA.
     """
-    samples, contrast = _prepared(xs, xt, num_components, gamma, scaling)
-    gram = kernel_matrix(samples, kernel)
-    weights, eigenvalues = solve_dual(gram, contrast, gamma, num_components)
-    weights = scaled(weights, scaling)
-    mapping = partial(map_by_kernel, samples, weights, kernel)
-    return _components(xs, xt, weights, eigenvalues, gram @ weights, mapping)
+    solve = partial(solve_dual, gamma=gamma, num_components=num_components)
+    return _by_kernel(xs, xt, num_components, gamma, kernel, scaling, solve)
 
 
 @torch.no_grad()
@@ -189,8 +189,7 @@ def rf_tca(
               \quad \text{subject to} \quad W^\top S H S^\top W = I_m
 
     Here S (2N x n) has the features of all samples as columns, source first; l and H are as in `tca`. The components
-    approach those of `r_tca` with the frequencies' kernel, at the rate :math:`N^{-1/2}`, and do not depend on the order
-    of the frequencies.
+    approach those of `r_tca` with the frequencies' kernel, at the rate :math:`N^{-1/2}`.
 
     Args:
         xs: As for `tca`.
@@ -198,7 +197,7 @@ def rf_tca(
         num_components: Number of components m, at most 2N, nS + nT - 1, and the numerical rank of S H.
         gamma: Weight of the regularisation, positive. Its useful scale is the squared length of S l.
         frequencies: Matrix Omega, shape (N, p), from `sample_frequencies`.
-        scaling: As for `tca`; the published code has ``"unit"``, which weighs the directions of the space otherwise.
+        scaling: As for `tca`; the published code has ``"unit"``.
 
     References:
         Feng et al. (FedRF-TCA, 2023), Algorithm 1 and equation 9, as the symmetric problem of the same eigenvalues and
@@ -231,15 +230,27 @@ def rf_tca(
         projected = torch.cat([mapping(x.double()) for x in (xs, xt)])
     else:
         projected = torch.cat([chunk @ weights for chunk in kept])
-    return _components(xs, xt, weights, eigenvalues, projected, mapping)
+    return components(xs, xt, weights, eigenvalues, projected, mapping)
 
 
-def _prepared(xs: Tensor, xt: Tensor, num_components: int, gamma: float, scaling: str) -> tuple[Tensor, Tensor]:
-    """Samples of both domains in float64, and the vector l."""
+def _by_kernel(
+    xs: Tensor,
+    xt: Tensor,
+    num_components: int,
+    gamma: float,
+    kernel: Callable[[Tensor, Tensor], Tensor],
+    scaling: Scaling,
+    solve: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> TransferComponents:
+    """Components by a kernel; ``solve`` makes W and eigenvalues of its matrix K and the vector l."""
     check_domains(xs, xt)
     check_problem(num_components, gamma, scaling, len(xs) + len(xt) - 1, "the number of samples less 1")
     samples = torch.cat([xs.double(), xt.double()])
-    return samples, _contrast(len(xs), len(xt), samples)
+    gram = kernel_matrix(samples, kernel)
+    weights, eigenvalues = solve(gram, _contrast(len(xs), len(xt), samples))
+    weights = scaled(weights, scaling)
+    mapping = partial(map_by_kernel, samples, weights, kernel)
+    return components(xs, xt, weights, eigenvalues, gram @ weights, mapping)
 
 
 def _contrast(num_source: int, num_target: int, like: Tensor) -> Tensor:
@@ -263,9 +274,10 @@ def _map_by_features(frequencies: Tensor, aligner: Tensor, x: Tensor) -> Tensor:
     return torch.cat(rows)
 
 
-def _components(
+def components(
     xs: Tensor, xt: Tensor, aligner: Tensor, eigenvalues: Tensor, features: Tensor, mapping: Callable[[Tensor], Tensor]
 ) -> TransferComponents:
+    """Return components of all samples, source first, in the dtype of these."""
     dtype = torch.promote_types(xs.dtype, xt.dtype)
     return TransferComponents(
         source=features[: len(xs)].to(dtype),

@@ -2,8 +2,8 @@
 
 All samples weigh the same unless weights are passed. A plan pi between n and m samples has shape (n, m), rows that sum
 to 1/n (or to the weights) and columns to 1/m. Plans are computed exactly (`ot.emd`), or with an entropic penalty, in
-float64 and without a graph. Gradients take plans as constants: that is the gradient of the transport cost wherever it
-has one (envelope theorem).
+float64 (FedDaDiL: Montesuma et al. 2024; "adaptive" costs are from its code). Gradients take plans as constants: that
+is the gradient of the transport cost wherever it has one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_entropy(entropy: float | None) -> None:
 def joint_cost(
     x: Tensor, x2: Tensor, y: Tensor | None = None, y2: Tensor | None = None, label_cost: LabelCost = "adaptive"
 ) -> Tensor:
-    r"""Cost of moving each sample to each other one, by features and, with labels on both sides, by labels.
+    r"""Cost of moving each sample to each other, by features and labels, shape (n, m), float64 (FedDaDiL, equation 6).
 
     .. math:: C_{ij} = \|x_i - x'_j\|_2^2 + \beta \|y_i - y'_j\|_2^2
 
@@ -50,12 +50,6 @@ def joint_cost(
         y: Class probabilities of ``x``, shape (n, C); ``None`` leaves labels out.
         y2: Class probabilities of ``x2``, shape (m, C).
         label_cost: beta, at least 0. ``"adaptive"`` is a constant for the gradient, but another one in each call.
-
-    Returns:
-        Shape (n, m), float64.
-
-    References:
-        Montesuma et al. 2024 (FedDaDiL), equation 6; ``"adaptive"`` is from its code.
     """
     check_labelled_pair(x, x2, y, y2)
     return add_label_cost(squared_distances(x, x2), y, y2, label_cost)
@@ -92,17 +86,13 @@ def nearest_class_mean(x: Tensor, x2: Tensor, y2: Tensor) -> Tensor:
 
 
 def transport_plan(cost: Tensor, entropy: float | None = None, weights: Tensor | None = None) -> Tensor:
-    """Plan of minimal cost between samples.
+    """Plan of minimal cost between samples, shape (n, m), float64, without a graph.
 
     Args:
         cost: Shape (n, m).
-        entropy: ``None`` is exact, on the CPU. A positive number is the weight of the entropy in units of the largest
-            cost (Sinkhorn, in the log domain), on the device of ``cost``.
+        entropy: ``None`` is exact, on the CPU, with at most n + m - 1 entries other than 0. A positive number is the
+            weight of the entropy in units of the largest cost (Sinkhorn, in the log domain), on the device of ``cost``.
         weights: Of the rows, shape (n,), positive, with sum 1; ``None`` are equal ones. Columns weigh the same.
-
-    Returns:
-        Shape (n, m), float64, without a graph. An exact one has at most n + m - 1 entries other than 0; where several
-        plans cost the same, it is one of them.
     """
     costs = cost.detach().double()
     check_shape("cost", costs, "n > 0", "m > 0")
@@ -143,6 +133,8 @@ def joint_ot_loss(
 ) -> Tensor:
     """Minimal cost of transport between two samples, T_c with labels and T_2 without: a scalar, with a constant plan.
 
+    See FedDaDiL, equations 4, 6 and 11.
+
     Args:
         x: As for `joint_cost`.
         x2: As for `joint_cost`.
@@ -151,44 +143,26 @@ def joint_ot_loss(
         label_cost: As for `joint_cost`.
         entropy: Of the plan, see `transport_plan`; the loss is its cost, without the entropy.
         weights: Of the samples in ``x``, shape (n,), see `transport_plan`.
-
-    Example:
-        >>> x, y = torch.tensor([[0.0], [1.0]]), torch.eye(2)
-        >>> joint_ot_loss(x, x + 3, y, y, label_cost=100.0)  # each point moves by 3, and keeps its class
-        tensor(9.)
-
-    References:
-        Montesuma et al. 2024 (FedDaDiL), equations 4, 6 and 11.
     """
     cost = joint_cost(x, x2, y, y2, label_cost)
     return (transport_plan(cost, entropy, weights) * cost).sum().to(x.dtype)
 
 
 def barycentric_mapping(plan: Tensor, x2: Tensor) -> Tensor:
-    r"""Image of each sample under a plan: T(x_i) = n \sum_j \pi_{ij} x'_j, shape (n, d).
+    r"""Image of each sample under a plan: T(x_i) = n \sum_j \pi_{ij} x'_j, shape (n, d) (FedDaDiL, equation 3).
 
     Args:
         plan: Shape (n, m), with rows that sum to 1/n.
         x2: Samples at which it ends, shape (m, d).
-
-    References:
-        Montesuma et al. 2024 (FedDaDiL), equation 3; n is the number of samples that are moved.
     """
     return (len(plan) * plan.to(x2.dtype)) @ x2
 
 
 def project_simplex(v: Tensor) -> Tensor:
-    """Nearest point of the probability simplex, for each row, computed in float64.
+    """Nearest point of the probability simplex, for each row, computed in float64 (Duchi et al., ICML 2008, figure 1).
 
     Args:
-        v: Shape (..., k), finite, else a ValueError.
-
-    Example:
-        >>> project_simplex(torch.tensor([0.75, 0.75, -1.0]))
-        tensor([0.5000, 0.5000, 0.0000])
-
-    References:
-        Held, Wolfe and Crowder 1974; Duchi et al., ICML 2008, figure 1.
+        v: Shape (..., k), finite.
     """
     fits = v.dim() > 0 and v.shape[-1] > 0 and bool(v.isfinite().all())
     check_entries(fits, "v", "finite, with a last dimension of at least 1", v)

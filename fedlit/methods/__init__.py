@@ -2,13 +2,11 @@
 
 import fedlit.strategy  # noqa: F401  (so that Trainer(strategy="federated") is known)
 from fedlit.methods.adabn import AdaBN
-from fedlit.methods.apfl import APFL
+from fedlit.methods.baselines import FinetuneOffline, Oracle, SourceOnly, TargetOnly
 from fedlit.methods.co_mda import CoMDA
-from fedlit.methods.ditto import Ditto
 from fedlit.methods.fada import FADA
 from fedlit.methods.fed_dadil import FedDaDiL
 from fedlit.methods.fed_dann import FADE, FedDANN
-from fedlit.methods.fed_jda import FedJDA
 from fedlit.methods.fed_mmd import FedMMD
 from fedlit.methods.fed_mme import FedMME
 from fedlit.methods.fed_wdgrl import FedWDGRL
@@ -17,40 +15,16 @@ from fedlit.methods.fedgp import FedDA, FedGP
 from fedlit.methods.fedprox import FedProx
 from fedlit.methods.fedrep import FedRep
 from fedlit.methods.fedrf_tca import FedRFTCA
-from fedlit.methods.fedrf_tca_closed_form import FedRFTCAClosedForm
-from fedlit.methods.finetune_offline import FinetuneOffline
+from fedlit.methods.fedrf_tca_closed_form import FedJDA, FedRFTCAClosedForm
 from fedlit.methods.kd3a import KD3A
 from fedlit.methods.knn_per import KNNPer
 from fedlit.methods.moment_matching import FedCORAL, FedDAN
-from fedlit.methods.source_only import SourceOnly
-from fedlit.methods.target_only import Oracle, TargetOnly
+from fedlit.methods.personalised import APFL, Ditto
 
+# fmt: off
 __all__ = [
-    "APFL",
-    "FADA",
-    "FADE",
-    "KD3A",
-    "AdaBN",
-    "CoMDA",
-    "Ditto",
-    "FedAvg",
-    "FedCORAL",
-    "FedDA",
-    "FedDAN",
-    "FedDANN",
-    "FedDaDiL",
-    "FedGP",
-    "FedJDA",
-    "FedMMD",
-    "FedMME",
-    "FedProx",
-    "FedRFTCA",
-    "FedRFTCAClosedForm",
-    "FedRep",
-    "FedWDGRL",
-    "FinetuneOffline",
-    "KNNPer",
-    "Oracle",
-    "SourceOnly",
-    "TargetOnly",
+    "APFL", "FADA", "FADE", "KD3A", "AdaBN", "CoMDA", "Ditto", "FedAvg", "FedCORAL", "FedDA", "FedDAN", "FedDANN",
+    "FedDaDiL", "FedGP", "FedJDA", "FedMMD", "FedMME", "FedProx", "FedRFTCA", "FedRFTCAClosedForm", "FedRep",
+    "FedWDGRL", "FinetuneOffline", "KNNPer", "Oracle", "SourceOnly", "TargetOnly",
 ]
+# fmt: on

@@ -1,10 +1,9 @@
 """AdaBN (Li, Wang, Shi, Hou and Liu, Pattern Recognition 2018), Algorithm 1; AutoDIAL (Carlucci et al., ICCV 2017).
 
-Differences from the papers: there is no federation in them, and one source. Here every client has BatchNorm statistics
-of its own, which never leave it, while all other weights are FedAvg's. AutoDIAL's two sides are the target and the mean
-of all sources. A batch is mixed with moments that the other side sent at the end of the last round, as constants; the
-papers mix two batches of one step. Each client has its own gradient by the share alpha, which is averaged like a
-weight.
+Differences from the papers, which have one source and no federation: BatchNorm statistics never leave their client,
+while all other weights are FedAvg's. AutoDIAL's two sides are the target and the mean of all sources. A batch is mixed
+with moments that the other side sent at the end of the last round, as constants; the papers mix two batches of one
+step. Each client has its gradient by the share alpha, which is averaged like a weight.
 
 Difference from AutoDIAL's published code: variances are mixed as second moments, as its text states.
 """
@@ -16,9 +15,10 @@ from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
+from fedlit import Phase, Requires, Run
 from fedlit.checks import check_at_least, refuse
 from fedlit.federation import Channel, Client, Open, RosterError, Summed
-from fedlit.methods.source_only import SourceOnly
+from fedlit.methods.baselines import SourceOnly
 from fedlit.models import (
     MixedBatchNorm,
     batchnorm_layers,
@@ -27,9 +27,6 @@ from fedlit.models import (
     with_mixed_batchnorm,
 )
 from fedlit.run.batchnorm import as_variances, second_moment
-from fedlit.run.component import Phase
-from fedlit.run.options import Requires
-from fedlit.run.run import Run
 from fedlit.run.warmup import WarmUp
 
 
@@ -56,10 +53,10 @@ class AdaBN(SourceOnly):
     variance of what reaches each BatchNorm layer. Scales and shifts stay those of the sources (unlike with
     ``local_norm``, where the target would have to learn them by itself). Networks without BatchNorm are refused.
 
-    With ``mixing`` it is AutoDIAL: each layer normalises by the statistics of a mixture of both sides, alpha of its own
-    samples and 1 - alpha of the other side's, and the target trains as well, to be certain of its predictions. Labels
-    that it may have are not used. Train it with SGD: steps of Adam are as long whatever a loss is multiplied by, so
-    that a small ``entropy_weight`` pulls as much as a source's loss, to predictions of one class.
+    With ``mixing`` it is AutoDIAL: each layer normalises by the statistics of a mixture of both sides, alpha of the
+    client's samples and 1 - alpha of the other side's, and the target trains as well, to be certain of its predictions.
+    Labels that it may have are not used. Train it with SGD: steps of Adam are as long whatever a loss is multiplied by,
+    so that a small ``entropy_weight`` pulls as much as a source's loss, to predictions of one class.
 
     Args:
         clients: The roster.
@@ -67,7 +64,7 @@ class AdaBN(SourceOnly):
         num_classes: Number of classes.
         extractor: Network from inputs to features; it or the classifier has BatchNorm layers.
         classifier: Network from features to logits; ``None`` is a linear layer.
-        mixing: Share alpha of a client's own samples, in [1/2, 1]: 1 are separate statistics, 1/2 pooled ones;
+        mixing: Share alpha of a client's samples, in [1/2, 1]: 1 are separate statistics, 1/2 pooled ones;
             ``"learned"`` starts each layer's at 1 and trains it; ``None`` is AdaBN.
         entropy_weight: With ``mixing``, weight of the mean entropy of the target's predictions, at least 0.
         pass_per_layer: Go through the target's samples once for every layer, so that each sees the final statistics of
@@ -75,13 +72,13 @@ class AdaBN(SourceOnly):
         kwargs: See `FederatedModule`.
 
     Raises:
-        ValueError: If an argument is out of range, or the networks have no BatchNorm layer with running statistics.
+        ValueError: If the networks have no BatchNorm layer with running statistics.
         RosterError: When training starts, if the target has a single sample.
         TypeError: At the end of a round, if the data did not come from a `FederatedLoader`.
 
     Notes:
         AdaBN sends less than `SourceOnly`, and nothing of the target's; ``batchnorm_average`` has nothing to average.
-        With ``mixing`` the sources learn mean and variance of each layer's inputs at the target, in the clear, and the
+        With ``mixing`` the sources learn mean and variance of each layer's inputs at the target, in plaintext, and the
         target the sources' mean of these; with a single source, its own. In rounds with fewer sources than a backend
         can hide, the target keeps the last ones.
     """
@@ -112,18 +109,19 @@ class AdaBN(SourceOnly):
         if kwargs.get("local_norm"):
             rule = "False, as the target of AdaBN cannot learn the scales and shifts that it keeps at a client"
             refuse("local_norm", rule, True, "leave it out, statistics stay in any case")
-        head = make_classifier(extractor, num_classes) if classifier is None else classifier
-        if not batchnorm_layers(nn.ModuleList([extractor, head])):
+        both = nn.ModuleList([extractor, make_classifier(extractor, num_classes) if classifier is None else classifier])
+        if not batchnorm_layers(both):
+            names = [type(network).__name__ for network in both]
             raise ValueError(
-                f"AdaBN replaces the statistics of BatchNorm layers, and neither extractor {type(extractor).__name__} "
-                f"nor classifier {type(head).__name__} has one with running statistics: take a network with BatchNorm, "
-                "such as SmallCNN(norm='batch'), or SourceOnly"
+                f"AdaBN replaces the statistics of BatchNorm layers, and neither extractor {names[0]} nor classifier "
+                f"{names[1]} has one with running statistics: take a network with BatchNorm, such as "
+                "SmallCNN(norm='batch'), or SourceOnly"
             )
         if mixing is not None:
             share = 1.0 if mixing == "learned" else float(mixing)
-            both = with_mixed_batchnorm(nn.ModuleList([extractor, head]), share, mixing == "learned")
-            extractor, head = cast(nn.ModuleList, both)
-        super().__init__(clients, target, num_classes, extractor, head, **kwargs)
+            both = cast(nn.ModuleList, with_mixed_batchnorm(both, share, mixing == "learned"))
+        # the run takes the networks when it is made, so these must be the mixed ones
+        super().__init__(clients, target, num_classes, *both, **kwargs)
         self.mixing = mixing
         self.entropy_weight = entropy_weight
         self.pass_per_layer = pass_per_layer
@@ -182,10 +180,10 @@ class AdaBN(SourceOnly):
         super().on_round_end(run)
         # in this order: the target's layers normalise by the sources' moments too, so its own statistics depend on them
         if self.mixing is not None:
-            self.hear_sources_()
+            self.receive_sources_()
         self.adapt_()
         if self.mixing is not None:
-            self.tell_sources_()
+            self.send_to_sources_()
 
     def adapt_(self) -> None:
         """The target, if it is present, takes the statistics of its own samples."""
@@ -196,28 +194,28 @@ class AdaBN(SourceOnly):
                     self.replicas[target], lambda: self.run.samples.mixed_inputs(target), self.pass_per_layer
                 )
 
-    def hear_sources_(self) -> None:
+    def receive_sources_(self) -> None:
         """The target takes the moments of the mixture of all sources."""
         federation = self.federation
         sent = {client.name: self.moments(client) for client in self.sources if federation.is_local(client)}
-        self.hear_(federation.mean("statistics", sent, weights=self.run.weights.mean_weights))
+        self.receive_(federation.mean("statistics", sent, weights=self.run.weights.mean_weights))
 
-    def tell_sources_(self) -> None:
+    def send_to_sources_(self) -> None:
         """The sources take the target's."""
         federation, target = self.federation, self.target
         sent = {target.name: self.moments(target)} if federation.is_local(target) else {}
         received = federation.exchange("target_statistics", sent)
-        self.hear_({name: messages[target.name] for name, messages in received.items() if target.name in messages})
+        self.receive_({name: messages[target.name] for name, messages in received.items() if target.name in messages})
 
     def moments(self, client: Client) -> dict[str, Tensor]:
         """Running means and second moments of a local client's layers, by name."""
-        found: dict[str, Tensor] = {}
+        moments: dict[str, Tensor] = {}
         for name, layer in self.mixed_layers(client).items():
-            found[f"{name}.running_mean"] = layer.running_mean
-            found[f"{name}.running_square"] = second_moment(layer.running_mean, layer.running_var)
-        return found
+            moments[f"{name}.running_mean"] = layer.running_mean
+            moments[f"{name}.running_square"] = second_moment(layer.running_mean, layer.running_var)
+        return moments
 
-    def hear_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def receive_(self, received: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Let layers of local clients mix with what was received: `moments`, or a mean of them."""
         for name, message in received.items():
             moments = as_variances(message)

@@ -25,18 +25,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedlit import ReplicaSpec, Run
 from fedlit.checks import check, check_at_least
 from fedlit.federation import Channel, Client, RosterError, Summed
 from fedlit.federation.nested import mapped, take
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.functional import between_class_variance
 from fedlit.functional.knowledge import draw_mixup
+from fedlit.methods.shared import divided
 from fedlit.methods.taught_target import ExchangeName, TaughtTarget, on_grid
 from fedlit.models import Replica, Twins
 from fedlit.models.twins import STAYS_LOCAL
-from fedlit.run.options import ReplicaSpec
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 
 RAMP = 10
 """Rounds over which the share of samples that are left out rises."""
@@ -49,7 +49,7 @@ class CoMDA(TaughtTarget):
 
     The sources train alone. At the end of a round each answers for every training sample of the target; z_k is the
     moving mean of its answers, and O_k how far apart they are for different classes (`between_class_variance`). In the
-    next round each of the target's two networks takes the class of M, in the second half of a run mixed with its own
+    next round each of the target's two networks takes the class of M, in the second half of a run mixed with its
     predictions, for the label, and trains on those samples of a batch on which the other's loss is least.
 
     Args:
@@ -58,19 +58,16 @@ class CoMDA(TaughtTarget):
         sharpness: sigma, at least 0 (the plain mean); the larger, the more the best source counts.
         forget_rate: Share of a batch that is left out, in [0, 1), once it has risen over 10 rounds.
         mixup: beta of the mixture of samples in a batch, whose shares are Beta(beta, beta); 0 mixes nothing.
-        exchange: ``"models"``: every source sends its model to the target. ``"votes"``: the target sends the inputs of
-            all its training samples to every source, with a warning; weighted answers go through a secure sum. Equal
-            predictions.
+        exchange: As of `KD3A`; weighted answers go through a secure sum.
         kwargs: See `FederatedModule`.
 
     Raises:
-        ValueError: If an argument is out of range.
         RosterError: At the end of a round, if all weights are 0 on the grid of the secure sum.
 
     Notes:
         With models, |G| + |h| numbers of each source go to the target alone in each round.
 
-        With votes, a backend hides a source's answers and weight, n_T C + 1 numbers up in each round; the target learns
+        With votes, a backend masks a source's answers and weight, n_T C + 1 numbers up in each round; the target learns
         M and the sum of the weights. Every source receives the target's inputs once (n_T |x| numbers) and keeps them,
         in checkpoints too; beside a backend they are encrypted on their way.
     """
@@ -213,22 +210,11 @@ class CoMDA(TaughtTarget):
 
     def client_param_groups(self) -> list[dict[str, Any]]:
         """Return a group per local client, and one for the target's second network."""
-        groups = super().client_param_groups()
-        if not self.federation.is_local(self.target):
-            return groups
-        peer = [param for param in self.twins.peer.parameters() if param.requires_grad]
-        known = {id(param) for param in peer}
-        for group in groups:
-            group["params"] = [param for param in group["params"] if id(param) not in known]
-        return [*groups, {"params": peer, "client": self.target.name}]
+        groups, target = super().client_param_groups(), self.target.name
+        return divided(groups, lambda client: self.twins.peer if client == target else None)
 
 
 def easiest(losses: Tensor, share: float) -> Tensor:
-    """Return sorted indices of the share of samples with the smallest losses, rounded up, at least two.
-
-    Args:
-        losses: Shape (B,).
-        share: In (0, 1].
-    """
+    """Return sorted indices of the share, in (0, 1], of samples with the smallest losses, rounded up, at least two."""
     number = max(math.ceil(share * len(losses) - 1e-9), min(2, len(losses)))  # BatchNorm cannot train on one
     return losses.argsort(stable=True)[:number].sort().values

@@ -15,13 +15,12 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fedlit import FederatedModule, Requires, Run
 from fedlit.checks import check_positive
 from fedlit.federation import Client, FederatedLoader, RosterError
 from fedlit.models import RoundMemory
-from fedlit.module import Batch, FederatedModule
-from fedlit.run.options import Requires
+from fedlit.module import Batch
 from fedlit.run.param_groups import check_ratio
-from fedlit.run.run import Run
 
 Update = dict[str, Tensor]
 
@@ -34,9 +33,6 @@ class CombinedUpdates(FederatedModule):
             rates, not by those that set them (such as OneCycleLR).
         align_magnitudes: Scale a source's update by the ratio of the target's summed learning rates to the source's.
         kwargs: See `FederatedModule`.
-
-    Raises:
-        ValueError: If ``target_lr_ratio`` is out of range.
     """
 
     requires: ClassVar[Requires] = Requires(target_labels=True)

@@ -25,25 +25,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+import fedlit.functional as fn
+from fedlit import ReplicaSpec, Requires, Run
 from fedlit.checks import check, check_at_least, check_one_of, check_positive
 from fedlit.federation import Channel, Client, Open
 from fedlit.federation.nested import Inputs, num_samples
-from fedlit.functional import (
-    clustering_gains,
-    domain_loss,
-    intra_cluster_distance,
-    loss_from_gradient,
-    relative_scatter,
-)
 from fedlit.methods.combined_updates import CombinedUpdates, Update, times
-from fedlit.methods.domain_adversarial import check_weight
 from fedlit.models import AdversarialReplica, DisentanglingReplica, feature_width, make_discriminator
 from fedlit.models.disentangling import DISENTANGLING
 from fedlit.module import Batch
 from fedlit.run.local import evaluating
-from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 
 
 class FADA(CombinedUpdates):
@@ -54,7 +46,7 @@ class FADA(CombinedUpdates):
 
     Sources train on their labels. With each the target shares an identifier that separates their features, which the
     target's extractor learns to mislead. A source's gain is by how much its update alone lowers the scatter of the
-    target's features within k-means clusters, one per class.
+    target's features within k-means clusters, one per class. Logged after each round: ``attention/SOURCE``, alpha.
 
     Args:
         hidden: Units of the hidden layer of all identifiers, and of the estimator of mutual information.
@@ -69,15 +61,10 @@ class FADA(CombinedUpdates):
         mi_weight: Weight of the mutual information of the two parts, at least 0.
         kwargs: See `CombinedUpdates` and `FederatedModule`.
 
-    Raises:
-        ValueError: If an argument is out of range.
-
     Notes:
         The target receives every source's update, and a source the new model, in plaintext. In each local step source
         and target exchange gradients of their identifier; those of one sample reveal its features up to a factor. A
         round without the target changes nothing. Networks that split features are not sent.
-
-        Logged after each round: ``attention/SOURCE``, alpha.
     """
 
     replicas: Replicas[AdversarialReplica]
@@ -107,8 +94,8 @@ class FADA(CombinedUpdates):
     ) -> None:
         super().__init__(*args, **kwargs)
         check_at_least("hidden", hidden, 1, "unit")
-        check_weight("identifier_weight (lambda)", identifier_weight)
-        check_weight("mi_weight", mi_weight)
+        check_at_least("identifier_weight (lambda)", identifier_weight, 0)
+        check_at_least("mi_weight", mi_weight, 0)
         for name, value in (("identifier_lr", identifier_lr), ("temperature (tau)", temperature)):
             check_positive(name, value)
         check_one_of("reverse", reverse, ("target", "both"))
@@ -176,9 +163,10 @@ class FADA(CombinedUpdates):
         for client in (each for each in reversing if each.name in features):
             own, others = features[client.name], met if client.is_target else [client]
             judged = [self.identifier(client, source)(own) for source in others]
-            misled = torch.stack([domain_loss(logits, client.is_target) for logits in judged]).mean()
+            misled = torch.stack([fn.domain_loss(logits, client.is_target) for logits in judged]).mean()
             (gradient,) = torch.autograd.grad(misled, own)
-            loss = loss_from_gradient(own, self.identifier_weight * gradient, self.identifier_weight * misled.detach())
+            weight = self.identifier_weight
+            loss = fn.loss_from_gradient(own, weight * gradient, weight * misled.detach())
             losses[client.name] = losses[client.name] + loss
         return losses
 
@@ -190,7 +178,7 @@ class FADA(CombinedUpdates):
         sent: dict[str, dict[str, Update]] = {}
         for source, client, other in sides:
             weights = dict(self.identifier(client, source).named_parameters())
-            loss = domain_loss(self.identifier(client, source)(features[client.name]), not client.is_target)
+            loss = fn.domain_loss(self.identifier(client, source)(features[client.name]), not client.is_target)
             gradients = torch.autograd.grad(loss, list(weights.values()))
             sent.setdefault(client.name, {})[other.name] = dict(zip(weights, gradients, strict=True))
         received = self.federation.exchange("identifier", sent)
@@ -243,10 +231,10 @@ class FADA(CombinedUpdates):
             inputs = self.run.samples.drawn(self.target, self.attention_samples)
             number = num_samples(inputs)
         if number >= self.num_classes:
-            scatter = relative_scatter if self.attention == "relative" else intra_cluster_distance
+            scatter = fn.relative_scatter if self.attention == "relative" else fn.intra_cluster_distance
             moved = (self.features(inputs, update) for update in updates.values())
             before, seed = self.features(inputs, {}), self.federation.seed
-            gains = clustering_gains(before, moved, self.num_classes, scatter, seed)
+            gains = fn.clustering_gains(before, moved, self.num_classes, scatter, seed)
         elif number and not self._warned:
             self._warned = True
             warnings.warn(

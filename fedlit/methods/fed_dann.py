@@ -1,11 +1,13 @@
-"""FedDANN (f-DANN): domain-adversarial training (Ganin et al., JMLR 2016, section 4.2) over several sources.
+"""Domain-adversarial training over several sources: FedDANN (Ganin et al., JMLR 2016, section 4.2), FADE and CDAN.
 
-With FADE (Hong et al., KDD 2021), which averages discriminators, and CDAN (Long et al., NeurIPS 2018).
+FADE (Hong et al., KDD 2021) averages discriminators; CDAN is of Long et al., NeurIPS 2018. `DomainAdversarial` is what
+FedDANN and FedWDGRL share: a network D that compares domains, whose loss is a sum of parts, each of one client's
+features, so that its gradient is one secure sum: D learns from pooled data that nobody pools.
 
 Differences from the papers:
 
 - Ganin et al. have one source and no federation. Here all sources together weigh as much as the target, and every
-  client has an extractor of its own within a round. The discriminator is the central one: its gradient is a secure sum.
+  client has its extractor within a round.
 - FADE averages discriminators that local steps have driven to their client's one domain: such means distinguish little.
   That is ``sync="round"``, with weights by which one plain step is the central one.
 - CDAN's map of predictions and features is their full outer product; for wide features the paper has a random one.
@@ -17,23 +19,189 @@ loss passes 10; one client trains per round; the round is chosen by test accurac
 
 from __future__ import annotations
 
+import copy
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 
-from fedlit.checks import check_positive, refuse
-from fedlit.federation import Client
+from fedlit import ReplicaSpec, Requires, Run
+from fedlit.checks import check_at_least, check_one_of, check_positive, refuse
+from fedlit.federation import Channel, Client, Summed
 from fedlit.functional import domain_loss, entropy_weights, loss_from_gradient, multilinear_map
 from fedlit.functional import reversal_weight as scheduled
-from fedlit.methods.domain_adversarial import DomainAdversarial, check_weight, domain_shares
-from fedlit.run.options import ReplicaSpec, Requires
+from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.shared import divided
+from fedlit.models import AdversarialReplica, feature_width, make_discriminator
+from fedlit.module import Batch
 from fedlit.run.param_groups import check_ratio
+from fedlit.run.replicas import Replicas
 from fedlit.run.tasks import Classification
+
+
+class DomainAdversarial(FedAvg, ABC):
+    """FedAvg, and the D that clients train in local steps against their extractors; a subclass defines the losses.
+
+    Args:
+        hidden: Units of D's hidden layer.
+        sync: ``"step"`` sums gradients of D in local steps; ``"round"`` averages, at the round's end, the D's of
+            clients, each of which sees one domain, so that their mean distinguishes little.
+        average: Whose extractors and classifiers are averaged: ``"all"``, or those with labels (``"sources"``), so that
+            the target's extractor teaches D alone, and without an adversary it is `FedAvg`.
+        kwargs: See `FederatedModule`.
+    """
+
+    replicas: Replicas[AdversarialReplica]
+    requires: ClassVar[Requires] = Requires(unlabelled_target=True, matches_distributions=True)
+
+    gradient_channel: ClassVar[str]
+    """Over which D's gradients are summed."""
+
+    model_channel: ClassVar[str]
+    """Over which D itself is averaged."""
+
+    def __init__(
+        self,
+        *args: Any,
+        hidden: int,
+        sync: Literal["step", "round"] = "step",
+        average: Literal["all", "sources"] = "all",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        check_at_least("hidden", hidden, 1, "unit")
+        check_one_of("sync", sync, ("step", "round"))
+        check_one_of("average", average, ("all", "sources"))
+        self.hidden = hidden
+        self.sync = sync
+        self.average = average
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The weights, and what D is made of."""
+        gradient = Summed(
+            self.gradient_channel, "gradient by D's weights", how_often="every local step", too_few="skip"
+        )
+        model = Summed(self.model_channel, "D's weights", too_few="skip")
+        return (*super().channels, *((gradient,) if self.sync == "step" else ()), model)
+
+    def build_replica(self) -> AdversarialReplica:
+        """Extractor, classifier and D."""
+        networks = copy.deepcopy(self.originals)
+        return AdversarialReplica(*networks, make_discriminator(self.judged_width(), self.hidden))
+
+    def judged_width(self) -> int:
+        """Width of what D is shown; default: of the features."""
+        return feature_width(self.originals[0])
+
+    def client_param_groups(self) -> list[dict[str, Any]]:
+        """Two per local client: of the network that predicts, and of D, unless it has a rate of its own."""
+        groups = divided(super().client_param_groups(), lambda client: self.replicas[client].discriminator)
+        return groups[::2] if "discriminator" in self.replica_spec.own_rates else groups
+
+    # ---------------------------------------------------------------- a local step
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Each client's loss on its labels, and against D."""
+        losses, features, outputs = {}, {}, {}
+        for client, samples in self.run.in_streams(batch):
+            replica, name = self.replicas[client], client.name
+            own = replica.extractor(samples[0])
+            features[name] = own if own.requires_grad else own.clone().requires_grad_()  # of a frozen extractor
+            outputs[name] = replica.classifier(features[name])
+            nothing = 0 * outputs[name].sum()
+            losses[name] = self.task.loss(client, outputs[name], samples[1]) if client.labelled else nothing
+        opponents = self.opponents()
+        if opponents:
+            for name, loss in self.adversarial_losses(opponents, features, outputs).items():
+                losses[name] = losses[name] + loss
+        return losses
+
+    @abstractmethod
+    def adversarial_losses(
+        self, opponents: Sequence[Client], features: Mapping[str, Tensor], outputs: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return what is added to the losses of local opponents, by name; all processes call it.
+
+        Features and outputs are of local clients' batches, of shapes (B, width) and (B, num_classes).
+        """
+
+    def opponents(self, step: int | None = None) -> list[Client]:
+        """Return whose domains D compares in a ``step`` of the round, by default the current one.
+
+        Nobody if a side is missing, or too few are there to hide.
+        """
+        first = self.gradient_channel if self.sync == "step" else self.model_channel
+        able = self.run.in_step(first, self.model_channel, step=step)
+        summed = self.federation.senders(first, able)
+        met = [client for client in able if client.name in summed]
+        return met if self.target in met and len(met) > 1 else []
+
+    def pooled(self, gradients: Mapping[str, Tensor], opponents: Sequence[Client]) -> dict[str, Tensor]:
+        """Return by what local clients change D: the sum of all parts' gradients in their shares, or each its gradient.
+
+        Gradients are by name of a local client, of the client's part by all of D's weights, shape (number of weights,).
+        """
+        if self.sync == "round":
+            return {**gradients}
+        shares = domain_shares(opponents)
+        parts = {name: {"gradient": shares[name] * own} for name, own in gradients.items()}
+        total = self.federation.sum(self.gradient_channel, parts, among=opponents, to=opponents)
+        return {name: message["gradient"] for name, message in total.items()}
+
+    # ---------------------------------------------------------------- rounds
+
+    def on_round_start(self, run: Run) -> None:
+        """Clients that were away fetch the current networks."""
+        super().on_round_start(run)
+        self.run.weights.catch_up(self.model_channel)
+
+    def on_round_end(self, run: Run) -> None:
+        """Average extractors and classifiers, and the D's of those who met in the last step in which anybody did.
+
+        With ``sync="step"`` these are equal, and their mean is for the others.
+        """
+        among = [client for client in self.clients if client.labelled or self.average == "all"]
+        self.run.weights.average_("weights", among, part=("extractor", "classifier"))
+        federation = self.federation
+        met = next(filter(None, map(self.opponents, reversed(range(federation.batch_idx)))), [])
+        sent = {
+            client.name: {k: t for k, t in self.run.weights.of(client.name).items() if k.startswith("discriminator.")}
+            for client in met
+            if federation.is_local(client)
+        }
+        if met:
+            shares, around = domain_shares(met), self.run.weights.received
+            self.run.weights.load_(federation.mean(self.model_channel, sent, met, weights=shares, around=around))
+
+    def on_fit_start(self) -> None:
+        """Warn where a sum of two hides nothing from the two, and of discriminators of one domain each."""
+        super().on_fit_start()
+        if self.sync == "round":
+            rank_zero_warn(
+                f"{type(self).__name__} with sync='round' averages discriminators that each client trains on its one "
+                "domain. Such a mean distinguishes domains badly, and may take the target's features anywhere: its "
+                "target has ended up to 18 points below SourceOnly, with standardised inputs. Take sync='step' "
+                "(FedDANN), whose discriminator is that of all domains' samples, or compare with SourceOnly"
+            )
+        if self.sync == "step" and len(self.sources) == 1 and self.federation.channels[self.gradient_channel].hides:
+            warnings.warn(
+                f"gradients over {self.gradient_channel!r} are summed over {self.sources[0].name!r} and the target "
+                "alone: each learns the other's by subtracting its own, and they are hidden from the server only",
+                stacklevel=2,
+            )
+
+
+def domain_shares(opponents: Sequence[Client]) -> dict[str, float]:
+    """Weights of clients' parts in D's loss: 1/(2K) of each of K sources, 1/2 of the target."""
+    return {client.name: 0.5 if client.is_target else 0.5 / (len(opponents) - 1) for client in opponents}
 
 
 class FedDANN(DomainAdversarial):
@@ -51,8 +219,8 @@ class FedDANN(DomainAdversarial):
         hidden: Units of D's hidden layer.
         reversal_weight: lambda, at least 0.
         schedule_rounds: Rounds after the warm-up in which lambda grows from 0, as `fedlit.functional.reversal_weight`
-            has it: a number; ``"planned"``, all rounds of the run (constant if it has no planned end); or ``None``,
-            constant. A run that is resumed goes by the rounds that are planned then.
+            has it: a number; ``"planned"``, all rounds of the run (constant if it has no planned end; a resumed run
+            goes by the rounds that are planned then); or ``None``, constant.
         conditional: Show D the outer product of class probabilities and features, with samples weighted by how certain
             their predictions are (CDAN).
         squared: Take half the square of each client's part, so that clients with a large one weigh more (FADE).
@@ -60,13 +228,10 @@ class FedDANN(DomainAdversarial):
             extractor. Schedules that scale rates keep it.
         kwargs: ``sync`` and ``average`` of `DomainAdversarial`, and those of `FederatedModule`.
 
-    Raises:
-        ValueError: If an argument is out of range, or ``conditional`` has no classes.
-
     Notes:
         Everybody learns the sum of D's gradients in each step, over present clients that have a batch. With one source
-        each side finds the other's by subtracting its own. A single client's, which is read where no backend hides it,
-        reveals the features of a batch of one sample up to a factor.
+        each side finds the other's by subtraction. A single client's, which is read where no backend hides it, reveals
+        the features of a batch of one sample up to a factor.
 
         Steps without the target or without a source, or with fewer than the backend can hide, pass without a domain
         loss. Clients that run out of samples miss D's last steps of a round and receive it at its end; with momentum or
@@ -90,7 +255,7 @@ class FedDANN(DomainAdversarial):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, hidden=hidden, **kwargs)
-        check_weight("reversal_weight (lambda)", reversal_weight)
+        check_at_least("reversal_weight (lambda)", reversal_weight, 0)
         if schedule_rounds not in (None, "planned") and not (isinstance(schedule_rounds, int) and schedule_rounds > 0):
             refuse("schedule_rounds", "at least 1 round, 'planned' or null (constant)", schedule_rounds)
         if conditional and not isinstance(self.task, Classification):
@@ -140,14 +305,6 @@ class FedDANN(DomainAdversarial):
         if rounds is None:
             return self.reversal_weight
         return self.reversal_weight * scheduled(self.run.clock.share_over(rounds))
-
-    def client_param_groups(self) -> list[dict[str, Any]]:
-        """Two per local client: of the network that predicts, and of D."""
-        groups: list[dict[str, Any]] = []
-        for group in super().client_param_groups():
-            discriminator = self.replicas[group["client"]].discriminator
-            groups += [group, {"params": list(discriminator.parameters()), "client": group["client"]}]
-        return groups
 
     def make_optimizer(self) -> Optimizer:
         """As configured, with D's learning rate scaled."""

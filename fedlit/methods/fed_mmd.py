@@ -25,29 +25,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import fedlit.functional as fn
+from fedlit import FederatedModule, ReplicaSpec, Requires, Run
 from fedlit.checks import check_at_least, check_one_of
 from fedlit.federation import Channel, Client, FederatedLoader, Open, Pairwise, RosterError, Summed
-from fedlit.functional import (
-    exact_between_domains_mean,
-    exact_within_domain_mean,
-    gradient_map,
-    loss_from_gradient,
-    mean_squared_distance,
-    moments_to_send,
-    num_taylor_moments,
-    pair_with_kernel,
-    repelling_distance,
-    taylor_coefficients,
-    taylor_moments,
-    within_domain_mean,
-)
-from fedlit.methods.mean_messages import Message, exchange_means, send_classifiers, sources_in_step
+from fedlit.methods.shared import Message, exchange_means, send_classifiers, sources_in_step
 from fedlit.models import Committee, MomentReplica, feature_width
 from fedlit.models.committee import STAYS_LOCAL
-from fedlit.module import Batch, FederatedModule
-from fedlit.run.options import ReplicaSpec, Requires
+from fedlit.module import Batch
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 from fedlit.run.tasks import Classification
 
 SCALED_ALPHA = 0.25
@@ -78,9 +64,6 @@ class FedMMD(FederatedModule):
         exchange: ``"summed"``, ``"pairwise"``, or ``"open"``, which protects nothing.
         unit_norm: Scale features to length 1, so that one alpha and one grid of fixed-point numbers fit all extractors.
         classifier_period: Rounds T_C after which sources send their classifiers; ``None``: at the end alone (paper).
-
-    Raises:
-        ValueError: If an argument is out of range.
 
     Notes:
         The target learns the classifiers. Summed, it learns the sources' mean moments, and every source the target's in
@@ -114,9 +97,9 @@ class FedMMD(FederatedModule):
     ) -> None:
         super().__init__(*args, warmup_rounds=warmup_rounds, **kwargs)
         self.width = feature_width(self.originals[0])
-        num_taylor_moments(self.width, degree)
+        fn.num_taylor_moments(self.width, degree)
         self.alpha = (0.25 if unit_norm else 1 / (4 * self.width)) if alpha is None else alpha
-        taylor_coefficients(self.alpha, degree, center or 0.0)
+        fn.taylor_coefficients(self.alpha, degree, center or 0.0)
         self._alpha = self.alpha if unit_norm else SCALED_ALPHA
         self._scale = math.sqrt(self.alpha / self._alpha)
         check_one_of("within", within, ("truncated", "exact"))
@@ -131,7 +114,7 @@ class FedMMD(FederatedModule):
         self.exchange = exchange
         self.unit_norm = unit_norm
         self.classifier_period = classifier_period
-        self._places = moments_to_send(self.width, degree, unit_norm)
+        self._places = fn.moments_to_send(self.width, degree, unit_norm)
         self._sent = torch.from_numpy(np.unique(self._places.numpy(), return_index=True)[1][1:])  # less the constant 1
         self._classified_in = -1  # round in which the target last got the classifiers
         self._warned = False
@@ -168,7 +151,7 @@ class FedMMD(FederatedModule):
             client.name: self.replicas[client].features(samples[0]) for client, samples in self.run.in_streams(batch)
         }
         scaled = {name: own * self._scale for name, own in features.items()}
-        moments = {name: taylor_moments(own, self.degree) for name, own in scaled.items()}
+        moments = {name: fn.taylor_moments(own, self.degree) for name, own in scaled.items()}
         sources = sources_in_step(self, "moments")
         meet = {"summed": self.meet_summed, "pairwise": self.meet_pairwise, "open": self.meet_open}[self.exchange]
         met = meet(sources, scaled, moments) if sources else {}
@@ -193,9 +176,9 @@ class FedMMD(FederatedModule):
         if len(features) < 2:
             return moments.new_zeros(())
         if self.within == "exact" or self.exchange == "open":
-            return exact_within_domain_mean(features, self._alpha)
-        coefficients = taylor_coefficients(self._alpha, self.degree, center)
-        return within_domain_mean(moments, len(features), self.width, coefficients)
+            return fn.exact_within_domain_mean(features, self._alpha)
+        coefficients = fn.taylor_coefficients(self._alpha, self.degree, center)
+        return fn.within_domain_mean(moments, len(features), self.width, coefficients)
 
     def meet_summed(
         self, sources: Sequence[Client], features: Mapping[str, Tensor], moments: Mapping[str, Tensor]
@@ -211,7 +194,7 @@ class FedMMD(FederatedModule):
             if mean is None:
                 return None
             others = self.from_message(mean["moments"])
-            center = self.center_for(mean_squared_distance(others, moments[target], self.width, self.degree))
+            center = self.center_for(fn.mean_squared_distance(others, moments[target], self.width, self.degree))
             self.check_repulsion(features[target], center)
             return {"moments": sent[target]["moments"], "center": torch.tensor(center, dtype=torch.float64)}
 
@@ -220,14 +203,11 @@ class FedMMD(FederatedModule):
         met = {}
         for name, message in received.items():
             if name in moments:
-                known = center if name == target else float(message["center"])
-                met[name] = (known, self.across(moments[name], self.from_message(message["moments"]), known))
+                around = center if name == target else float(message["center"])
+                coefficients = fn.taylor_coefficients(self._alpha, self.degree, around)
+                others = self.from_message(message["moments"]).detach()
+                met[name] = (around, -2 * moments[name] @ fn.pair_with_kernel(others, self.width, coefficients))
         return met
-
-    def across(self, moments: Tensor, others: Tensor, center: float) -> Tensor:
-        """Return L_p3 from both sides' moments, each of shape (M,), with a gradient by the first."""
-        coefficients = taylor_coefficients(self._alpha, self.degree, center)
-        return -2 * moments @ pair_with_kernel(others.detach(), self.width, coefficients)
 
     def meet_pairwise(
         self, sources: Sequence[Client], features: Mapping[str, Tensor], moments: Mapping[str, Tensor]
@@ -251,7 +231,7 @@ class FedMMD(FederatedModule):
             y = torch.stack(list(by_peer.values())).mean(dim=0)
             z = features[name]
             slope = y[:-1].view_as(z).to(z) / len(z)
-            met[name] = (centers[name], loss_from_gradient(z, slope, y[-1]))
+            met[name] = (centers[name], fn.loss_from_gradient(z, slope, y[-1]))
         return met
 
     def meet_open(
@@ -264,7 +244,7 @@ class FedMMD(FederatedModule):
         for name, messages in self.federation.exchange("moments", sent, to=to).items():
             if name in features and messages:
                 means = [
-                    exact_between_domains_mean(features[name], message["features"], self._alpha)
+                    fn.exact_between_domains_mean(features[name], message["features"], self._alpha)
                     for message in messages.values()
                 ]
                 met[name] = (0.0, -2 * torch.stack(means).mean())
@@ -275,9 +255,10 @@ class FedMMD(FederatedModule):
 
         From scaled features (n, L) and their moments (M,); of shapes (n L + 1, number sent) and (n L + 1,).
         """
-        coefficients = taylor_coefficients(self._alpha, self.degree, center)
-        slope = len(features) * gradient_map(features, coefficients)  # so that batches of any size use the same digits
-        value = pair_with_kernel(moments.detach(), self.width, coefficients)
+        coefficients = fn.taylor_coefficients(self._alpha, self.degree, center)
+        # times their number, so that batches of any size use the same digits
+        slope = len(features) * fn.gradient_map(features, coefficients)
+        value = fn.pair_with_kernel(moments.detach(), self.width, coefficients)
         return self.of_sent(-2 * torch.cat([slope, value[None]]))
 
     def to_send(self, moments: Tensor) -> Tensor:
@@ -321,7 +302,7 @@ class FedMMD(FederatedModule):
             maps = {}
             if target in sent:
                 other = torch.zeros_like(moments[target]).requires_grad_()
-                distance = mean_squared_distance(other, moments[target].detach(), self.width, self.degree)
+                distance = fn.mean_squared_distance(other, moments[target].detach(), self.width, self.degree)
                 (row,) = torch.autograd.grad(distance, other)
                 matrix, offset = self.of_sent(row[None])
                 offset = offset + distance.detach()  # at moments of 0
@@ -341,7 +322,7 @@ class FedMMD(FederatedModule):
 
     def check_repulsion(self, features: Tensor, center: float) -> None:
         """Warn once if the target's scaled features, shape (n, L), are so long that pairs may be repelled."""
-        limit = repelling_distance(self._alpha, self.degree, center)
+        limit = fn.repelling_distance(self._alpha, self.degree, center)
         widest = 4 * float(features.detach().double().square().sum(dim=1).max())
         if widest > limit and not self._warned:
             self._warned = True
@@ -390,8 +371,7 @@ class FedMMD(FederatedModule):
 
     def build_replica(self) -> nn.Module:
         """Return copies of extractor and classifier."""
-        extractor, classifier = copy.deepcopy(self.originals)
-        return MomentReplica(extractor, classifier, self.unit_norm)
+        return MomentReplica(*copy.deepcopy(self.originals), self.unit_norm)
 
     def build_target(self, replica: MomentReplica) -> Committee:
         """Return the target's replica with room for all sources' classifiers."""

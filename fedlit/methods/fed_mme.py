@@ -1,9 +1,8 @@
 """Minimax entropy (Saito, Kim, Sclaroff, Darrell and Saenko, ICCV 2019), section 3 and figure 2, federated.
 
-Differences from the paper: there is no federation in it, and one source. Here each client lowers its own part of the
-objective, which is a sum over clients, and FedAvg takes the mean of their weights (Jiang et al., ICLR 2024, who compare
-with it, call it not applicable to federated learning as it is). Labelled and unlabelled samples of the target come in
-one batch, in the proportion in which it has them, and not in batches of their own.
+Differences from the paper, which has one source and no federation: each client lowers its part of the objective, which
+is a sum over clients, and FedAvg takes the mean of their weights. Labelled and unlabelled samples of the target come in
+one batch, in the proportion in which it has them.
 
 Differences from the published code: one optimiser step on the sum of both losses in place of two steps, and no model is
 chosen on labelled target samples.
@@ -31,13 +30,7 @@ from fedlit.run.replicas import Replicas
 
 
 class CosineReplica(Replica):
-    """A client's own network: ``classifier(f / |f|) / T`` of features f.
-
-    Args:
-        extractor: Turns a batch of inputs into features f, shape (batch, width).
-        classifier: Turns features of length 1 into similarities, shape (batch, num_classes).
-        temperature: T, positive.
-    """
+    """A client's network: ``classifier(f / |f|) / T`` of features f, shape (batch, width); T is positive."""
 
     def __init__(self, extractor: nn.Module, classifier: nn.Module, temperature: float) -> None:
         super().__init__(extractor, classifier)
@@ -71,9 +64,6 @@ class FedMME(FedAvg):
         temperature: T, positive: the smaller, the more certain. Gradients grow with 1 / T, by 20 as it is: learning
             rates have to be lower than with other classifiers.
         kwargs: See `FederatedModule`.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     replicas: Replicas[CosineReplica]
@@ -104,8 +94,7 @@ class FedMME(FedAvg):
 
     def build_replica(self) -> CosineReplica:
         """A network whose logits are cosines."""
-        extractor, classifier = copy.deepcopy(self.originals)
-        return CosineReplica(extractor, classifier, self.temperature)
+        return CosineReplica(*copy.deepcopy(self.originals), self.temperature)
 
     def on_fit_start(self) -> None:
         """Warn where no label of the target holds the classifier's directions."""

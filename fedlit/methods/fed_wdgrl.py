@@ -5,8 +5,8 @@ Differences from the paper:
 - It has one source and no federation. Here the critic's gradient is a secure sum, by which all clients step alike.
 - Its slope is held near 1 at features of both sides. The paper adds points between pairs of a source's and the
   target's, which no client has; for a linear critic all choices are the same.
-- The critic takes plain gradient steps with a rate of its own, in place of Adam's, so that those who were away have
-  all there is of it with its weights. By default it takes one in each local step, and not 5 or 10.
+- The critic takes plain gradient steps with its rate, in place of Adam's, so that absent clients catch up by its
+  weights alone. By default it takes one in each local step, and not 5 or 10.
 - Labels count from the first step, and there is no schedule, as in the paper.
 
 Differences from published code: a well-known port penalises the slope over the batch in place of that over features.
@@ -25,7 +25,7 @@ from torch.nn.utils import parameters_to_vector
 from fedlit.checks import check_at_least, check_positive
 from fedlit.federation import Client
 from fedlit.functional import gradient_penalty, loss_from_gradient
-from fedlit.methods.domain_adversarial import DomainAdversarial, check_weight, domain_shares
+from fedlit.methods.fed_dann import DomainAdversarial, domain_shares
 from fedlit.run.options import ReplicaSpec, Requires
 
 
@@ -37,7 +37,8 @@ class FedWDGRL(DomainAdversarial):
               P = \mathbb E \big[ (\lVert \nabla c(f) \rVert - 1)^2 \big]
 
     A critic c, which all clients train, estimates W. Classifiers and extractors lower the task's loss + lambda W. Parts
-    weigh in extractors as the uniform mean over K sources and the target undoes it: see `FedDANN`.
+    weigh in extractors as the uniform mean over K sources and the target undoes it: see `FedDANN`. Everybody learns the
+    sum of the critic's gradients in each of its steps.
 
     Args:
         hidden: Units of the critic's hidden layer.
@@ -46,12 +47,6 @@ class FedWDGRL(DomainAdversarial):
         critic_steps: Steps of the critic in each local step, at least 1; each is an exchange, if they are summed.
         critic_lr: Learning rate of the critic's steps, positive.
         kwargs: ``sync`` and ``average`` of `DomainAdversarial`, and those of `FederatedModule`.
-
-    Raises:
-        ValueError: If an argument is out of range.
-
-    Notes:
-        Who learns what is as with `FedDANN`: everybody the sum of the critic's gradients in each of its steps.
     """
 
     requires: ClassVar[Requires] = replace(DomainAdversarial.requires, adaptation_weight="wasserstein_weight")
@@ -70,8 +65,8 @@ class FedWDGRL(DomainAdversarial):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, hidden=hidden, **kwargs)
-        check_weight("wasserstein_weight (lambda)", wasserstein_weight)
-        check_weight("penalty_weight (gamma)", penalty_weight)
+        check_at_least("wasserstein_weight (lambda)", wasserstein_weight, 0)
+        check_at_least("penalty_weight (gamma)", penalty_weight, 0)
         check_at_least("critic_steps", critic_steps, 1, "in each local step")
         check_positive("critic_lr", critic_lr)
         self.wasserstein_weight = wasserstein_weight

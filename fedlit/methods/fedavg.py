@@ -8,9 +8,8 @@ included (`FederatedModule`'s ``local_norm`` keeps those at home, ``batchnorm_av
 
 from __future__ import annotations
 
+from fedlit import FederatedModule, Run
 from fedlit.federation import Channel, Summed
-from fedlit.module import FederatedModule
-from fedlit.run.run import Run
 
 
 class FedAvg(FederatedModule):

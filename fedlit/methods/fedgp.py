@@ -28,20 +28,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+import fedlit.functional as fn
 from fedlit.checks import check, check_one_of
 from fedlit.federation import Channel, Client, DivergedError, FederationError, Open, RosterError, Summed
-from fedlit.functional import (
-    Granularity,
-    UpdateProducts,
-    auto_weights,
-    fedda,
-    fedgp,
-    fedgp_cosine,
-    inner_products,
-    projection_coefficients,
-    scale_layers,
-)
-from fedlit.functional.updates import check_granularity
+from fedlit.functional.aggregation import check_granularity
 from fedlit.methods.combined_updates import Update, times
 from fedlit.methods.hidden_updates import (
     UPDATE_ALONE,
@@ -86,7 +76,6 @@ class FedDA(HiddenUpdates):
         kwargs: ``target_lr_ratio``, see `CombinedUpdates`; the others, `FederatedModule`.
 
     Raises:
-        ValueError: If an argument is out of range.
         RosterError: If the target has no labels, or with ``beta="auto"`` one batch in a round, without variance.
 
     Notes:
@@ -181,12 +170,12 @@ class FedDA(HiddenUpdates):
         self,
         target: Update,
         sources: Sequence[Update],
-        products: UpdateProducts,
+        products: fn.UpdateProducts,
         betas: Sequence[float],
         shares: Sequence[float],
     ) -> Update:
         """Return sum_i w_i [(1 - beta_i) g_T + beta_i g_Si] over aligned sources of shares w."""
-        return fedda(target, sources, betas, shares)
+        return fn.fedda(target, sources, betas, shares)
 
     def contribution(self, update: Update, products: Products, beta: float) -> Update:
         """Return beta_i g_Si, a source's summand of the rule."""
@@ -215,7 +204,7 @@ class FedDA(HiddenUpdates):
 
     def auto_weight(self, variance: float, distance: float, residual: float) -> float:
         """Return sigma^2 / (sigma^2 + d^2), the best beta, from estimates of sigma^2, d^2 and tau^2 d^2."""
-        return float(auto_weights(variance, distance))
+        return float(fn.auto_weights(variance, distance))
 
     # ---------------------------------------------------------------- hooks and small things
 
@@ -225,8 +214,8 @@ class FedDA(HiddenUpdates):
         if not self.keeps_gradients or not memory.statistics.variance:
             return None
         directions, _ = self.parts(update)
-        lengths = inner_products(directions, directions, self.granularity).sqrt()
-        along = [inner_products(gradient, directions, self.granularity) for gradient in memory.gradients]
+        lengths = fn.inner_products(directions, directions, self.granularity).sqrt()
+        along = [fn.inner_products(gradient, directions, self.granularity) for gradient in memory.gradients]
         variances = torch.stack(along).var(dim=0) / lengths.square()
         return 1 - float(variances[lengths > 0].sum()) / memory.statistics.variance
 
@@ -283,15 +272,12 @@ class FedGP(FedDA):
         residual: Variance along a source's directions: ``"isotropic"`` is the share L/m of all; ``"exact"`` estimates
             it from the target's batch gradients, kept for a round (one copy of the parameters each; no hidden updates).
         kwargs: See `FedDA`.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     def __init__(
         self,
         *args: Any,
-        granularity: Granularity = "layer",
+        granularity: fn.Granularity = "layer",
         projection: Literal["orthogonal", "cosine"] = "orthogonal",
         residual: Literal["isotropic", "exact"] = "isotropic",
         **kwargs: Any,
@@ -318,7 +304,7 @@ class FedGP(FedDA):
         self,
         target: Update,
         sources: Sequence[Update],
-        products: UpdateProducts,
+        products: fn.UpdateProducts,
         betas: Sequence[float],
         shares: Sequence[float],
     ) -> Update:
@@ -327,10 +313,10 @@ class FedGP(FedDA):
         (own, *layers), (own_rest, *rests) = zip(*parts, strict=True)
         if self.projection == "cosine":
             ones = [1.0] * len(sources)
-            step = fedgp_cosine(own, layers, betas, ones, shares, self.granularity, products)
+            step = fn.fedgp_cosine(own, layers, betas, ones, shares, self.granularity, products)
         else:
-            step = fedgp(own, layers, betas, shares, self.granularity, products)
-        return step | fedda(own_rest, rests, betas, shares)
+            step = fn.fedgp(own, layers, betas, shares, self.granularity, products)
+        return step | fn.fedda(own_rest, rests, betas, shares)
 
     def contribution(self, update: Update, products: Products, beta: float) -> Update:
         """Return beta_i Proj+(g_T | g_Si), a source's summand of the rule."""
@@ -339,11 +325,11 @@ class FedGP(FedDA):
             assert products.target is not None
             squares = (products.source * products.target).sqrt()
         layers, rest = self.parts(update)
-        return times(scale_layers(layers, projection_coefficients(products.inner, squares)) | rest, beta)
+        return times(fn.scale_layers(layers, fn.projection_coefficients(products.inner, squares)) | rest, beta)
 
     def auto_weight(self, variance: float, distance: float, residual: float) -> float:
         """Return sigma^2 / (sigma^2 + tau^2 d^2), the best beta."""
-        return float(auto_weights(variance, residual))
+        return float(fn.auto_weights(variance, residual))
 
 
 def _check_betas(betas: Mapping[str, Any], sources: Sequence[str]) -> None:

@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from fedlit import ReplicaSpec, Run
 from fedlit.checks import check_at_least
 from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Anchor, Replica
-from fedlit.run.options import ReplicaSpec
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 
 
 class AnchoredReplica(Replica):
@@ -34,9 +33,6 @@ class FedProx(FedAvg):
 
     Args:
         mu: Strength of the proximal term, at least 0; 0 is FedAvg. The paper tries 0.001 to 1.
-
-    Raises:
-        ValueError: If ``mu`` is negative.
     """
 
     replicas: Replicas[AnchoredReplica]

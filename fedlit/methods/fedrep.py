@@ -22,18 +22,16 @@ class FedRep(FedAvg):
     """A shared extractor, and a local classifier at each client (Collins et al., ICML 2021, Algorithm 1).
 
     In a round, a client first trains its head with the body fixed, then the body with its head fixed; the mean of the
-    bodies replaces everyone's. Each client is evaluated by the shared body and its own head, which never leaves it,
+    bodies replaces everyone's. Each client is evaluated by the shared body and its head, which never leaves it,
     in a warm-up either.
-
-    A client whose data make one batch a round has one step, which goes to its head: give the strategy ``local_steps``
-    where clients with few labels are to train the body too.
 
     Args:
         head_share: Share of a client's local steps in a round that train its head, in (0, 1); rounded up to whole
-            steps.
+            steps. A client whose data make one batch a round trains its head alone, unless the strategy's
+            ``local_steps`` are more.
 
     Raises:
-        ValueError: If ``head_share`` is not between 0 and 1, or the extractor has no weights.
+        ValueError: If the extractor has no weights.
         RosterError: When training starts, if the target has no labels.
     """
 

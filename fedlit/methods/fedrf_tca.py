@@ -26,16 +26,15 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from fedlit import FederatedModule, ReplicaSpec, Requires, Run
 from fedlit.checks import check_at_least, check_one_of, refuse
 from fedlit.federation import Channel, Client, Open, Summed, UniformSubset
 from fedlit.functional import Kernel, alignment_loss, sample_frequencies
-from fedlit.methods.mean_messages import exchange_means, send_classifiers
+from fedlit.methods.shared import exchange_means, send_classifiers
 from fedlit.models import AlignedReplica, VotingReplica, feature_width
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
-from fedlit.module import Batch, FederatedModule
-from fedlit.run.options import ReplicaSpec, Requires
+from fedlit.module import Batch
 from fedlit.run.replicas import NORMS, Replicas
-from fedlit.run.run import Run
 from fedlit.run.weights import Weighting
 
 
@@ -44,9 +43,8 @@ class FedRFTCA(FederatedModule):
 
     Every client has a local extractor, an aligner W that is averaged in every round, and a classifier that the sources
     average every T_C rounds and the target receives. In each round sources and target exchange the mean random feature
-    of one mini-batch, and lower the distance between the two after alignment.
-
-    Absent sources (``participation``; here a uniform subset by default) go on training on their labels alone.
+    of one mini-batch, and lower the distance between the two after alignment. Absent sources (``participation``; here a
+    uniform subset by default) go on training on their labels alone.
 
     The target is evaluated from the first round in which it has a classifier: with T_C = 50 the 50th, with votes the
     last. Selecting a round by ``target/score`` needs a T_C of few rounds, or a warm-up.
@@ -76,9 +74,6 @@ class FedRFTCA(FederatedModule):
             sources' classifiers vote at the end (appendix D.B; ties go to the larger mean probability).
         weighting: Weights of clients in a mean; the paper's are uniform.
         kwargs: See `FederatedModule`.
-
-    Raises:
-        ValueError: If an argument is out of range.
 
     Notes:
         A message has 2N numbers and an average of aligners 2N m, whatever the size of batches and data.
@@ -171,12 +166,11 @@ class FedRFTCA(FederatedModule):
         }
         if self.federation.batch_idx == 0:
             self.exchange_means({name: own.mean(dim=0) for name, own in features.items()})
-        losses = {}
-        for client, samples in self.run.in_streams(batch, "classify"):
-            own = self.aligned_loss(client, features[client.name], samples)
-            if own is not None:
-                losses[client.name] = own
-        return losses
+        losses = {
+            client.name: self.aligned_loss(client, features[client.name], samples)
+            for client, samples in self.run.in_streams(batch, "classify")
+        }
+        return {name: loss for name, loss in losses.items() if loss is not None}
 
     def exchange_means(self, means: Mapping[str, Tensor]) -> None:
         """Send sources the target's mean feature (2N,), and the target the mean over present sources."""
@@ -246,15 +240,11 @@ class FedRFTCA(FederatedModule):
             return
         self._classified_in = run.clock.last_round
         if self.classifier_period is None:
-            self.vote_()
+            with torch.no_grad():
+                for name, messages in send_classifiers(run, "vote", absent_too=True).items():
+                    cast(VotingReplica, self.replicas[name]).count_(messages)
         else:
             run.weights.average_("classifier", self.sources, [self.target], "classifier", absent_too=True)
-
-    @torch.no_grad()
-    def vote_(self) -> None:
-        """Send every source's classifier to the target."""
-        for name, messages in send_classifiers(self.run, "vote", absent_too=True).items():
-            cast(VotingReplica, self.replicas[name]).count_(messages)
 
     @torch.no_grad()
     def orthogonalise_(self) -> None:
@@ -308,19 +298,14 @@ class FedRFTCA(FederatedModule):
 
     def on_test_start(self) -> None:
         """Warn if a checkpoint was made before the target had a classifier."""
-        self._check_informed()
-
-    def on_predict_start(self) -> None:
-        """As `on_test_start`."""
-        self._check_informed()
-
-    def _check_informed(self) -> None:
         if self.federation.is_local(self.target) and not self.can_predict(self.target):
             warnings.warn(
                 f"target {self.target.name!r} has no classifier yet: these weights are from before the first average "
                 "of the classifiers, or before the vote at the end of the run; its predictions mean nothing",
                 stacklevel=2,
             )
+
+    on_predict_start = on_test_start
 
     def _num_sources(self, channel: str) -> int:
         return sum(not client.is_target for client in self.federation.present(channel))

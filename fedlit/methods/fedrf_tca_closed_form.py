@@ -1,9 +1,13 @@
-"""RF-TCA of a whole federation in closed form: one round, one secure mean, no training.
+"""RF-TCA and JDA of a whole federation in closed form: one round, one secure mean, no training. Not in the papers.
 
-Not in the papers. RF-TCA (Feng et al., arXiv 2311.04686, Algorithm 1) needs of the data only their mean random features
-and second moments, and these add up over clients. So the aligner computed here is that of the pooled data, which
-nobody has seen; the paper's FedRF-TCA learns one by gradients instead. The classifier, too, follows from moments that
-add up: linear discriminant analysis of the aligned source features.
+RF-TCA (Feng et al., arXiv 2311.04686, Algorithm 1) needs of the data only their mean random features and second
+moments, and JDA (Long et al., ICCV 2013, Algorithm 1) of the sources those and sums by class; these add up over
+clients. So the aligner is that of the pooled data, which nobody has seen. The classifier, too, follows from moments:
+linear discriminant analysis of the aligned source features.
+
+Differences of FedJDA from its paper: features are random Fourier features; a target sample takes the class of the
+nearest class mean, as the nearest source sample is not known. The published code's factor C and its columns of length 1
+are kept, its faults not: see `jda`.
 """
 
 from __future__ import annotations
@@ -19,15 +23,22 @@ import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from fedlit.checks import check, refuse
+from fedlit import FederatedModule, ReplicaSpec, Requires, Run
+from fedlit.checks import check, check_at_least, check_one_of, refuse
 from fedlit.federation import Channel, Client, DivergedError, Open, RosterError, Summed
-from fedlit.functional import Kernel, RandomFeatureSums, linear_discriminant, rf_tca_from_sums, sample_frequencies
+from fedlit.functional import (
+    Kernel,
+    RandomFeatureSums,
+    Scaling,
+    jda_from_sums,
+    linear_discriminant,
+    rf_tca_from_sums,
+    sample_frequencies,
+)
 from fedlit.models import AlignedReplica, feature_width
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
-from fedlit.module import Batch, FederatedModule
-from fedlit.run.options import ReplicaSpec, Requires
+from fedlit.module import Batch
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 from fedlit.run.weights import Weighting
 
 
@@ -36,7 +47,7 @@ class FedRFTCAClosedForm(FederatedModule):
 
     Its extractor is fixed (the identity on features computed beforehand, or a pretrained network): every client goes
     once through its data and adds up random features s, their outer products, and for sources s times the label.
-    The target receives the sources' means only, adds its own moments, solves for aligner and classifier, and sends
+    The target receives the sources' means only, adds its moments, solves for aligner and classifier, and sends
     both to everyone. Then the run stops. With ``warmup_rounds`` this is the round after them, and the extractor is the
     one trained in them. Sources that are absent in it (by default nobody) are left out and get no model.
 
@@ -57,19 +68,17 @@ class FedRFTCAClosedForm(FederatedModule):
         kwargs: See `FederatedModule`.
 
     Raises:
-        ValueError: If an argument is out of range.
         RosterError: If the round did not go through all training samples of a client, or the target or every source is
             absent in it.
 
     Notes:
-        The moments are N (2N + 1) + 2N (C + 1) + C numbers in float64, the model is 2N m + (m + 1) C, whatever the data
-        size.
+        The moments are N (2N + 1) + 2N (C + 1) + C numbers in float64, the model is 2N m + (m + 1) C.
 
-        Who learns what, given a privacy backend: the target the sources' weighted mean moments (with one source, its
-        own exactly), class shares and class means included. Those of a class that one source alone has are that
-        source's own, which it cannot notice. The sources learn W and the classifier, which reveal something of the
-        target: as W^T C W = I, the pooled scatter C on the span of W follows from W, all of it for m = 2N, and a source
-        that knows the other sources' share, as a single source does, can subtract it.
+        With a privacy backend the target learns the sources' weighted mean moments (with one source, its own exactly),
+        class shares and class means included; those of a class that one source alone has are that source's own, which
+        it cannot notice. The sources learn W and the classifier, which reveal something of the target: as W^T C W = I,
+        the pooled scatter C on the span of W follows from W, all of it for m = 2N, and a source that knows the other
+        sources' share, as a single source does, can subtract it.
     """
 
     replicas: Replicas[AlignedReplica]
@@ -189,10 +198,10 @@ class FedRFTCAClosedForm(FederatedModule):
         self._class_sums.clear()
 
     def moments(self, client: Client) -> dict[str, Tensor]:
-        """What a source sends: means over its samples, all in [-1, 1].
+        """Return what a source sends: means over its samples, all in [-1, 1].
 
-        Outer products are multiplied by N, as their entries are of the order 1/N and fixed-point grids are absolute;
-        of the symmetric matrix the upper half is sent.
+        Outer products are multiplied by N, as their entries are of the order 1/N and fixed-point grids are absolute; of
+        the symmetric matrix the upper half is sent.
         """
         sums = self._sums[client.name]
         rows, columns = torch.triu_indices(len(sums.total), len(sums.total), device=sums.total.device)
@@ -203,10 +212,7 @@ class FedRFTCAClosedForm(FederatedModule):
         }
 
     def solve(self, mean: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Aligner and classifier at the target, as entries of a replica's state.
-
-        They follow from the sources' mean, as `moments` makes them, and the target's own sums.
-        """
+        """Return aligner and classifier, as entries of a replica's state, from the sources' mean `moments`."""
         own = self._sums[self.target.name]
         first = mean["first"].double()
         width = len(first)
@@ -225,7 +231,7 @@ class FedRFTCAClosedForm(FederatedModule):
         return {name: tensor.float().contiguous() for name, tensor in state.items()}
 
     def align(self, sources: RandomFeatureSums, by_class: Tensor, own: RandomFeatureSums) -> Tensor:
-        """W, shape (2N, m), from sums over all sources and over the target's own samples.
+        """Return W, shape (2N, m), from sums over all sources and over the target's samples.
 
         ``by_class`` has the sources' sums of random features by class, and in its last row their numbers of samples,
         shape (2N + 1, C).
@@ -278,3 +284,57 @@ class FedRFTCAClosedForm(FederatedModule):
                         "do not resume within the round"
                     )
         federation.check("moments", error)
+
+
+class FedJDA(FedRFTCAClosedForm):
+    """JDA from one secure mean over the sources (own; JDA is of Long et al., ICCV 2013, Algorithm 1).
+
+    As `FedRFTCAClosedForm`, with the means of classes brought together, too: the target solves RF-TCA first, gives each
+    of its samples the class of the nearest class mean in the components, solves again with these classes, and so on
+    until they stay. More iterations cost no message.
+
+    Args:
+        num_iterations: Most iterations, the first of which is without classes.
+        gamma: Weight of the regularisation (the paper's lambda), positive. Its useful scale is the variance of random
+            features, below 1.
+        scaling: ``"unit"`` gives every column of W length 1, as published, so that components keep their unequal
+            variances; ``"constraint"`` gives all the same. The nearest class mean depends on it.
+        kwargs: See `FedRFTCAClosedForm`.
+
+    Notes:
+        The target keeps the random features of all its samples (n_T x 2N numbers) until they are classified. What is
+        sent is as for `FedRFTCAClosedForm`; W and the classifier follow from the means of the guessed classes too.
+    """
+
+    problem: ClassVar[str] = "JDA"
+
+    def __init__(
+        self, *args: Any, num_iterations: int = 10, gamma: float = 1.0, scaling: Scaling = "unit", **kwargs: Any
+    ) -> None:
+        check_at_least("num_iterations", num_iterations, 1, way_out="one alone is RF-TCA")
+        check_one_of("scaling", scaling, ("unit", "constraint"))
+        if gamma is None:
+            refuse("gamma", "positive and finite", gamma, "the paper's is 1")
+        super().__init__(*args, gamma=gamma, **kwargs)
+        self.num_iterations = num_iterations
+        self.scaling = scaling
+        self._rows: list[Tensor] = []
+
+    def add_(self, client: Client, features: Tensor, labels: Tensor | None) -> None:
+        """The target keeps its random features as well, for they are classified in each iteration."""
+        super().add_(client, features, labels)
+        if client.is_target:
+            self._rows.append(features)
+
+    def forget_(self) -> None:
+        """Leave neither sums nor features for another run."""
+        super().forget_()
+        self._rows.clear()
+
+    def align(self, sources: RandomFeatureSums, by_class: Tensor, own: RandomFeatureSums) -> Tensor:
+        """Return W of the last iteration."""
+        assert self.gamma is not None
+        sums = sources.second_moment, by_class[:-1], by_class[-1], torch.cat(self._rows)
+        return jda_from_sums(
+            *sums, self.num_components, self.gamma, num_iterations=self.num_iterations, scaling=self.scaling
+        ).aligner

@@ -61,15 +61,9 @@ class SourceWeight:
 
 
 class HiddenUpdates(CombinedUpdates):
-    """The target combines updates, each or their mean; a subclass defines the weights and the rule.
+    """The target combines updates, each or their mean; a subclass defines the weights and the rule."""
 
-    Attributes:
-        auto: Whether betas are computed in each round.
-        betas: Fixed betas by source.
-        granularity: Of products of updates.
-    """
-
-    auto: bool
+    auto: bool  # betas are computed in each round, and fixed by source otherwise
     betas: dict[str, Any]
     granularity: Granularity = "model"
 

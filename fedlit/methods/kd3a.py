@@ -69,12 +69,12 @@ class KD3A(TaughtTarget):
         kwargs: See `FederatedModule`.
 
     Raises:
-        ValueError: If an argument is out of range, or with Shapley values of votes, which are only summed.
+        ValueError: With Shapley values of votes, which are only summed.
 
     Notes:
         With models, |G| + |h| numbers of each source go to the target alone in each round; it sends each its share.
 
-        With votes, a backend hides single votes and focus: a source learns their totals; of two sources each knows the
+        With votes, a backend masks single votes and focus: a source learns their totals; of two sources each knows the
         other's by subtraction. Every source receives and keeps the target's inputs, in checkpoints too; beside a
         backend they are encrypted on their way. Down to each source go n_T |x| numbers once, up n_T C in each round
         (with soft votes twice as many, and n_T (C + 1) in a second sum).

@@ -14,12 +14,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedlit import ReplicaSpec, Requires, Run
 from fedlit.checks import check_at_least, check_between
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
-from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 
 
 def knn_probabilities(
@@ -30,9 +29,6 @@ def knn_probabilities(
     .. math:: p(c \mid x) \propto \sum_{i \in N_k(x)} 1\{y_i = c\} \, e^{-\lVert\phi(x) - \phi_i\rVert_2}
 
     Labels y_i are int64, shape (n,). Of fewer than ``num_neighbors`` embeddings (at least one is needed) all count.
-
-    References:
-        Marfoq et al., Personalized federated learning through local memorization, ICML 2022.
     """
     # The usual expansion |a|^2 - 2ab + |b|^2 would give a sample a distance to itself.
     distances = torch.cdist(queries, embeddings, compute_mode="donot_use_mm_for_euclid_dist")
@@ -93,10 +89,8 @@ class KNNPer(FedAvg):
 
     Training is FedAvg's. For evaluation, each client embeds its labelled training samples by the extractor that it then
     has, and keeps them in its datastore: when a validation starts, when a checkpoint is written, and at the end of
-    training. Other parts of training predict with w alone.
-
-    The embedding is what the extractor makes of a sample. With `Features`, which passes inputs on, none is learned:
-    the neighbours are those of the inputs.
+    training. Other parts of training predict with w alone. With `Features`, which passes inputs on, the neighbours are
+    those of the inputs.
 
     The datastore never leaves its client. But a checkpoint holds those of all clients, as it does their weights: a
     number per feature and labelled training sample.
@@ -106,7 +100,6 @@ class KNNPer(FedAvg):
         num_neighbors: Number k of neighbours, at least 1; all labelled samples of a client that has fewer.
 
     Raises:
-        ValueError: If an argument is out of range.
         RosterError: When training starts, if the target has no labels.
         TypeError: When training ends, if the data did not come from a `FederatedLoader`.
     """
@@ -125,8 +118,7 @@ class KNNPer(FedAvg):
 
     def build_replica(self) -> MemorisingReplica:
         """A network and an empty datastore."""
-        extractor, classifier = copy.deepcopy(self.originals)
-        return MemorisingReplica(extractor, classifier, self.lam, self.num_neighbors)
+        return MemorisingReplica(*copy.deepcopy(self.originals), self.lam, self.num_neighbors)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """As FedAvg; what was memorised is out of date from here on."""
@@ -143,15 +135,14 @@ class KNNPer(FedAvg):
         empty = [client for client in self.federation.local_clients if not len(self.replicas[client].labels)]
         if not empty or not run.is_attached or run.trainer.train_dataloader is None:
             return
-        found: dict[str, list[tuple[Tensor, Tensor]]] = {client.name: [] for client in empty}
+        samples: dict[str, list[tuple[Tensor, Tensor]]] = {client.name: [] for client in empty}
         with self._evaluating():
             for name, inputs, labels in self.run.samples.labelled(empty):
                 with self.trainer.precision_plugin.forward_context():
                     features = self.replicas[name].extractor(inputs)
-                found[name].append((features, labels))
-            for name, parts in found.items():
-                embeddings, known = zip(*parts, strict=True)
-                self.replicas[name].memorise_(torch.cat(embeddings), torch.cat(known))
+                samples[name].append((features, labels))
+            for name, parts in samples.items():
+                self.replicas[name].memorise_(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

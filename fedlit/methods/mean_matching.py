@@ -11,17 +11,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from fedlit import FederatedModule, ReplicaSpec, Requires, Run
 from fedlit.checks import check, check_at_least, check_one_of
 from fedlit.federation import Channel, Client, DivergedError, Open, Summed
 from fedlit.functional import mean_pair_distance
-from fedlit.methods.mean_messages import exchange_means, sources_in_step, sum_difference
+from fedlit.methods.shared import exchange_means, sources_in_step, sum_difference
 from fedlit.models import MatchingReplica, feature_width
 from fedlit.models.copies import check_tied
 from fedlit.models.matching import STAYS_LOCAL
-from fedlit.module import Batch, FederatedModule
-from fedlit.run.options import ReplicaSpec, Requires
+from fedlit.module import Batch
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 
 
 class MomentMatching(FederatedModule):
@@ -43,7 +42,7 @@ class MomentMatching(FederatedModule):
         kwargs: See `FederatedModule`.
 
     Raises:
-        ValueError: If an argument is out of range, or the extractor has nothing to train.
+        ValueError: If the extractor has nothing to train.
 
     Notes:
         Pooled, everyone learns the difference of the sources' mean and the target's from one sum; with a single source,

@@ -24,16 +24,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+import fedlit.functional as fn
 from fedlit.checks import check, check_at_least
 from fedlit.federation import Channel, Client
-from fedlit.functional import (
-    bandwidth_ladder,
-    central_moments,
-    mixture_frequencies,
-    random_fourier_features,
-    sample_frequencies,
-    second_moments,
-)
 from fedlit.methods.mean_matching import MomentMatching
 
 
@@ -48,14 +41,8 @@ class FedDAN(MomentMatching):
         num_kernels: Number U of Gaussian kernels exp(-d^2 / b_u), at least 1.
         bandwidth_factor: Ratio of one b_u to the one before, above 1.
         bandwidth: The b_u in the middle: a positive squared length, or ``"mean"``, the mean squared distance between
-            all clients' features in the first step of each round.
-
-    Raises:
-        ValueError: If an argument is out of range.
-
-    Notes:
-        With ``bandwidth="mean"`` everyone learns once a round the mean feature over all clients' batches, and the mean
-        of its squared entries.
+            all clients' features in the first step of each round; then everyone learns once a round the mean feature
+            over all clients' batches, and the mean of its squared entries.
     """
 
     contents: ClassVar[str] = "mean random feature of a batch"
@@ -91,14 +78,14 @@ class FedDAN(MomentMatching):
         frequencies = _frequencies(
             self.num_frequencies, self.width, self.federation.seed, middle, self.num_kernels, self.bandwidth_factor
         )
-        return random_fourier_features(features, frequencies).mean(dim=0)
+        return fn.random_fourier_features(features, frequencies).mean(dim=0)
 
 
 @lru_cache(maxsize=4)
 def _frequencies(num: int, width: int, seed: int, middle: float, num_kernels: int, factor: float) -> Tensor:
     """Return frequencies of all kernels, shape (num, width), equal for everyone with the seed."""
-    unit = sample_frequencies(num, width, bandwidth=1.0, seed=seed)
-    return mixture_frequencies(unit, bandwidth_ladder(middle, num_kernels, factor))
+    unit = fn.sample_frequencies(num, width, bandwidth=1.0, seed=seed)
+    return fn.mixture_frequencies(unit, fn.bandwidth_ladder(middle, num_kernels, factor))
 
 
 class FedCORAL(MomentMatching):
@@ -116,13 +103,9 @@ class FedCORAL(MomentMatching):
         feature_variance: Divisor v of the covariances: a positive number, 1 for the paper's loss; or ``"mean"``, the
             mean variance of all clients' features in the first step of each round, so that their unit has no effect.
 
-    Raises:
-        ValueError: If an argument is out of range.
-
     Notes:
         Pooled, everyone learns the sources' mean feature, and the difference of their second moments and the target's
-        covariance. With ``feature_variance="mean"`` everyone learns, once a round, the mean feature over all clients'
-        batches, and the mean of its squared entries.
+        covariance; with ``feature_variance="mean"`` also what everyone learns in `FedDAN` with ``bandwidth="mean"``.
     """
 
     contents: ClassVar[str] = "covariance of a batch"
@@ -157,13 +140,13 @@ class FedCORAL(MomentMatching):
         """Return second moments about the mean; of a pooled source, of features and a 1 about 0; shape (M,)."""
         features = features / math.sqrt(self.variance(client))
         if not self.pools:
-            return second_moments(features, features.mean(dim=0))
+            return fn.second_moments(features, features.mean(dim=0))
         if client == self.target.name:
             features, beside = features - features.mean(dim=0), features.new_zeros(len(features), 1)
         else:
             beside = features.new_ones(len(features), 1)
         wider = torch.cat([features, beside], dim=1)
-        return second_moments(wider, torch.zeros_like(wider[0]))
+        return fn.second_moments(wider, torch.zeros_like(wider[0]))
 
     def variance(self, client: str) -> float:
         """Return v; half the mean squared distance is the trace of the covariance of all."""
@@ -185,4 +168,4 @@ class FedCORAL(MomentMatching):
 
     def squared_length(self, gap: Tensor) -> Tensor:
         """Return the loss of a difference of covariances, a scalar."""
-        return (central_moments(gap) if self.pools else gap).square().sum() / (4 * self.width**2)
+        return (fn.central_moments(gap) if self.pools else gap).square().sum() / (4 * self.width**2)

@@ -13,15 +13,13 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from fedlit import FederatedModule, ReplicaSpec, Requires, Run
 from fedlit.checks import check_one_of, refuse
 from fedlit.federation import Channel, Client, Open
 from fedlit.federation.nested import Inputs, concatenate, leaves, mapped, pieces, rebuilt
 from fedlit.models import Replica
-from fedlit.module import FederatedModule
 from fedlit.run.local import evaluating
-from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
-from fedlit.run.run import Run
 
 ExchangeName = Literal["models", "votes"]
 
@@ -55,9 +53,6 @@ class TaughtTarget(FederatedModule):
     Args:
         exchange: ``"models"`` or ``"votes"``.
         kwargs: See `FederatedModule`.
-
-    Raises:
-        ValueError: If an argument is out of range.
     """
 
     replicas: Replicas[Replica]

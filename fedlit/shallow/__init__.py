@@ -5,7 +5,6 @@ All samples are in one place here. For one domain per client see :mod:`fedlit.me
 
 from fedlit.shallow.coral import CORAL
 from fedlit.shallow.geodesic import GFK
-from fedlit.shallow.joint_distribution import JDA
-from fedlit.shallow.transfer_components import RFTCA, RTCA, TCA
+from fedlit.shallow.transfer_components import JDA, RFTCA, RTCA, TCA
 
 __all__ = ["CORAL", "GFK", "JDA", "RFTCA", "RTCA", "TCA"]

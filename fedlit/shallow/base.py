@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -54,20 +54,28 @@ class DomainTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     _mapping: Callable[[Tensor], Tensor]
 
-    def _prepared(self, X: ArrayLike, sample_domain: ArrayLike | None) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Check samples; return them and the mask of the source's."""
-        samples = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
-        return samples, source_mask(sample_domain, samples)
-
-    def transform(self, X: ArrayLike) -> NDArray[Any]:
-        """Project samples of either domain.
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None, sample_domain: ArrayLike | None = None) -> Self:
+        """Fit the map that is common to both domains, or moves the source's samples.
 
         Args:
-            X: Samples, shape (k, p).
+            X: Samples of both domains in any order, shape (n, p).
+            y: Classes, where the estimator needs them; otherwise ignored.
+            sample_domain: Domain of each sample, shape (n,), integers: positive for source, negative for target.
+                Required.
 
-        Returns:
-            Components, a row for each sample, float32 for float32 samples and else float64.
+        Raises:
+            ValueError: If a parameter or ``sample_domain`` is out of range, or the samples vary in too few directions.
+            TypeError: If ``sample_domain`` is not a vector of integers.
         """
+        samples = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
+        self._fit(samples, source_mask(sample_domain, samples), y)
+        return self
+
+    def _fit(self, samples: NDArray[Any], source: NDArray[np.bool_], y: ArrayLike | None) -> None:
+        raise NotImplementedError
+
+    def transform(self, X: ArrayLike) -> NDArray[Any]:
+        """Project samples of either domain, shape (k, p): components, a row for each, float32 for float32 samples."""
         check_is_fitted(self)
         samples = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
         projected = self._mapping(tensor_of(samples))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,20 +50,7 @@ class CORAL(OneToOneFeatureMixin, DomainTransformer):  # type: ignore[misc]
         self.reg = reg
         self.center = center
 
-    def fit(self, X: ArrayLike, y: Any = None, sample_domain: ArrayLike | None = None) -> Self:
-        """Fit the map of the source's samples.
-
-        Args:
-            X: Samples of both domains in any order, shape (n, p), at least 2 of each.
-            y: Ignored; here for pipelines.
-            sample_domain: Domain of each sample, shape (n,), integers: positive for source, negative for target.
-                Required.
-
-        Raises:
-            ValueError: If a parameter or ``sample_domain`` is out of range, or the source's covariance has no inverse.
-            TypeError: If ``sample_domain`` is not a vector of integers.
-        """
-        samples, source = self._prepared(X, sample_domain)
+    def _fit(self, samples: NDArray[Any], source: NDArray[np.bool_], y: ArrayLike | None) -> None:
         covariances, means = [], []
         for name, rows in (("source", samples[source]), ("target", samples[~source])):
             check_at_least(f"sample_domain ({name})", len(rows), 2, "samples for a covariance")
@@ -76,28 +63,15 @@ class CORAL(OneToOneFeatureMixin, DomainTransformer):  # type: ignore[misc]
         self._shift: Tensor = shift if self.center else torch.zeros_like(shift)
         self.aligner_ = self._map.numpy()
         self.offset_ = self._shift.numpy()
-        return self
 
     def fit_transform(
         self, X: ArrayLike, y: Any = None, sample_domain: ArrayLike | None = None, **fit_params: Any
     ) -> NDArray[Any]:
-        """Fit the map, and move the source's rows by it.
-
-        Args:
-            X: As in `fit`.
-            y: Ignored; here for pipelines.
-            sample_domain: As in `fit`; it states which rows are moved, too.
-            fit_params: There are no others.
-        """
+        """Fit the map, and move the rows by it that ``sample_domain`` marks as the source's."""
         return self.fit(X, y, sample_domain=sample_domain, **fit_params).transform(X, sample_domain=sample_domain)
 
     def transform(self, X: ArrayLike, sample_domain: ArrayLike | None = None) -> NDArray[Any]:
-        """Move the source's rows; those of the target stay.
-
-        Args:
-            X: Samples, shape (k, p).
-            sample_domain: As in `fit`, of one domain or both; ``None`` takes all for the target's.
-        """
+        """Move the source's rows of samples, shape (k, p); without ``sample_domain`` all are the target's, and stay."""
         check_is_fitted(self)
         samples = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
         moved: NDArray[Any] = samples.copy()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
+import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassNamePrefixFeaturesOutMixin
 
 from fedlit.checks import check, check_at_least
@@ -51,20 +52,7 @@ class GFK(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[m
     def __init__(self, n_components: int | Literal["auto"] = 20) -> None:
         self.n_components = n_components
 
-    def fit(self, X: ArrayLike, y: Any = None, sample_domain: ArrayLike | None = None) -> Self:
-        """Fit the subspaces, and the features of the kernel between them.
-
-        Args:
-            X: Samples of both domains in any order, shape (n, p).
-            y: Ignored; here for pipelines.
-            sample_domain: Domain of each sample, shape (n,), integers: positive for source, negative for target.
-                Required.
-
-        Raises:
-            ValueError: If ``n_components`` or ``sample_domain`` is out of range, or a domain varies in no direction.
-            TypeError: If ``sample_domain`` is not a vector of integers.
-        """
-        samples, source = self._prepared(X, sample_domain)
+    def _fit(self, samples: NDArray[Any], source: NDArray[np.bool_], y: ArrayLike | None) -> None:
         domains = [tensor_of(samples[source]), tensor_of(samples[~source])]
         axes = [principal_axes(rows) for rows in domains]
         ranks = [each.shape[1] for each in axes]
@@ -87,4 +75,3 @@ class GFK(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[m
         self.aligner_ = factor.numpy()
         self._mapping = partial(linear_map, factor)
         self._n_features_out = 2 * self.n_components_
-        return self

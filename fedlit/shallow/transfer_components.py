@@ -1,22 +1,26 @@
-"""Transfer component analysis, exact and with random features."""
+"""Transfer component analysis, exact and with random features, and joint distribution adaptation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassNamePrefixFeaturesOutMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_consistent_length, column_or_1d
 from torch import Tensor
 
-from fedlit.checks import check, check_at_least, check_between, check_one_of
+from fedlit.checks import check, check_at_least, check_between, check_one_of, refuse
 from fedlit.functional import (
     Kernel,
+    Labelling,
     Scaling,
     TransferComponents,
+    jda,
     r_tca,
     random_fourier_features,
     rf_tca,
@@ -26,100 +30,7 @@ from fedlit.functional import (
 from fedlit.shallow.base import KERNELS, DomainTransformer, median_distance, tensor_of
 
 
-def _gap_by_chance(scatter: float, num_source: int, num_target: int) -> float:
-    """Mean of l^T A l over all assignments of the samples to domains of these sizes, from the trace of H A.
-
-    Under such assignments the mean of l l^T is H (1/nS + 1/nT) / (n - 1).
-    """
-    chance = scatter * (1 / num_source + 1 / num_target) / (num_source + num_target - 1)
-    # samples that all coincide have no scatter but for round-off, and are refused later for their rank
-    return max(chance, float(np.finfo(np.float64).eps))
-
-
-class _TransferTransformer(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[misc]
-    """Shared parts of the estimators: checks, the split into domains, default scales, and the projection."""
-
-    def __init__(
-        self,
-        n_components: int = 100,
-        *,
-        gamma: float | None = None,
-        kernel: Kernel = "gaussian",
-        bandwidth: float | None = None,
-        scaling: Scaling = "unit",
-    ) -> None:
-        self.n_components = n_components
-        self.gamma = gamma
-        self.kernel = kernel
-        self.bandwidth = bandwidth
-        self.scaling = scaling
-
-    def fit(self, X: ArrayLike, y: Any = None, sample_domain: ArrayLike | None = None) -> Self:
-        """Fit the components common to source and target.
-
-        Args:
-            X: Samples of both domains in any order, shape (n, p). Computed in float64, also for float32 samples.
-            y: Ignored; here for pipelines.
-            sample_domain: Domain of each sample, shape (n,), integers: positive for source, negative for target.
-                Required.
-
-        Raises:
-            ValueError: If a parameter or ``sample_domain`` is out of range, or there are fewer independent components
-                than ``n_components``.
-            TypeError: If ``sample_domain`` is not a vector of integers.
-        """
-        samples, source = self._prepared(X, sample_domain)
-        self._check_parameters(len(samples))
-        self.bandwidth_ = median_distance(samples, self.kernel) if self.bandwidth is None else float(self.bandwidth)
-        rows = tensor_of(samples)
-        is_source = torch.from_numpy(source)
-        self._solve(rows[is_source], rows[~is_source])
-        self._n_features_out = self.n_components
-        return self
-
-    def _check_parameters(self, num_samples: int) -> None:
-        check_one_of("kernel", self.kernel, KERNELS)
-        check_between("n_components (m)", self.n_components, 1, num_samples - 1, "it is below the number of samples")
-
-    def _solve(self, source: Tensor, target: Tensor) -> None:
-        raise NotImplementedError
-
-    def _keep(self, gamma: float, components: TransferComponents) -> None:
-        self.gamma_ = gamma
-        self.eigenvalues_ = components.eigenvalues.numpy()
-        self.aligner_ = components.aligner.numpy()
-        self._mapping = components.mapping  # and not the projected training samples
-
-
-class _KernelTransformer(_TransferTransformer):
-    """Shared parts of the estimators with an n x n kernel matrix."""
-
-    _components: Callable[..., TransferComponents]
-
-    def _scatter(self, gram: Tensor) -> float:
-        """Trace of H A, where l^T A l is the distance between domains that is penalised."""
-        raise NotImplementedError
-
-    def _solve(self, source: Tensor, target: Tensor) -> None:
-        kernel = partial(KERNELS[self.kernel], bandwidth=self.bandwidth_)
-        if self.gamma is None:
-            samples = torch.cat([source, target])
-            gamma = _gap_by_chance(self._scatter(kernel(samples, samples)), len(source), len(target))
-        else:
-            gamma = float(self.gamma)
-        components = type(self)._components(source, target, self.n_components, gamma, kernel, self.scaling)
-        self._keep(gamma, components)
-
-
-def _feature_total(samples: Tensor, frequencies: Tensor) -> Tensor:
-    """Sum of random Fourier features over samples, of which a few thousand are in memory at a time."""
-    total = samples.new_zeros(2 * len(frequencies))
-    for start in range(0, len(samples), 4096):
-        total += random_fourier_features(samples[start : start + 4096], frequencies).sum(dim=0)
-    return total
-
-
-class TCA(_KernelTransformer):
+class TCA(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[misc]
     """Transfer component analysis: features that keep variance and bring the domains' means together.
 
     Fit a classifier to ``transform(X[source])`` only; it is meant to hold for ``transform(X[target])``. Time grows with
@@ -160,31 +71,62 @@ class TCA(_KernelTransformer):
         True
     """
 
-    _components = staticmethod(tca)
+    _components: Callable[..., TransferComponents] = staticmethod(tca)
+
+    def __init__(
+        self,
+        n_components: int = 100,
+        *,
+        gamma: float | None = None,
+        kernel: Kernel = "gaussian",
+        bandwidth: float | None = None,
+        scaling: Scaling = "unit",
+    ) -> None:
+        self.n_components = n_components
+        self.gamma = gamma
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.scaling = scaling
+
+    def _fit(self, samples: NDArray[Any], source: NDArray[np.bool_], y: ArrayLike | None) -> None:
+        self._check_parameters(len(samples))
+        self.bandwidth_ = median_distance(samples, self.kernel) if self.bandwidth is None else float(self.bandwidth)
+        rows, is_source = tensor_of(samples), torch.from_numpy(source)
+        found = self._solve(rows[is_source], rows[~is_source])
+        self.eigenvalues_ = found.eigenvalues.numpy()
+        self.aligner_ = found.aligner.numpy()
+        self._mapping = found.mapping  # and not the projected training samples
+        self._n_features_out = self.n_components
+
+    def _check_parameters(self, num_samples: int) -> None:
+        check_one_of("kernel", self.kernel, KERNELS)
+        check_between("n_components (m)", self.n_components, 1, num_samples - 1, "it is below the number of samples")
+
+    def _solve(self, source: Tensor, target: Tensor) -> TransferComponents:
+        kernel = partial(KERNELS[self.kernel], bandwidth=self.bandwidth_)
+        samples = torch.cat([source, target])
+        self.gamma_ = self._scale(lambda: self._scatter(kernel(samples, samples)), len(source), len(target))
+        return type(self)._components(source, target, self.n_components, self.gamma_, kernel, self.scaling)
+
+    def _scale(self, scatter: Callable[[], float], num_source: int, num_target: int) -> float:
+        """Gamma, or the mean of l^T A l over all assignments of samples to domains, from the trace of H A (scatter)."""
+        if self.gamma is not None:
+            return float(self.gamma)
+        # under such assignments the mean of l l^T is H (1/nS + 1/nT) / (n - 1)
+        chance = scatter() * (1 / num_source + 1 / num_target) / (num_source + num_target - 1)
+        # samples that all coincide have no scatter but for round-off, and are refused later for their rank
+        return max(chance, float(np.finfo(np.float64).eps))
 
     def _scatter(self, gram: Tensor) -> float:
+        """Trace of H A, where l^T A l is the distance between domains that is penalised."""
         return (gram - gram.mean(dim=0)).square().sum().item()
 
 
-class RTCA(_KernelTransformer):
+class RTCA(TCA):
     """Transfer component analysis regularised in the kernel's space, of which :class:`RFTCA` is the fast version.
 
-    Use and cost are those of :class:`TCA`; the components are others.
-
-    Args:
-        n_components: Number of components m, below the number of samples.
-        gamma: Weight of the regularisation against the distance between domains l^T K l, positive. ``None`` takes
-            that distance as it would be by chance, as :class:`TCA` does.
-        kernel: ``"gaussian"``, ``"laplace"`` or ``"cauchy"``.
-        bandwidth: Kernel width sigma, as for :class:`TCA`.
-        scaling: ``"unit"`` or ``"constraint"``, as for :class:`TCA`.
-
-    Attributes:
-        aligner_: Matrix W, shape (n, m), rows in the order source, target.
-        bandwidth_: Kernel width used.
-        eigenvalues_: Eigenvalues of the components, shape (m,), descending.
-        gamma_: Regularisation used.
-        n_features_in_: Number of features p.
+    Use, cost, parameters and attributes are those of :class:`TCA`; the components are others. ``gamma`` weighs against
+    the distance l^T K l.
 
     References:
         FedRF-TCA (arXiv 2311.04686), R-TCA; :func:`fedlit.functional.r_tca`.
@@ -196,29 +138,21 @@ class RTCA(_KernelTransformer):
         return (gram.trace() - gram.mean(dim=0).sum()).item()
 
 
-class RFTCA(_TransferTransformer):
+class RFTCA(TCA):
     """Transfer component analysis with random Fourier features: time linear in the number of samples.
 
-    Use is that of :class:`TCA`. Each entry of the kernel is estimated with a standard deviation below
-    ``1 / sqrt(2 * n_frequencies)``: where samples differ little, take more frequencies.
+    Use, parameters and attributes are those of :class:`TCA`. Each entry of the kernel is estimated with a standard
+    deviation below ``1 / sqrt(2 * n_frequencies)``: where samples differ little, take more frequencies. ``gamma``
+    weighs against the squared distance between the domains' mean features.
 
     Args:
         n_components: Number of components m, below the number of samples and at most twice ``n_frequencies``.
-        gamma: Weight of the regularisation against the squared distance between the domains' mean features, positive.
-            ``None`` takes that distance as it would be by chance, as :class:`TCA` does.
-        kernel: Which kernel the features estimate: ``"gaussian"``, ``"laplace"`` or ``"cauchy"``.
-        bandwidth: Kernel width sigma, as for :class:`TCA`.
-        scaling: ``"unit"`` or ``"constraint"``, as for :class:`TCA`.
         n_frequencies: Number of random frequencies N.
         random_state: Seed of the frequencies, an integer.
 
     Attributes:
         aligner_: Matrix W, shape (2N, m).
-        bandwidth_: Kernel width used.
-        eigenvalues_: Eigenvalues of the components, shape (m,), descending.
         frequencies_: Random frequencies Omega, shape (N, p).
-        gamma_: Regularisation used.
-        n_features_in_: Number of features p.
 
     References:
         FedRF-TCA (arXiv 2311.04686), Algorithm 1; :func:`fedlit.functional.rf_tca`.
@@ -247,17 +181,117 @@ class RFTCA(_TransferTransformer):
         seed = self.random_state
         check(isinstance(seed, int | np.integer), "random_state", "an integer, to repeat fits", seed, error=TypeError)
 
-    def _solve(self, source: Tensor, target: Tensor) -> None:
+    def _solve(self, source: Tensor, target: Tensor) -> TransferComponents:
         dimensions = self.n_frequencies, source.shape[1]
         frequencies = sample_frequencies(*dimensions, self.bandwidth_, self.kernel, int(self.random_state))
-        if self.gamma is None:
-            num_samples = len(source) + len(target)
+
+        def scatter() -> float:
+            number = len(source) + len(target)
             total = _feature_total(source, frequencies) + _feature_total(target, frequencies)
             # features have length 1, so that their scatter is known from their mean
-            scatter = num_samples - total.square().sum().item() / num_samples
-            gamma = _gap_by_chance(scatter, len(source), len(target))
-        else:
-            gamma = float(self.gamma)
-        components = rf_tca(source, target, self.n_components, gamma, frequencies, self.scaling)
+            return number - total.square().sum().item() / number
+
+        self.gamma_ = self._scale(scatter, len(source), len(target))
         self.frequencies_ = frequencies.numpy()
-        self._keep(gamma, components)
+        return rf_tca(source, target, self.n_components, self.gamma_, frequencies, self.scaling)
+
+
+def _feature_total(samples: Tensor, frequencies: Tensor) -> Tensor:
+    """Sum of random Fourier features over samples, of which a few thousand are in memory at a time."""
+    total = samples.new_zeros(2 * len(frequencies))
+    for start in range(0, len(samples), 4096):
+        total += random_fourier_features(samples[start : start + 4096], frequencies).sum(dim=0)
+    return total
+
+
+class JDA(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[misc]
+    """Joint distribution adaptation: components that bring the domains' means together, and those of each class.
+
+    The target's classes are guessed in the components of the iteration before, until the guesses stay as they are. A
+    classifier fitted to ``transform(X[source])`` is meant to hold for ``transform(X[target])``. `fit` needs the classes
+    ``y``, numbers or strings, of the source's samples; those of the target's are not read, and may be anything. Time
+    grows with the cube of the number of features, or with a kernel of samples, in each iteration.
+
+    Args:
+        n_components: Number of components m, below the number of samples, and without a kernel at most p.
+        gamma: Weight of the regularisation (the paper's lambda), positive; 1 is the paper's, for samples of length 1.
+        kernel: ``None`` takes the samples as they are (the published code's "primal"), and else ``"gaussian"``,
+            ``"laplace"`` or ``"cauchy"``.
+        bandwidth: Kernel width sigma, as for :class:`TCA`.
+        scaling: ``"unit"``, as published, or ``"constraint"``, as for :class:`TCA`.
+        labelling: How the target's classes are guessed: ``"neighbour"`` by the source sample at the smallest angle, as
+            published, which is for samples centred beforehand or of length 1; or ``"class_mean"`` by the nearest mean
+            of a class.
+        max_iter: Maximal number of iterations, the first of which is without classes.
+
+    Attributes:
+        aligner_: Matrix W, shape (p, m), or with a kernel (n, m) with rows in the order source, target.
+        bandwidth_: Kernel width used, if there is a kernel.
+        eigenvalues_: Eigenvalues of the components, shape (m,), descending.
+        n_features_in_: Number of features p.
+        n_iter_: Iterations made.
+        pseudo_labels_: Classes guessed last, shape (number of target samples,), in their order in ``X``.
+
+    References:
+        Long et al., ICCV 2013, Algorithm 1; :func:`fedlit.functional.jda`, which names errors of published code.
+    """
+
+    def __init__(
+        self,
+        n_components: int = 30,
+        *,
+        gamma: float = 1.0,
+        kernel: Kernel | None = None,
+        bandwidth: float | None = None,
+        scaling: Scaling = "unit",
+        labelling: Labelling = "neighbour",
+        max_iter: int = 10,
+    ) -> None:
+        self.n_components = n_components
+        self.gamma = gamma
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.scaling = scaling
+        self.labelling = labelling
+        self.max_iter = max_iter
+
+    def _fit(self, samples: NDArray[Any], source: NDArray[np.bool_], y: ArrayLike | None) -> None:
+        if y is None:
+            # scikit-learn's checks look for these words
+            refuse("y", "the source's classes", y, "JDA requires y to be passed, but the target y is None")
+        labels = column_or_1d(y, warn=True)
+        check_consistent_length(samples, labels)
+        check_classification_targets(labels[source])
+        names, classes = np.unique(labels[source], return_inverse=True)
+        num_samples, num_features = samples.shape
+        kernel, highest = None, min(num_samples - 1, num_features if self.kernel is None else num_samples)
+        if self.kernel is not None:
+            check_one_of("kernel", self.kernel, KERNELS)
+        way_out = f"there are {num_samples} samples of {num_features} features"
+        check_between("n_components (m)", self.n_components, 1, highest, way_out)
+        if self.kernel is not None:
+            self.bandwidth_ = median_distance(samples, self.kernel) if self.bandwidth is None else float(self.bandwidth)
+            kernel = partial(KERNELS[self.kernel], bandwidth=self.bandwidth_)
+        check_at_least("max_iter", self.max_iter, 1, "iteration", "one alone is TCA")
+        solution = jda(
+            tensor_of(samples[source]),
+            torch.from_numpy(classes),
+            tensor_of(samples[~source]),
+            self.n_components,
+            float(self.gamma),
+            kernel,
+            num_iterations=self.max_iter,
+            labelling=self.labelling,
+            scaling=self.scaling,
+        )
+        self.eigenvalues_ = solution.eigenvalues.numpy()
+        self.aligner_ = solution.aligner.numpy()
+        self.pseudo_labels_ = names[solution.pseudo_labels.numpy()]
+        self.n_iter_ = solution.num_iterations
+        self._mapping = solution.mapping
+        self._n_features_out = self.n_components
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        return tags

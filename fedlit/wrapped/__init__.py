@@ -21,16 +21,17 @@ class Federated(Wrapped, FedAvg):
     The module is as it is in one's project: its ``training_step(batch, batch_idx)`` is called with a client's samples,
     as the client's dataset has them in a batch, and gives the loss; its ``configure_optimizers`` makes the optimiser,
     with any groups and schedules, of each copy. A module with several optimisers steps them by itself, as Lightning has
-    it (``automatic_optimization = False``); each client's are its own. What ``training_step`` gives to ``self.log``
-    is logged by client, ``source/NAME/...``, as the mean over a round. Schedules of an ``"epoch"`` advance after
-    each round that the client took part in, those of a ``"step"`` after each of its steps. The hooks `on_train_start`,
-    `on_train_epoch_start`, `on_train_epoch_end` and `on_train_end` are each copy's own.
+    it (``automatic_optimization = False``). What ``training_step`` gives to ``self.log`` is logged by client,
+    ``source/NAME/...``, as the mean over a round. Schedules of an ``"epoch"`` advance after each round that the client
+    took part in, those of a ``"step"`` after each of its steps. The hooks `on_train_start`, `on_train_epoch_start`,
+    `on_train_epoch_end` and `on_train_end` are called of each copy; hooks that single clients' copies cannot have are
+    refused by name.
 
-    Evaluation is fedlit's, of what ``forward`` gives: ``validation_step``, ``test_step`` and ``predict_step`` of the
-    module are not called.
+    Evaluation is fedlit's, of what ``forward`` gives, outputs of shape (batch, num_classes): ``validation_step``,
+    ``test_step`` and ``predict_step`` of the module are not called.
 
     Args:
-        module: Not changed; of its hooks, those that single clients' copies cannot have are refused by name.
+        module: Not changed.
         clients: The roster, at least two names or `Client` objects.
         target: Name of the client adapted to.
         num_classes: Number of classes; in regression, of numbers to predict.
@@ -40,10 +41,8 @@ class Federated(Wrapped, FedAvg):
         kwargs: See `FederatedModule`: ``weighting``, ``local_norm``, ``batchnorm_average`` and ``reset_optimizer``.
 
     Raises:
-        TypeError: If the module is no LightningModule, or, when it is evaluated, ``forward`` gives something else than
-            outputs of shape (batch, num_classes).
-        ValueError: If the module does something in training that its copies would not, or an argument is given that
-            the module has its own of.
+        TypeError: If the module is no LightningModule, or, when it is evaluated, ``forward`` gives something else.
+        ValueError: If the module does something in training that its copies would not, or has what an argument gives.
     """
 
     adds_to_the_loss: ClassVar[bool] = False

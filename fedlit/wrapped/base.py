@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torchmetrics import Metric
@@ -22,8 +23,54 @@ from fedlit.federation.nested import take
 from fedlit.module import Batch, FederatedModule
 from fedlit.run.optimisation import default_optimizer
 from fedlit.run.own_optimisers import ClientOptimizer, OwnOptimisers, placeholder, together
-from fedlit.wrapped.checks import check_module
 from fedlit.wrapped.outputs import LoggedNumbers, Outputs
+
+_REFUSED = {
+    **dict.fromkeys(
+        ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
+        "change samples in the dataset, or in training_step",
+    ),
+    **dict.fromkeys(
+        (
+            *("on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward"),
+            *("on_before_optimizer_step", "on_before_zero_grad", "backward", "optimizer_step", "optimizer_zero_grad"),
+            *("lr_scheduler_step", "configure_gradient_clipping"),
+        ),
+        "do it in training_step, with automatic_optimization = False if it is about single steps",
+    ),
+    **dict.fromkeys(("setup", "configure_model", "configure_sharded_model"), "build the network in __init__"),
+    **dict.fromkeys(("on_fit_start", "on_fit_end"), "do it in on_train_start or on_train_end"),
+    **dict.fromkeys(("on_save_checkpoint", "on_load_checkpoint"), "keep the state in buffers of the module"),
+    "configure_callbacks": "give the callbacks to the Trainer",
+}
+"""Hooks of the module that would not be called, and what to do about it."""
+
+
+def check_module(module: object) -> None:
+    """Refuse what is no LightningModule, trains a federation already, or overrides a hook that would not be called."""
+    name = type(module).__name__
+    if isinstance(module, FederatedModule):
+        raise TypeError(f"{name} is a federated method, and needs no wrapper: give it to the Trainer as it is")
+    if isinstance(getattr(module, "_orig_mod", None), pl.LightningModule):
+        raise TypeError(
+            "module is compiled as a whole, and clients train copies: give the LightningModule itself, and compile "
+            "networks in it (self.net = torch.compile(self.net))"
+        )
+    if not isinstance(module, pl.LightningModule):
+        raise TypeError(
+            f"module must be a LightningModule of the package lightning (lightning.pytorch), got {name}: a network "
+            "without a training_step is the extractor of a method, such as fedlit.methods.FedAvg"
+        )
+    for needed in ("training_step", "configure_optimizers"):
+        if not is_overridden(needed, module):
+            raise ValueError(f"{name} has no {needed}, which every client is to train with: write it")
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        raise ValueError(
+            f"{name}.training_step takes dataloader_iter, and clients have batches: take (batch, batch_idx)"
+        )
+    for hook, advice in _REFUSED.items():
+        if hasattr(pl.LightningModule, hook) and is_overridden(hook, module):
+            raise ValueError(f"{name} overrides {hook}, which clients' copies would not be called by: {advice}")
 
 
 class Wrapped(FederatedModule):
@@ -50,6 +97,7 @@ class Wrapped(FederatedModule):
     ) -> None:
         check_module(module)
         outputs = Outputs(num_classes, task, type(module).__name__)
+        # by name, as the command reads from this call which arguments are left
         super().__init__(
             clients=clients,
             target=target,
@@ -78,27 +126,24 @@ class Wrapped(FederatedModule):
     def _refuse_what_the_module_has(self) -> None:
         name = type(self).__name__
         local, makes = self.run.local, "configure_optimizers of the module"
-        own: dict[str, tuple[bool, str]] = {
-            "optimizer": (local.optimizer is not default_optimizer, f"{makes} makes it"),
-            "param_groups": (local.param_groups is not None, f"{makes} makes them"),
-            "lr_scheduler": (local.lr_scheduler is not None, f"{makes} makes it"),
-            "schedule_interval": (local.schedule_interval != "round", f"{makes} has interval"),
-            "class_weights": (self.hparams.get("class_weights") is not None, "training_step of the module weighs"),
-            "scale_labels": (
-                self.run.outputs.scales_labels,
-                "training_step of the module is given labels as they are, and scales",
-            ),
-            "vectorize": (local.vectorize, "training_step of the module is called for each client"),
-        }
-        for argument, (given, why) in own.items():
-            if given:
+        step = "training_step of the module"
+        split = (
+            "it has to know where features end and the classifier begins: give these two parts of the module as "
+            "extractor and classifier to a method of fedlit.methods instead"
+        )
+        for argument, refused, why in (
+            ("optimizer", local.optimizer is not default_optimizer, f"{makes} makes it"),
+            ("param_groups", local.param_groups is not None, f"{makes} makes them"),
+            ("lr_scheduler", local.lr_scheduler is not None, f"{makes} makes it"),
+            ("schedule_interval", local.schedule_interval != "round", f"{makes} has interval"),
+            ("class_weights", self.hparams.get("class_weights") is not None, f"{step} weighs"),
+            ("scale_labels", self.run.outputs.scales_labels, f"{step} is given labels as they are, and scales"),
+            ("vectorize", local.vectorize, f"{step} is called for each client"),
+            ("refine", self.hparams.get("refine"), split),
+            ("trust_region", self.hparams.get("trust_region"), split),
+        ):
+            if refused:
                 raise ValueError(f"{name} takes no {argument}: {why}")
-        for argument in ("refine", "trust_region"):
-            if self.hparams.get(argument):
-                raise ValueError(
-                    f"{name} takes no {argument}, which has to know where features end and the classifier begins: give "
-                    "these two parts of the module as extractor and classifier to a method of fedlit.methods instead"
-                )
 
     @property
     def monitor_hint(self) -> str:

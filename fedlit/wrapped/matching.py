@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import lightning.pytorch as pl
 from torch import Tensor
 
 from fedlit.federation import Client
@@ -22,36 +21,22 @@ class WrappedMatching(Wrapped, MomentMatching):
         features: Name of the part of the module that gives features, such as ``"backbone"``, of shape (batch, ...),
             flattened to (batch, width). They are those of its first call in a ``training_step``, and of the target's in
             ``forward``.
-        width: Number of features; ``None`` is ``out_features`` of that part.
-
-    Raises:
-        ValueError: If the module has no such part, or the part does not state its width.
+        width: Number of features; ``None`` is ``out_features`` of that part, if it states that.
     """
 
-    def __init__(
-        self,
-        module: pl.LightningModule,
-        clients: Sequence[Client | str],
-        target: str,
-        num_classes: int,
-        *,
-        features: str,
-        width: int | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, features: str, width: int | None = None, **kwargs: Any) -> None:
         self._part, self._width = features, width
         self._losses: dict[str, Tensor] = {}
-        super().__init__(module, clients, target, num_classes, **kwargs)
+        super().__init__(*args, **kwargs)
 
     def matched_width(self) -> int:
         """Width of the features of the part."""
         module = self.originals[0]
         parts = dict(module.named_modules())
         if not self._part or self._part not in parts:
-            near = [name for name in parts if name and name.count(".") == 0]
+            near, name = [name for name in parts if name and name.count(".") == 0], type(module).__name__
             raise ValueError(
-                f"features={self._part!r} is no part of {type(module).__name__}, which has {near}: name the one that "
-                "gives the features to match"
+                f"features={self._part!r} is no part of {name}, which has {near}: name the one that gives the features"
             )
         if self._width is not None:
             return self._width
@@ -75,16 +60,16 @@ class WrappedMatching(Wrapped, MomentMatching):
                 self._losses[client.name] = self.label_loss(client, batch)
         finally:
             handle.remove()
-        found = seen[0].flatten(1) if seen and isinstance(seen[0], Tensor) else None
+        features = seen[0].flatten(1) if seen and isinstance(seen[0], Tensor) else None
         number = num_samples(batch[0])
-        if found is None or found.shape != (number, self.width):
-            got = tuple(seen[0].shape) if isinstance(seen[0] if seen else None, Tensor) else f"{seen[:1]!r:.60}"
+        if features is None or features.shape != (number, self.width):
+            got = f"{seen[:1]!r:.60}" if features is None else tuple(seen[0].shape)
             raise ValueError(
                 f"the part features={self._part!r} gave {got} when it was first called with a batch of client "
                 f"{client.name!r}, and is to give features of shape ({number}, {self.width}): name another part "
                 "of the module, or give width"
             )
-        return found
+        return features
 
     def loss_of_features(self, client: Client, features: Tensor, batch: Sequence[Any]) -> Tensor:
         """What a source's ``training_step`` gave when its features were seen, and the target's now."""

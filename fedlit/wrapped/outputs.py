@@ -20,12 +20,7 @@ class Outputs(nn.Module):
     """What a module's ``forward`` gives, as logits of classes or as numbers, shape (batch, num_classes).
 
     For two classes, one logit of the second class for each sample, shape (batch,) or (batch, 1), will do: it stands
-    beside a 0 for the first.
-
-    Args:
-        num_classes: Number of classes, or of numbers to predict.
-        task: ``"classification"`` or ``"regression"``.
-        name: Of the module, for errors.
+    beside a 0 for the first. ``name`` is the module's, for errors.
     """
 
     def __init__(self, num_classes: int, task: TaskName, name: str) -> None:

@@ -12,16 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlit.functional import (
-    fedavg,
-    fedda,
-    fedgp,
-    fedgp_cosine,
-    inner_products,
-    products_with_sources,
-    projection_coefficients,
-    scale_layers,
-)
+from fedlit import functional as fn
 
 
 def random_updates(
@@ -36,25 +27,15 @@ def random_updates(
     ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
-def test_keeps_shapes_and_dtypes(dtype: torch.dtype, generator: torch.Generator) -> None:
-    updates = random_updates(2, generator, dtype)
-    mean = fedavg(updates, [1, 2])
-    assert {name: (t.shape, t.dtype) for name, t in mean.items()} == {
-        name: (t.shape, t.dtype) for name, t in updates[0].items()
-    }
-    assert list(mean) == list(updates[0])
-
-
 def test_half_precision_does_not_lose_the_many_small_shares() -> None:
     # 4096 ones: a running float16 sum of shares 1/4096 would stop growing at 0.5
-    mean = fedavg([{"a": torch.ones(1, dtype=torch.float16)}] * 4096)
+    mean = fn.fedavg([{"a": torch.ones(1, dtype=torch.float16)}] * 4096)
     assert mean["a"].item() == 1.0
 
 
 def test_integers_are_averaged_exactly_and_rounded_half_to_even() -> None:
     updates = [{"n": torch.tensor([1, 2, 10])}, {"n": torch.tensor([2, 3, 11])}]
-    mean = fedavg(updates)
+    mean = fn.fedavg(updates)
     assert mean["n"].dtype == torch.int64
     assert mean["n"].tolist() == [2, 2, 10]  # 1.5 -> 2, 2.5 -> 2, 10.5 -> 10
 
@@ -63,18 +44,8 @@ def test_adds_from_left_to_right() -> None:
     """In float32, (1e8 + 1) - 1e8 is 0 and (1e8 - 1e8) + 1 is 1: the order of the sum is part of the contract."""
     big, one, minus = ({"a": torch.tensor([value])} for value in (1e8, 1.0, -1e8))
     quarter = torch.tensor([0.25])
-    assert fedavg([big, one, minus, {"a": torch.zeros(1)}])["a"].item() == 0.0
-    assert torch.equal(fedavg([big, minus, one, {"a": torch.zeros(1)}])["a"], quarter)
-
-
-def test_same_input_gives_the_same_bits_and_new_tensors(generator: torch.Generator) -> None:
-    updates = random_updates(5, generator, torch.float32)
-    first, second = fedavg(updates, [1, 2, 3, 4, 5]), fedavg(updates, [1, 2, 3, 4, 5])
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    alone = fedavg(updates[:1])
-    assert torch.equal(alone["weight"], updates[0]["weight"])
-    alone["weight"].zero_()
-    assert updates[0]["weight"].abs().sum() > 0
+    assert fn.fedavg([big, one, minus, {"a": torch.zeros(1)}])["a"].item() == 0.0
+    assert torch.equal(fn.fedavg([big, minus, one, {"a": torch.zeros(1)}])["a"], quarter)
 
 
 @settings(deadline=None, max_examples=15)
@@ -87,15 +58,8 @@ def test_equals_the_exact_rational_mean_whatever_the_unit_of_the_weights(pairs: 
     updates = [{"a": torch.tensor([float(value)], dtype=torch.float64)} for value, _ in pairs]
     exact = Fraction(sum(value * weight for value, weight in pairs), sum(weight for _, weight in pairs))
     for unit in (1.0, 1e-6, 1e6):
-        mean = fedavg(updates, [unit * weight for _, weight in pairs])["a"].item()
+        mean = fn.fedavg(updates, [unit * weight for _, weight in pairs])["a"].item()
         assert math.isclose(mean, float(exact), rel_tol=1e-12, abs_tol=1e-10)
-
-
-def test_gradients_pass_through() -> None:
-    parameter = torch.ones(2, requires_grad=True)
-    mean = fedavg([{"a": parameter}, {"a": torch.zeros(2)}], [1, 3])["a"]
-    (gradient,) = torch.autograd.grad(mean.sum(), parameter)
-    assert gradient.tolist() == [0.25, 0.25]
 
 
 GRANULARITIES = pytest.mark.parametrize("granularity", ["layer", "model"])
@@ -116,7 +80,7 @@ def close(first: dict[str, Tensor], second: dict[str, Tensor], rtol: float = 1e-
 def test_fedda_by_hand_with_a_beta_and_a_weight_per_source() -> None:
     # 1/4 [0.5 * 2 + 0.5 * 10] + 3/4 [0.8 * 2 + 0.2 * -4] = 1.5 + 0.6
     t, first, second = ({"a": torch.tensor([value], dtype=torch.float64)} for value in (2.0, 10.0, -4.0))
-    result = fedda(t, [first, second], beta=[0.5, 0.2], weights=[1, 3])
+    result = fn.fedda(t, [first, second], beta=[0.5, 0.2], weights=[1, 3])
     assert result["a"].item() == pytest.approx(2.1, rel=1e-14)
 
 
@@ -128,11 +92,11 @@ def test_fedgp_by_hand_layer_by_layer_and_as_a_whole() -> None:
     """
     t = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0])}
     s = {"a": torch.tensor([2.0, 0.0]), "b": torch.tensor([-1.0])}
-    by_layer, whole = (fedgp(t, [s], 0.5, granularity=granularity) for granularity in ("layer", "model"))
+    by_layer, whole = (fn.fedgp(t, [s], 0.5, granularity=granularity) for granularity in ("layer", "model"))
     assert [by_layer["a"].tolist(), by_layer["b"].tolist()] == [[3.0, 2.0], [0.5]]
     assert [whole["a"].tolist(), whole["b"].tolist()] == [[2.5, 2.0], [0.0]]
     # the layers' projections together are nearer to t than the whole's
-    distances = [(flatten(t) - flatten(fedgp(t, [s], 1.0, granularity=g))).norm() for g in ("layer", "model")]
+    distances = [(flatten(t) - flatten(fn.fedgp(t, [s], 1.0, granularity=g))).norm() for g in ("layer", "model")]
     assert distances[0] < distances[1]
 
 
@@ -142,8 +106,8 @@ def test_fedgp_cosine_by_hand() -> None:
     The second source is opposed and adds nothing but its share of the target: 1/2 [(5.25, 3) + 0.75 (3, 4)].
     """
     t, s, opposed = ({"a": torch.tensor(values)} for values in ([3.0, 4.0], [2.0, 0.0], [-1.0, 0.0]))
-    assert fedgp_cosine(t, [s], 0.25, scales=[10.0])["a"].tolist() == pytest.approx([5.25, 3.0])
-    both = fedgp_cosine(t, [s, opposed], 0.25, scales=[10.0, 10.0])["a"]
+    assert fn.fedgp_cosine(t, [s], 0.25, scales=[10.0])["a"].tolist() == pytest.approx([5.25, 3.0])
+    both = fn.fedgp_cosine(t, [s, opposed], 0.25, scales=[10.0, 10.0])["a"]
     assert both.tolist() == pytest.approx([(5.25 + 2.25) / 2, 3.0])
 
 
@@ -151,7 +115,7 @@ def test_fedgp_cosine_by_hand() -> None:
 def test_fedgp_agrees_with_projections_made_by_numpy(granularity: str, generator: torch.Generator) -> None:
     t, *sources = random_updates(4, generator)
     beta, weights = [0.2, 0.5, 0.9], np.array([1.0, 2.0, 4.0])
-    result = fedgp(t, sources, beta, weights.tolist(), granularity)
+    result = fn.fedgp(t, sources, beta, weights.tolist(), granularity)
     groups = [["weight"], ["scale"]] if granularity == "layer" else [["weight", "scale"]]
     for names in groups:
         a, *others = (np.concatenate([update[name].numpy().ravel() for name in names]) for update in (t, *sources))
@@ -167,8 +131,8 @@ def test_products_of_many_small_layers_are_numpys(granularity: str, generator: t
     """More than fit into one pack, an empty one and large ones among them."""
     sizes = [3, 0, 4096, 4097, 1, *[4000] * 17, 70_000, 2]
     t, *sources = ({f"l{i}": torch.randn(n, generator=generator) for i, n in enumerate(sizes)} for _ in range(3))
-    inner, squares, own = products_with_sources(t, sources, granularity)
-    torch.testing.assert_close(own, inner_products(t, t, granularity))
+    inner, squares, own = fn.products_with_sources(t, sources, granularity)
+    torch.testing.assert_close(own, fn.inner_products(t, t, granularity))
     for k, source in enumerate(sources):
         pairs = [(t[name].double().numpy(), source[name].double().numpy()) for name in t]
         for found, expected in ((inner, [a @ b for a, b in pairs]), (squares, [b @ b for _, b in pairs])):
@@ -179,24 +143,13 @@ def test_products_of_many_small_layers_are_numpys(granularity: str, generator: t
 @GRANULARITIES
 def test_products_that_are_known_change_nothing(granularity: str, generator: torch.Generator) -> None:
     t, *sources = random_updates(4, generator)
-    known = products_with_sources(t, sources, granularity)
+    known = fn.products_with_sources(t, sources, granularity)
     same = [
-        (fedgp(t, sources, 0.3, None, granularity, products) for products in (None, known)),
-        (fedgp_cosine(t, sources, 0.3, [0.5, 1.0, 2.0], None, granularity, products) for products in (None, known)),
+        (fn.fedgp(t, sources, 0.3, None, granularity, products) for products in (None, known)),
+        (fn.fedgp_cosine(t, sources, 0.3, [0.5, 1.0, 2.0], None, granularity, products) for products in (None, known)),
     ]
     for one, other in same:
         assert all(torch.equal(one[name], other[name]) for name in t)
-
-
-@GRANULARITIES
-def test_cosines_scaled_by_the_ratio_of_lengths_are_the_projection(
-    granularity: str, generator: torch.Generator
-) -> None:
-    t, *sources = ({"a": torch.randn(9, generator=generator, dtype=torch.float64)} for _ in range(4))
-    ratios = [float(t["a"].norm() / source["a"].norm()) for source in sources]
-    close(
-        fedgp_cosine(t, sources, 0.7, ratios, granularity=granularity), fedgp(t, sources, 0.7, granularity=granularity)
-    )
 
 
 @pytest.mark.parametrize(("dtype", "beta"), [(torch.float32, 0.1), (torch.float64, 0.3), (torch.float32, 1.0)])
@@ -208,51 +161,35 @@ def test_opposed_orthogonal_and_zero_sources_leave_exactly_the_targets_share(
     orthogonal = torch.stack([-t[1::2], t[::2]], dim=1).flatten()  # each product has its opposite in the sum
     sources = [{"a": -2 * t}, {"a": orthogonal}, {"a": torch.zeros(50, dtype=dtype)}]
     for few in ([sources[0]], [sources[1]], [sources[2]], sources):
-        result = fedgp({"a": t}, few, beta, weights=[0.1, 0.7, 0.3][: len(few)], granularity=granularity)
+        result = fn.fedgp({"a": t}, few, beta, weights=[0.1, 0.7, 0.3][: len(few)], granularity=granularity)
         assert torch.equal(result["a"], t * (1 - beta))
-        cosine = fedgp_cosine({"a": t}, few, beta, [1.0] * len(few), granularity=granularity)
+        cosine = fn.fedgp_cosine({"a": t}, few, beta, [1.0] * len(few), granularity=granularity)
         assert torch.equal(cosine["a"], t * (1 - beta))
 
 
 @GRANULARITIES
 def test_fedgp_does_not_depend_on_the_length_of_a_source(granularity: str, generator: torch.Generator) -> None:
     t, *sources = random_updates(3, generator)
-    plain = fedgp(t, sources, [0.3, 0.8], granularity=granularity)
+    plain = fn.fedgp(t, sources, [0.3, 0.8], granularity=granularity)
     for factor in (1e-20, 0.5, 3.0, 1e20):
         other = [scaled(sources[0], factor), sources[1]]
-        close(fedgp(t, other, [0.3, 0.8], granularity=granularity), plain)
+        close(fn.fedgp(t, other, [0.3, 0.8], granularity=granularity), plain)
     # a power of two changes no digit, not even in float32, whose squares would vanish below 1e-22
     t, *sources = random_updates(3, generator, torch.float32)
     tiny = [scaled(source, 2.0**-90) for source in sources]
-    close(fedgp(t, tiny, 0.5, granularity=granularity), fedgp(t, sources, 0.5, granularity=granularity), rtol=1e-6)
-
-
-@settings(deadline=None, max_examples=20)
-@given(
-    st.integers(0, 2**31),
-    st.lists(st.floats(0, 1), min_size=1, max_size=4),
-    st.sampled_from(["layer", "model"]),
-    st.sampled_from([-3.0, -0.1, 0.0, 0.1, 3.0]),
-)
-def test_fedgp_is_no_longer_than_the_target_and_never_against_it(
-    seed: int, betas: list[float], granularity: str, bias: float
-) -> None:
-    r"""With equal weights <agg, gT> >= (1 - mean beta) |gT|^2, as every projection has <Proj, gT> >= 0."""
-    t, *sources = random_updates(len(betas) + 1, torch.Generator().manual_seed(seed))
-    sources = [{name: tensor + bias * t[name] for name, tensor in source.items()} for source in sources]
-    result, target = flatten(fedgp(t, sources, betas, granularity=granularity)), flatten(t)
-    assert result.norm() <= target.norm() * (1 + 1e-12)
-    assert result @ target >= (1 - sum(betas) / len(betas) - 1e-12) * (target @ target)
+    close(
+        fn.fedgp(t, tiny, 0.5, granularity=granularity), fn.fedgp(t, sources, 0.5, granularity=granularity), rtol=1e-6
+    )
 
 
 def test_fedda_at_its_ends_and_for_equal_updates(generator: torch.Generator) -> None:
     t, *sources = random_updates(4, generator)
     weights = [0.1, 0.2, 0.7]
-    nothing, everything = fedda(t, sources, 0.0, weights), fedda(t, sources, 1.0, weights)
+    nothing, everything = fn.fedda(t, sources, 0.0, weights), fn.fedda(t, sources, 1.0, weights)
     assert all(torch.equal(nothing[name], t[name]) for name in t)
-    close(everything, fedavg(sources, weights))
-    close(fedda(t, [t, t], [0.3, 0.9]), t)
-    close(fedda(t, sources[::-1], 0.4, weights[::-1]), fedda(t, sources, 0.4, weights))
+    close(everything, fn.fedavg(sources, weights))
+    close(fn.fedda(t, [t, t], [0.3, 0.9]), t)
+    close(fn.fedda(t, sources[::-1], 0.4, weights[::-1]), fn.fedda(t, sources, 0.4, weights))
 
 
 @pytest.mark.parametrize("rule", ["fedda", "fedgp", "fedgp_cosine"])
@@ -268,7 +205,7 @@ def test_statistics_are_averaged_and_counters_kept(rule: str) -> None:
     t, s = update(1.0, 2.0, 7), update(-1.0, -6.0, 100)
     extra = {"scales": [5.0]} if rule == "fedgp_cosine" else {}
     for granularity in [{}] if rule == "fedda" else [{"granularity": "layer"}, {"granularity": "model"}]:
-        result = {"fedda": fedda, "fedgp": fedgp, "fedgp_cosine": fedgp_cosine}[rule](
+        result = {"fedda": fn.fedda, "fedgp": fn.fedgp, "fedgp_cosine": fn.fedgp_cosine}[rule](
             t, [s], 0.25, **extra, **granularity
         )
         # 3/4 * 2 + 1/4 * -6 = 0, although the statistics are opposed; the weight is projected away
@@ -284,10 +221,10 @@ def test_float32_rounding_does_not_turn_an_opposed_source_into_an_aligned_one() 
     r"""<t, s> = -1, but in float32 the products 1e8, -1 and -1e8 sum to 0 or more, whichever comes first."""
     t = {"a": torch.tensor([1e4, 1.0, 1e4])}
     s = {"a": torch.tensor([1e4, -1.0, -1e4])}
-    assert inner_products(t, s).item() == -1.0
-    assert torch.equal(fedgp(t, [s], 0.5)["a"], t["a"] / 2)
+    assert fn.inner_products(t, s).item() == -1.0
+    assert torch.equal(fn.fedgp(t, [s], 0.5)["a"], t["a"] / 2)
     almost = {"a": torch.tensor([1e4, 2.0, -1e4])}
-    got = fedgp(t, [almost], 1.0)["a"].double()
+    got = fn.fedgp(t, [almost], 1.0)["a"].double()
     expected = 2 / (2e8 + 4) * almost["a"].double()
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
 
@@ -296,7 +233,7 @@ def test_float32_rounding_does_not_turn_an_opposed_source_into_an_aligned_one() 
 def test_half_precision_is_projected_in_wider_numbers(dtype: torch.dtype) -> None:
     # |s|^2 = 1e4 * 300^2 = 9e8 has no float16
     t, s = {"a": torch.full((10_000,), 3.0, dtype=dtype)}, {"a": torch.full((10_000,), 300.0, dtype=dtype)}
-    result = fedgp(t, [s], 0.5)["a"]
+    result = fn.fedgp(t, [s], 0.5)["a"]
     assert result.dtype == dtype
     torch.testing.assert_close(result, t["a"], rtol=4e-3, atol=0)
 
@@ -304,40 +241,34 @@ def test_half_precision_is_projected_in_wider_numbers(dtype: torch.dtype) -> Non
 def test_inner_products_name_their_layers_in_order_and_leave_statistics_out() -> None:
     a = {"w": torch.tensor([[1.0, 2.0]]), "n": torch.tensor(5), "bn.running_var": torch.ones(1), "b": torch.tensor(3.0)}
     b = {"b": torch.tensor(-1.0), "w": torch.tensor([[3.0, 4.0]])}
-    assert inner_products(a, b).tolist() == [11.0, -3.0]
-    assert inner_products(a, b, "model").tolist() == [8.0]
-    assert inner_products(a, b).dtype == torch.float64
+    assert fn.inner_products(a, b).tolist() == [11.0, -3.0]
+    assert fn.inner_products(a, b, "model").tolist() == [8.0]
+    assert fn.inner_products(a, b).dtype == torch.float64
 
 
 def test_inner_products_of_layers_longer_than_a_chunk_and_of_strided_ones(generator: torch.Generator) -> None:
     a, b = (torch.randn(700, 1001, generator=generator) for _ in range(2))
     expected = float(a.double().flatten().numpy() @ b.double().flatten().numpy())
-    assert inner_products({"a": a}, {"a": b}).item() == pytest.approx(expected, rel=1e-11)
-    assert inner_products({"a": a.T}, {"a": b.T}).item() == pytest.approx(expected, rel=1e-11)
+    assert fn.inner_products({"a": a}, {"a": b}).item() == pytest.approx(expected, rel=1e-11)
+    assert fn.inner_products({"a": a.T}, {"a": b.T}).item() == pytest.approx(expected, rel=1e-11)
 
 
 def test_inner_products_of_complex_layers_are_those_of_their_parts() -> None:
     a, b = {"a": torch.tensor([1 + 2j])}, {"a": torch.tensor([3 - 5j])}
-    assert inner_products(a, b).item() == 3 - 10
+    assert fn.inner_products(a, b).item() == 3 - 10
 
 
 def test_a_model_without_layers_has_nothing_to_project() -> None:
     t, s = {"bn.running_mean": torch.tensor([2.0])}, {"bn.running_mean": torch.tensor([4.0])}
-    assert inner_products(t, s).shape == (0,)
+    assert fn.inner_products(t, s).shape == (0,)
     for granularity in ("layer", "model"):
-        assert fedgp(t, [s], 0.5, granularity=granularity)["bn.running_mean"].item() == 3.0
-
-
-def test_projection_coefficients_by_hand() -> None:
-    found = projection_coefficients(torch.tensor([6.0, -6.0, 0.0, 1.0]), torch.tensor([4.0, 4.0, 4.0, 0.0]))
-    assert found.tolist() == [1.5, 0.0, 0.0, 0.0]
-    assert found.dtype == torch.float64
+        assert fn.fedgp(t, [s], 0.5, granularity=granularity)["bn.running_mean"].item() == 3.0
 
 
 def test_what_is_not_a_number_is_not_hidden_by_a_projection() -> None:
     t, s = {"a": torch.tensor([1.0, float("nan")])}, {"a": torch.ones(2)}
-    assert fedgp(t, [s], 0.5)["a"].isnan().any()
-    assert fedgp(s, [t], 0.5)["a"].isnan().any()
+    assert fn.fedgp(t, [s], 0.5)["a"].isnan().any()
+    assert fn.fedgp(s, [t], 0.5)["a"].isnan().any()
 
 
 @GRANULARITIES
@@ -347,21 +278,12 @@ def test_sources_that_scale_their_own_updates_add_up_to_fedgp(granularity: str, 
     beta = 0.4
     total = scaled(t, 1 - beta)
     for s in sources:
-        coefficients = projection_coefficients(inner_products(t, s, granularity), inner_products(s, s, granularity))
-        sent = scale_layers(s, coefficients * beta / len(sources))
+        coefficients = fn.projection_coefficients(
+            fn.inner_products(t, s, granularity), fn.inner_products(s, s, granularity)
+        )
+        sent = fn.scale_layers(s, coefficients * beta / len(sources))
         total = {name: total[name] + sent[name] for name in total}
-    close(total, fedgp(t, sources, beta, granularity=granularity))
-
-
-def test_scaled_layers_leave_statistics_and_counters_out() -> None:
-    update = {"w": torch.ones(2), "bn.running_mean": torch.ones(1), "n": torch.tensor(1), "b": torch.ones(1).half()}
-    sent = scale_layers(update, torch.tensor([2.0, 3.0]))
-    assert {name: t.tolist() for name, t in sent.items()} == {"w": [2.0, 2.0], "b": [3.0]}
-    assert sent["b"].dtype == torch.float16
-    assert {name: t.tolist() for name, t in scale_layers(update, torch.tensor([4.0])).items()} == {
-        "w": [4.0, 4.0],
-        "b": [4.0],
-    }
+    close(total, fn.fedgp(t, sources, beta, granularity=granularity))
 
 
 UPDATE = {"a": torch.ones(2)}
@@ -369,6 +291,6 @@ UPDATE = {"a": torch.ones(2)}
 
 def test_betas_may_be_a_number_a_list_an_array_or_a_tensor(generator: torch.Generator) -> None:
     t, *sources = random_updates(3, generator)
-    plain = fedda(t, sources, 0.25)
+    plain = fn.fedda(t, sources, 0.25)
     for beta in ([0.25, 0.25], torch.tensor(0.25), torch.tensor([0.25, 0.25]), np.array([0.25, 0.25])):
-        close(fedda(t, sources, beta), plain)
+        close(fn.fedda(t, sources, beta), plain)

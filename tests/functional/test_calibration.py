@@ -12,17 +12,7 @@ from scipy.special import log_softmax
 from sklearn.metrics import brier_score_loss
 from torch import Tensor
 
-from fedlit.functional import (
-    best_temperature,
-    brier_score,
-    decide,
-    fit_temperature,
-    importance_weights,
-    losses_at,
-    random_fourier_features,
-    sample_frequencies,
-    temperature_grid,
-)
+from fedlit import functional as fn
 
 
 def drawn(factor: float, n: int = 400, num_classes: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -46,78 +36,52 @@ def by_scipy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> f
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
 def test_the_fitted_temperature_is_scipys(factor: float) -> None:
     logits, labels = drawn(factor)
-    found = fit_temperature(logits, labels)
+    found = fn.fit_temperature(logits, labels)
     assert found == pytest.approx(by_scipy(logits, labels), rel=1e-5)
     assert found == pytest.approx(factor, rel=0.2)
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
 def test_the_temperature_of_summed_curves_is_that_of_all_samples_in_one_place(factor: float) -> None:
-    grid = temperature_grid()
+    grid = fn.temperature_grid()
     parts = [drawn(factor, n=200, seed=seed) for seed in range(3)]
-    curve = torch.stack([losses_at(*part, grid).mean(dim=0) for part in parts]).mean(dim=0)
+    curve = torch.stack([fn.losses_at(*part, grid).mean(dim=0) for part in parts]).mean(dim=0)
     pooled = [torch.cat(some) for some in zip(*parts, strict=True)]
-    assert best_temperature(grid, curve) == pytest.approx(by_scipy(*pooled), rel=5e-3)
+    assert fn.best_temperature(grid, curve) == pytest.approx(by_scipy(*pooled), rel=5e-3)
 
 
 def test_losses_are_cross_entropies_within_their_bound() -> None:
     logits, labels = drawn(1.0, n=20)
     grid = torch.tensor([0.5, 2.0])
     expected = [torch.nn.functional.cross_entropy(logits / each, labels, reduction="none") for each in (0.5, 2.0)]
-    torch.testing.assert_close(losses_at(logits, labels, grid), torch.stack(expected, dim=1))
-    wrong = losses_at(torch.tensor([[1e4, 0.0]]), torch.tensor([1]), temperature_grid())
+    torch.testing.assert_close(fn.losses_at(logits, labels, grid), torch.stack(expected, dim=1))
+    wrong = fn.losses_at(torch.tensor([[1e4, 0.0]]), torch.tensor([1]), fn.temperature_grid())
     assert float(wrong.min()) == float(wrong.max()) == 30.0
-
-
-def test_weights_lead_to_the_temperature_of_the_target() -> None:
-    """Sources are overconfident where x > 0 alone, and all samples of the target lie there."""
-    generator = torch.Generator().manual_seed(0)
-    n = 4000
-    x = torch.randn(n, 1, generator=generator, dtype=torch.float64)
-    logits = torch.randn(n, 2, generator=generator, dtype=torch.float64) * 4
-    right = torch.where(x > 0, 4.0, 1.0)
-    labels = torch.multinomial((logits / right).softmax(dim=1), 1, generator=generator).squeeze(1)
-    frequencies = sample_frequencies(32, 1, 1.0, seed=0)
-    phi = random_fourier_features(x, frequencies).double()
-    target = random_fourier_features(torch.rand(n, 1, generator=generator).double() * 1.5 + 0.25, frequencies).double()
-    theta = importance_weights(phi.T @ phi / n, target.mean(dim=0), ridge=0.1)
-    weighted = best_temperature(temperature_grid(), theta @ (phi.T @ losses_at(logits, labels, temperature_grid())))
-    plain = fit_temperature(logits, labels)
-    assert weighted == pytest.approx(by_scipy(logits, labels, phi @ theta), rel=5e-3)
-    assert abs(math.log(weighted / 4)) < 0.15 < abs(math.log(plain / 4))
 
 
 def test_temperatures_stay_within_their_bounds() -> None:
     logits, right = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
-    assert fit_temperature(logits, right) == 0.1
-    assert fit_temperature(logits, 1 - right) == 10.0
-    grid = temperature_grid()
-    assert best_temperature(grid, grid) == float(grid[0])
-    assert best_temperature(grid, -grid) == float(grid[-1])
-    assert best_temperature(grid, torch.ones(41)) == float(grid[0])
+    assert fn.fit_temperature(logits, right) == 0.1
+    assert fn.fit_temperature(logits, 1 - right) == 10.0
+    grid = fn.temperature_grid()
+    assert fn.best_temperature(grid, grid) == float(grid[0])
+    assert fn.best_temperature(grid, -grid) == float(grid[-1])
+    assert fn.best_temperature(grid, torch.ones(41)) == float(grid[0])
 
 
 def test_the_brier_score_is_scikit_learns() -> None:
     logits, labels = drawn(2.0)
     p = logits.softmax(dim=1)
     expected = sum(brier_score_loss(labels == label, p[:, label]) for label in range(3))
-    assert float(brier_score(p, labels)) == pytest.approx(expected)
+    assert float(fn.brier_score(p, labels)) == pytest.approx(expected)
     two = torch.tensor([[0.7, 0.3]])
-    assert float(brier_score(two, torch.tensor([0]))) == pytest.approx(2 * 0.3**2)
+    assert float(fn.brier_score(two, torch.tensor([0]))) == pytest.approx(2 * 0.3**2)
 
 
 def test_decisions_cost_least_of_all() -> None:
     p = drawn(1.0, n=50)[0].softmax(dim=1)
     costs = torch.tensor([[0.0, 2.0, 5.0], [1.0, 0.0, 1.0], [9.0, 3.0, -1.0]])
-    for row, decided in zip(p.tolist(), decide(p, costs).tolist(), strict=True):
+    for row, decided in zip(p.tolist(), fn.decide(p, costs).tolist(), strict=True):
         expected = [sum(row[true] * float(costs[true, each]) for true in range(3)) for each in range(3)]
         assert expected[decided] == min(expected)
-    assert torch.equal(decide(p, 1 - torch.eye(3)), p.argmax(dim=1))
-
-
-@pytest.mark.parametrize(("false_alarm", "missed"), [(1.0, 4.0), (3.0, 1.0)])
-def test_of_two_classes_costs_are_a_threshold(false_alarm: float, missed: float) -> None:
-    second = torch.linspace(0, 1, 101, dtype=torch.float64)
-    found = decide(torch.stack([1 - second, second], dim=1), torch.tensor([[0.0, false_alarm], [missed, 0.0]]))
-    clear = (second - false_alarm / (false_alarm + missed)).abs() > 1e-9  # at the threshold itself rounding decides
-    assert torch.equal((found == 1)[clear], (second > false_alarm / (false_alarm + missed))[clear])
+    assert torch.equal(fn.decide(p, 1 - torch.eye(3)), p.argmax(dim=1))

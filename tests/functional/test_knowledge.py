@@ -1,7 +1,8 @@
-"""Votes by hand, Shapley values over all orders, and variances of numpy."""
+"""Votes by hand and against torch.mode, Shapley values over all orders, and variances."""
 
 from __future__ import annotations
 
+import math
 from itertools import permutations
 
 import numpy as np
@@ -9,13 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlit.functional import (
-    between_class_variance,
-    confident_votes,
-    consensus_focus,
-    knowledge_vote,
-    mixup,
-)
+from fedlit import functional as fn
 from fedlit.functional.knowledge import agreement, standing_votes
 
 BY_HAND = torch.tensor(
@@ -33,7 +28,7 @@ def random_probabilities(generator: torch.Generator, sources: int = 4, samples: 
 
 
 def test_hard_votes_by_hand() -> None:
-    vote = knowledge_vote(BY_HAND, 0.9)
+    vote = fn.knowledge_vote(BY_HAND, 0.9)
     assert vote.kept.tolist() == [True, False, True]
     # where nobody is sure, all vote: .50 against .45 + .60
     assert vote.classes.tolist() == [0, 1, 1]
@@ -43,7 +38,7 @@ def test_hard_votes_by_hand() -> None:
 
 
 def test_soft_votes_by_hand() -> None:
-    vote = knowledge_vote(BY_HAND, 0.9, soft=True)
+    vote = fn.knowledge_vote(BY_HAND, 0.9, soft=True)
     assert vote.kept.tolist() == [True, False, True]
     assert vote.classes.tolist() == [0, 1, 1]
     torch.testing.assert_close(vote.targets[0], (BY_HAND[0, 0] + BY_HAND[1, 0]) / 2)
@@ -72,7 +67,7 @@ def test_what_is_less_than_half_of_any_vote_is_none(gate: float, least: float) -
 def test_a_soft_class_that_no_confident_source_has_is_nobodys() -> None:
     """Sums .51, .98, .51: class 1, which neither source names; the mean of all is learnt with next to no weight."""
     probabilities = torch.tensor([[[0.51, 0.49, 0.0]], [[0.0, 0.49, 0.51]]])
-    vote = knowledge_vote(probabilities, 0.5, soft=True)
+    vote = fn.knowledge_vote(probabilities, 0.5, soft=True)
     assert vote.classes.tolist() == [1]
     assert not vote.kept.any()
     assert vote.weights.tolist() == pytest.approx([0.001])
@@ -82,32 +77,32 @@ def test_a_soft_class_that_no_confident_source_has_is_nobodys() -> None:
 @pytest.mark.parametrize("soft", [False, True])
 def test_neither_the_order_of_the_sources_nor_of_the_samples_matters(soft: bool, generator: torch.Generator) -> None:
     probabilities = random_probabilities(generator)
-    vote = knowledge_vote(probabilities, 0.8, soft)
-    other = knowledge_vote(probabilities[[2, 0, 3, 1]], 0.8, soft)
+    vote = fn.knowledge_vote(probabilities, 0.8, soft)
+    other = fn.knowledge_vote(probabilities[[2, 0, 3, 1]], 0.8, soft)
     assert all(torch.equal(getattr(vote, name), getattr(other, name)) for name in vars(vote))
     order = torch.randperm(40, generator=generator)
-    moved = knowledge_vote(probabilities[:, order], 0.8, soft)
+    moved = fn.knowledge_vote(probabilities[:, order], 0.8, soft)
     assert all(torch.equal(getattr(vote, name)[order], getattr(moved, name)) for name in vars(vote))
 
 
 def test_a_gate_is_not_passed_by_what_equals_it_and_at_zero_all_pass(generator: torch.Generator) -> None:
     exact = torch.tensor([[[0.75, 0.25]]])
-    assert not knowledge_vote(exact, 0.75).kept
-    assert knowledge_vote(exact, 0.7499).kept
-    assert knowledge_vote(random_probabilities(generator), 0.0).kept.all()
+    assert not fn.knowledge_vote(exact, 0.75).kept
+    assert fn.knowledge_vote(exact, 0.7499).kept
+    assert fn.knowledge_vote(random_probabilities(generator), 0.0).kept.all()
 
 
 def test_equal_votes_go_to_the_smaller_class() -> None:
     tie = torch.tensor([[[0.05, 0.95]], [[0.95, 0.05]]])
-    assert knowledge_vote(tie, 0.9).classes.tolist() == [0]
-    assert confident_votes(torch.tensor([[0.5, 0.5]]), 0.3).tolist() == [[0.5, 0.0]]
+    assert fn.knowledge_vote(tie, 0.9).classes.tolist() == [0]
+    assert fn.confident_votes(torch.tensor([[0.5, 0.5]]), 0.3).tolist() == [[0.5, 0.0]]
 
 
 def quality(probabilities: Tensor, gate: float, members: list[int]) -> float:
     """Q of a coalition, as `knowledge_vote` tells it: the confidence of what is kept."""
     if not members:
         return 0.0
-    vote = knowledge_vote(probabilities[members], gate)
+    vote = fn.knowledge_vote(probabilities[members], gate)
     return float((vote.confidence.double() * vote.kept).sum())
 
 
@@ -118,7 +113,7 @@ def test_leave_one_out_is_the_difference_of_two_votes(generator: torch.Generator
         quality(probabilities, 0.7, everyone) - quality(probabilities, 0.7, [other for other in everyone if other != k])
         for k in everyone
     ]
-    assert consensus_focus(probabilities, 0.7).tolist() == pytest.approx(expected, abs=1e-5)
+    assert fn.consensus_focus(probabilities, 0.7).tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_shapley_values_are_means_over_all_orders(generator: torch.Generator) -> None:
@@ -128,35 +123,24 @@ def test_shapley_values_are_means_over_all_orders(generator: torch.Generator) ->
         for place, k in enumerate(order):
             before = quality(probabilities, 0.6, list(order[:place]))
             added[row, k] = quality(probabilities, 0.6, list(order[: place + 1])) - before
-    focus = consensus_focus(probabilities, 0.6, "shapley")
+    focus = fn.consensus_focus(probabilities, 0.6, "shapley")
     assert focus.tolist() == pytest.approx(added.mean(axis=0).tolist(), abs=1e-5)
     assert float(focus.sum()) == pytest.approx(quality(probabilities, 0.6, [0, 1, 2, 3]), abs=1e-5)
     assert (focus >= 0).all()
-    left_out = consensus_focus(probabilities, 0.6)
+    left_out = fn.consensus_focus(probabilities, 0.6)
     assert (left_out >= 0).all()
     assert float((focus - left_out).abs().max()) > 0.1  # sources disagree here
-
-
-def test_between_class_variance_is_the_total_less_that_within(generator: torch.Generator) -> None:
-    probabilities = random_probabilities(generator, sources=1, samples=300, classes=5)[0].double()
-    columns, predicted = probabilities.numpy(), probabilities.argmax(dim=1).numpy()
-    between = 0.0
-    for c in range(5):
-        groups = [columns[predicted == c, c], columns[predicted != c, c]]
-        within = sum(len(group) * np.var(group) for group in groups) / len(columns)
-        between += np.var(columns[:, c]) - within
-    assert float(between_class_variance(probabilities)) == pytest.approx(between, rel=1e-12)
 
 
 def test_between_class_variance_by_hand_and_at_its_ends() -> None:
     # class 0: 3 of 4 samples with .8, one with .3: .75 * .25 * .5^2; class 1 the same, class 2 is never predicted
     rows = torch.tensor([[0.8, 0.2, 0.0], [0.8, 0.2, 0.0], [0.8, 0.2, 0.0], [0.3, 0.7, 0.0]])
-    assert float(between_class_variance(rows)) == pytest.approx(2 * 0.75 * 0.25 * 0.25)
-    assert float(between_class_variance(rows[:1].expand(6, 3))) == 0
+    assert float(fn.between_class_variance(rows)) == pytest.approx(2 * 0.75 * 0.25 * 0.25)
+    assert float(fn.between_class_variance(rows[:1].expand(6, 3))) == 0
     # one-hot and balanced: sum of r (1 - r), at most 1 - 1/C
-    assert float(between_class_variance(torch.eye(4).repeat(3, 1))) == pytest.approx(1 - 1 / 4)
+    assert float(fn.between_class_variance(torch.eye(4).repeat(3, 1))) == pytest.approx(1 - 1 / 4)
     share = torch.tensor([0.5, 0.25, 0.25])
-    assert float(between_class_variance(torch.eye(3)[[0, 0, 1, 2]])) == pytest.approx(
+    assert float(fn.between_class_variance(torch.eye(3)[[0, 0, 1, 2]])) == pytest.approx(
         float((share * (1 - share)).sum())
     )
 
@@ -165,14 +149,83 @@ def test_mixup_mixes_inputs_and_labels_alike(generator: torch.Generator) -> None
     inputs = torch.randn(50, 2, 3, generator=generator)
     labels = torch.eye(50)  # which tell the shares of the samples
     torch.manual_seed(0)
-    mixed, shares = mixup(inputs, labels, 2.0)
+    mixed, shares = fn.mixup(inputs, labels, 2.0)
     torch.testing.assert_close(mixed, torch.einsum("ij,jkl->ikl", shares, inputs))
     torch.testing.assert_close(shares.sum(dim=0), torch.ones(50))
     torch.testing.assert_close(shares.sum(dim=1), torch.ones(50))
     own = {round(float(shares[i, i]), 5) for i in range(50) if shares[i].count_nonzero() > 1}
     assert len(own) == 1
-    drawn = [float(mixup(inputs[:2], labels[:2, :2], 0.3, at_least_half=True)[1].max()) for _ in range(40)]
+    drawn = [float(fn.mixup(inputs[:2], labels[:2, :2], 0.3, at_least_half=True)[1].max()) for _ in range(40)]
     assert min(drawn) >= 0.5
-    same = mixup(inputs, labels, 0.0)
+    same = fn.mixup(inputs, labels, 0.0)
     assert same[0] is inputs
     assert same[1] is labels
+
+
+def logits_of(*probabilities: list[float]) -> torch.Tensor:
+    return torch.tensor(probabilities, dtype=torch.float64).log().unsqueeze(1)
+
+
+def test_three_voters_by_hand() -> None:
+    # votes 2 : 1 : 0 for classes 1, 0, 2, although class 0 has the larger mean probability
+    vote = fn.hard_vote(logits_of([0.98, 0.01, 0.01], [0.45, 0.5, 0.05], [0.45, 0.5, 0.05]))
+    assert vote.shape == (1, 3)
+    assert vote.argmax().item() == 1
+    total = 3 + 1e-3 + 3e-6
+    expected = [math.log(v / total) for v in (1 + 1e-6, 2 + 1e-3 + 1e-6, 1e-6)]
+    assert vote[0].tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_equal_votes_go_to_the_larger_mean_probability_then_to_the_smaller_class() -> None:
+    # one vote each; means 0.35, 0.55, 0.1
+    assert fn.hard_vote(logits_of([0.5, 0.3, 0.2], [0.2, 0.8, 0.0])).argmax().item() == 1
+    # one vote each and equal means
+    assert fn.hard_vote(logits_of([0.1, 0.6, 0.3], [0.1, 0.3, 0.6])).argmax().item() == 1
+    # class 2 has the largest mean probability (0.41), but no vote
+    assert fn.hard_vote(logits_of([0.55, 0.05, 0.4], [0.03, 0.55, 0.42])).argmax().item() == 1
+
+
+def test_agrees_with_the_mode_where_votes_are_not_tied(generator: torch.Generator) -> None:
+    logits = torch.randn(7, 300, 4, generator=generator)
+    cast = logits.argmax(dim=2)
+    counts = torch.stack([(cast == c).sum(dim=0) for c in range(4)], dim=1)
+    best = counts.amax(dim=1)
+    clear = (counts == best[:, None]).sum(dim=1) == 1
+    vote = fn.hard_vote(logits)
+    assert clear.sum() > 100
+    assert (~clear).sum() > 20
+    assert torch.equal(vote.argmax(dim=1)[clear], cast.mode(dim=0).values[clear])
+    # tied or not, the winner has most votes
+    assert torch.equal(counts.gather(1, vote.argmax(dim=1, keepdim=True)).squeeze(1), best)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_is_a_finite_distribution_in_which_one_class_stands_out(dtype: torch.dtype, generator: torch.Generator) -> None:
+    logits = torch.randn(6, 200, 345, generator=generator).to(dtype)
+    vote = fn.hard_vote(logits)
+    assert vote.dtype == torch.promote_types(dtype, torch.float32)
+    assert vote.isfinite().all()
+    torch.testing.assert_close(vote.logsumexp(dim=1), torch.zeros(200, dtype=vote.dtype), rtol=0, atol=1e-5)
+    first, second = vote.topk(2, dim=1).values.unbind(dim=1)
+    assert (first > second).all()
+
+
+def test_neither_order_nor_repetition_of_voters_matters(generator: torch.Generator) -> None:
+    logits = torch.randn(6, 500, 3, generator=generator).round()  # many ties of votes and of probabilities
+    vote = fn.hard_vote(logits)
+    for _ in range(5):
+        shuffled = logits[torch.randperm(6, generator=generator)]
+        torch.testing.assert_close(fn.hard_vote(shuffled), vote, rtol=0, atol=1e-12)
+    assert torch.equal(fn.hard_vote(torch.cat([logits, logits])).argmax(dim=1), vote.argmax(dim=1))
+
+
+def test_a_lone_voter_is_followed_and_an_empty_batch_stays_empty(generator: torch.Generator) -> None:
+    logits = torch.randn(1, 50, 5, generator=generator)
+    assert torch.equal(fn.hard_vote(logits).argmax(dim=1), logits[0].argmax(dim=1))
+    assert fn.hard_vote(logits[:, :0]).shape == (0, 5)
+
+
+def test_a_class_ruled_out_by_a_voter_is_no_error() -> None:
+    vote = fn.hard_vote(torch.tensor([[[0.0, -math.inf]]]))
+    assert vote.isfinite().all()
+    assert vote.argmax().item() == 0

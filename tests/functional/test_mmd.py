@@ -1,19 +1,16 @@
-"""Maximum mean discrepancy against its double sum and its expectation."""
+"""Maximum mean discrepancy against its double sum, and with several kernels by scikit-learn."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics.pairwise import euclidean_distances, rbf_kernel
 from torch import Tensor
 
-from fedlit.functional import (
-    mmd_squared,
-    random_fourier_features,
-    rff_mmd_squared,
-    sample_frequencies,
-)
+from fedlit import functional as fn
 
 
 def by_hand(x: Tensor, y: Tensor, bandwidth: float, unbiased: bool) -> float:
@@ -36,69 +33,26 @@ def domains(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("unbiased", [True, False])
 @pytest.mark.parametrize("bandwidth", [0.5, 3.0])
 def test_is_the_double_sum_of_its_definition(unbiased: bool, bandwidth: float, domains: tuple[Tensor, Tensor]) -> None:
-    assert mmd_squared(*domains, bandwidth, unbiased).item() == pytest.approx(
+    assert fn.mmd_squared(*domains, bandwidth, unbiased).item() == pytest.approx(
         by_hand(*domains, bandwidth, unbiased), rel=1e-12
     )
-
-
-def test_means_under_equal_distributions_are_zero_unbiased_and_known_biased(generator: torch.Generator) -> None:
-    """For x, x' ~ N(0, 1), E k(x, x') = (1 + 2/sigma^2)^(-1/2), and the biased mean is (1/n + 1/k)(1 - E k(x, x'))."""
-    draws = 500
-    estimates = torch.tensor(
-        [
-            [mmd_squared(x, y, 1.0, unbiased).item() for unbiased in (True, False)]
-            for x, y in (
-                (torch.randn(8, 1, generator=generator), torch.randn(12, 1, generator=generator)) for _ in range(draws)
-            )
-        ]
-    )
-    mean, error = estimates.mean(dim=0), estimates.std(dim=0) / math.sqrt(draws)
-    expected = torch.tensor([0.0, (1 / 8 + 1 / 12) * (1 - 3**-0.5)])
-    assert ((mean - expected).abs() < 4 * error).all()
-    assert expected[1] > 10 * error[1]
 
 
 def test_float32_keeps_the_digits_of_a_small_discrepancy(generator: torch.Generator) -> None:
     """Means of 1e6 kernel values near 1 cancel to 1e-5; sums in float32 would be off by a part in a hundred."""
     x, y = (torch.randn(1000, 2, generator=generator) for _ in range(2))
-    exact = mmd_squared(x.double(), y.double() + 0.1, 20.0).item()
-    got = mmd_squared(x.double().float(), (y.double() + 0.1).float(), 20.0)
+    exact = fn.mmd_squared(x.double(), y.double() + 0.1, 20.0).item()
+    got = fn.mmd_squared(x.double().float(), (y.double() + 0.1).float(), 20.0)
     assert got.dtype == torch.float32
     assert 0 < exact < 1e-4
     assert got.item() == pytest.approx(exact, rel=1e-4)
 
 
-@pytest.mark.parametrize("unbiased", [True, False])
-def test_gradients_agree_with_finite_differences(unbiased: bool, domains: tuple[Tensor, Tensor]) -> None:
-    x, y = (z.clone().requires_grad_() for z in domains)
-    assert torch.autograd.gradcheck(lambda a, b: mmd_squared(a, b, 1.0, unbiased), (x, y))
-
-
 def test_random_features_give_the_biased_discrepancy_of_their_own_kernel(domains: tuple[Tensor, Tensor]) -> None:
     """|mean_s - mean_t|^2 is l^T S^T S l, the biased estimate with S^T S in place of the kernel matrix."""
-    phi, psi = (random_fourier_features(z, sample_frequencies(20, 3, 2.0)) for z in domains)
+    phi, psi = (fn.random_fourier_features(z, fn.sample_frequencies(20, 3, 2.0)) for z in domains)
     own = (phi @ phi.T).mean() + (psi @ psi.T).mean() - 2 * (phi @ psi.T).mean()
-    assert rff_mmd_squared(phi.mean(0), psi.mean(0)).item() == pytest.approx(own.item(), rel=1e-10)
-
-
-def test_an_aligner_with_orthonormal_rows_changes_nothing(generator: torch.Generator) -> None:
-    source, target = (torch.randn(8, generator=generator, dtype=torch.float64) for _ in range(2))
-    wide = torch.linalg.qr(torch.randn(12, 8, generator=generator, dtype=torch.float64)).Q.T
-    torch.testing.assert_close(wide @ wide.T, torch.eye(8, dtype=torch.float64))
-    torch.testing.assert_close(rff_mmd_squared(source, target, wide), rff_mmd_squared(source, target))
-
-
-def test_an_aligner_that_does_not_see_the_gap_gives_zero_and_a_multiple_scales_by_its_square(
-    generator: torch.Generator,
-) -> None:
-    source, target = torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 0.0, 0.5])
-    blind = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
-    assert rff_mmd_squared(source, target, blind).item() == 0
-    aligner = torch.randn(3, 2, generator=generator)
-    assert rff_mmd_squared(source, target, aligner).item() == pytest.approx(4 * (aligner[1] ** 2).sum().item())
-    assert rff_mmd_squared(source, target, 3 * aligner).item() == pytest.approx(
-        9 * rff_mmd_squared(source, target, aligner).item()
-    )
+    assert fn.rff_mmd_squared(phi.mean(0), psi.mean(0)).item() == pytest.approx(own.item(), rel=1e-10)
 
 
 def test_gradient_of_the_aligned_discrepancy_by_hand() -> None:
@@ -106,7 +60,59 @@ def test_gradient_of_the_aligned_discrepancy_by_hand() -> None:
     source = torch.tensor([3.0, 0.0], requires_grad=True)
     target = torch.tensor([0.0, 1.0], requires_grad=True)
     aligner = torch.tensor([[1.0], [2.0]], requires_grad=True)
-    loss = rff_mmd_squared(source, target, aligner)
+    loss = fn.rff_mmd_squared(source, target, aligner)
     gradients = torch.autograd.grad(loss, [source, target, aligner])
     assert loss.item() == 1
     assert [g.flatten().tolist() for g in gradients] == [[2, 4], [-2, -4], [6, -2]]
+
+
+def samples(n: int = 13, k: int = 9, p: int = 3, shift: float = 1.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, p, generator=generator, dtype=torch.float64)
+    return x, shift + 1.5 * torch.randn(k, p, generator=generator, dtype=torch.float64)
+
+
+def test_the_middle_bandwidth_is_the_mean_over_all_pairs_of_both_domains() -> None:
+    x, y = samples()
+    distances = euclidean_distances(np.concatenate([x, y]), squared=True)
+    n = len(distances)
+    b = distances.sum() / (n * n - n)
+    torch.testing.assert_close(fn.kernel_ladder(x, y), b * torch.tensor([0.25, 0.5, 1, 2, 4], dtype=torch.float64))
+    expected = b * torch.tensor([1 / 3, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(fn.kernel_ladder(x, y, num_kernels=2, factor=3.0), expected)
+    torch.testing.assert_close(fn.kernel_ladder(x + 1e6, y + 1e6), fn.kernel_ladder(x, y), rtol=1e-8, atol=0)
+
+
+def test_the_middle_bandwidth_follows_from_two_means_of_each_client() -> None:
+    """2n/(n-1) (mean |z|^2 - |mean z|^2): weighted by samples, means of single clients' means are all that it takes."""
+    x, y = samples()
+    n = len(x) + len(y)
+    mean = (len(x) * x.mean(0) + len(y) * y.mean(0)) / n
+    square = (len(x) * x.square().mean() + len(y) * y.square().mean()) / n
+    b = fn.kernel_ladder(x, y, num_kernels=1)
+    assert fn.mean_pair_distance(mean, square, n) == pytest.approx(float(b), rel=1e-12)
+    assert fn.mean_pair_distance(x[0], x[0].square().mean(), 1) == 0
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_the_discrepancy_is_the_mean_over_kernels_by_scikit_learn(unbiased: bool) -> None:
+    x, y = samples()
+    bandwidths = [0.5, 2.0, 7.0]
+    expected = 0.0
+    for b in bandwidths:
+        within = 0.0
+        for z in (x, y):
+            k = rbf_kernel(z, gamma=1 / b)
+            n = len(z)
+            within += (k.sum() - np.trace(k)) / (n * n - n) if unbiased else k.mean()
+        expected += (within - 2 * rbf_kernel(x, y, gamma=1 / b).mean()) / len(bandwidths)
+    got = fn.multi_kernel_mmd(x, y, torch.tensor(bandwidths), unbiased=unbiased)
+    assert float(got) == pytest.approx(expected, rel=1e-12)
+
+
+def test_rows_of_a_mixture_have_the_spread_of_their_kernel() -> None:
+    unit = fn.sample_frequencies(6, 4, 1.0)
+    got = fn.mixture_frequencies(unit, [0.5, 2.0, 8.0])
+    factors = torch.tensor([2.0, 2.0, 1.0, 1.0, 0.5, 0.5])
+    torch.testing.assert_close(got, unit * factors[:, None])
+    torch.testing.assert_close(fn.mixture_frequencies(unit, [2 * 0.7**2]), fn.sample_frequencies(6, 4, 0.7))

@@ -63,11 +63,9 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     # adversarial
     ("source_logits", lambda: fn.domain_adversarial_loss([], zeros(2))),
     ("logits", lambda: fn.domain_adversarial_loss([zeros(2, 1)], zeros(2))),
-    ("logits", lambda: fn.domain_adversarial_loss([zeros(2)], zeros(0))),
     ("weights", lambda: fn.domain_loss(zeros(2), True, ones(3))),
     *(("progress", partial(f, p)) for f in (fn.reversal_weight, fn.annealing) for p in (1.1, -0.1, NAN)),
     ("points", lambda: fn.gradient_penalty(torch.sum, zeros(3))),
-    ("points", lambda: fn.gradient_penalty(torch.sum, zeros(0, 3))),
     ("features", lambda: fn.multilinear_map(zeros(2), zeros(2, 2))),
     ("probabilities", lambda: fn.multilinear_map(zeros(2, 3), zeros(3, 2))),
     ("probabilities", lambda: fn.entropy_weights(zeros(0, 3))),
@@ -75,49 +73,37 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     ("updates", lambda: fn.fedavg([])),
     ("updates", lambda: fn.fedavg([UPDATE, OTHER])),
     ("updates", lambda: fn.fedavg([UPDATE, LONGER])),
-    *(
-        ("weights", partial(fn.fedavg, [UPDATE] * 2, weights))
-        for weights in ([1.0, -0.5], [NAN, 1.0], [INF, 1.0], [0.0, 0.0], [1.0], ones(2, 1))
-    ),
+    *(("weights", partial(fn.fedavg, [UPDATE] * 2, w)) for w in ([1, -0.5], [NAN, 1], [0, 0], [1], ones(2, 1))),
     *(
         (argument, partial(rule, UPDATE, sources, beta, weights))
         for rule in (fn.fedda, fn.fedgp)
         for argument, sources, beta, weights in (
             ("sources", [], 0.5, None),
             ("updates", [UPDATE, OTHER], 0.5, None),
-            ("updates", [LONGER], 0.5, None),
             ("updates", [{"a": ones(2).long()}], 0.5, None),
             ("beta", [UPDATE], 1.5, None),
-            ("beta", [UPDATE] * 2, [0.5, -0.1], None),
             ("beta", [UPDATE], NAN, None),
             ("beta", [UPDATE] * 2, [0.5], None),
-            ("beta", [UPDATE] * 2, ones(2, 1), None),
             ("weights", [UPDATE] * 2, 0.5, [1.0]),
-            ("weights", [UPDATE] * 2, 0.5, [0.0, 0.0]),
         )
     ),
     ("granularity", lambda: fn.fedgp(UPDATE, [UPDATE], 0.5, granularity="block")),  # type: ignore[arg-type]
     ("granularity", lambda: fn.inner_products(UPDATE, UPDATE, "block")),  # type: ignore[arg-type]
     ("scales", lambda: fn.fedgp_cosine(UPDATE, [UPDATE], 0.5, scales=[-1.0])),
-    ("scales", lambda: fn.fedgp_cosine(UPDATE, [UPDATE], 0.5, scales=[1.0, 1.0])),
     ("updates", lambda: fn.inner_products(UPDATE, OTHER)),
     ("norms_squared", lambda: fn.projection_coefficients(ones(1), -ones(1))),
     ("inner", lambda: fn.projection_coefficients(ones(2), ones(1))),
     ("coefficients", lambda: fn.scale_layers(UPDATE, ones(2))),
     # alignment
     ("other", lambda: fn.alignment_loss(zeros(4, 3), zeros(4))),
-    ("other", lambda: fn.alignment_loss(zeros(4, 3), zeros(1, 3))),
     ("aligned", lambda: fn.alignment_loss(zeros(3), zeros(3))),
-    ("aligned", lambda: fn.alignment_loss(zeros(0, 3), zeros(3))),
     # auto-weighting
     ("target_variance", lambda: fn.auto_weights(-1.0, 1.0)),
-    ("target_variance", lambda: fn.auto_weights(NAN, 1.0)),
     ("distance", lambda: fn.auto_weights(1.0, tensor([1.0, INF]))),
     ("rule", lambda: fn.auto_beta([BATCH] * 2, [BATCH], "median")),  # type: ignore[arg-type]
     ("granularity", lambda: fn.auto_beta([BATCH] * 2, [BATCH], "fedgp", "block")),  # type: ignore[arg-type]
     ("sources", lambda: fn.auto_beta([BATCH] * 2, [])),
     ("count", lambda: fn.auto_beta([BATCH], [BATCH])),
-    ("count", lambda: fn.auto_beta([], [BATCH])),
     ("updates", lambda: fn.auto_beta([BATCH] * 2, [LONGER])),
     ("updates", lambda: fn.auto_beta([BATCH, OTHER], [BATCH])),
     # calibration
@@ -126,12 +112,10 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     ("probabilities", lambda: fn.brier_score(ones(0, 3), zeros(0).long())),
     ("number", lambda: fn.temperature_grid(2)),
     ("losses", lambda: fn.best_temperature(fn.temperature_grid(), zeros(40))),
-    ("temperatures", lambda: fn.best_temperature(ones(4, 1), zeros(4, 1))),
     ("costs", lambda: fn.decide(ones(4, 3), zeros(2, 2))),
     ("costs", lambda: fn.decide(ones(4, 3), zeros(3, 3) / 0)),
     # clustering
     ("num_clusters", lambda: fn.k_means(zeros(3, 2), 4)),
-    ("num_clusters", lambda: fn.k_means(zeros(3, 2), 0)),
     ("x", lambda: fn.k_means(zeros(3), 1)),
     ("clusters", lambda: fn.k_means(zeros(3, 2), 2, zeros(2).long())),
     ("clusters", lambda: fn.relative_scatter(zeros(3, 2), zeros(3))),
@@ -139,28 +123,18 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     # correlation and CORAL's map
     *(("moments", partial(fn.central_moments, ones(number))) for number in (1, 4, 5)),
     ("y", lambda: fn.coral_loss(X, X[:1])),
-    ("y", lambda: fn.coral_loss(X, X[:, :2])),
     ("center", lambda: fn.second_moments(X, ones(2))),
-    ("x", lambda: fn.second_moments(X[:0], ones(4))),
     ("target_covariance", lambda: fn.coral_map(eye(3), eye(4))),
-    ("source_covariance", lambda: fn.coral_map(zeros(3, 4), zeros(3, 4))),
     *(("reg", partial(fn.coral_map, eye(3), eye(3), reg)) for reg in (-1.0, NAN, "none")),
     ("source_covariance", lambda: fn.coral_map(ones(3, 3), eye(3), 0.0)),
-    ("source_covariance", lambda: fn.coral_map(zeros(3, 3), eye(3))),
     ("target_covariance", lambda: fn.coral_map(eye(3), zeros(3, 3) / 0)),
     # linear classifiers
     ("second_moment", lambda: fn.linear_discriminant(ones(4, 3), ones(4, 2), ones(2))),
     ("second_moment", lambda: fn.linear_discriminant(zeros(4, 4) / 0, ones(4, 2), ones(2))),
     ("priors", lambda: fn.linear_discriminant(eye(4), ones(4, 2), ones(3))),
-    ("priors", lambda: fn.linear_discriminant(eye(4), ones(4, 2), ones(2) / 0)),
     ("class_moments", lambda: fn.linear_discriminant(eye(4), ones(4), ones(2))),
-    ("class_moments", lambda: fn.linear_discriminant(eye(4), ones(4, 2) / 0, ones(2))),
-    *(
-        ("shrinkage", partial(fn.linear_discriminant, eye(4), ones(4, 2), ones(2), shrinkage))
-        for shrinkage in (0.0, -0.1, 1.1, NAN)
-    ),
+    *(("shrinkage", partial(fn.linear_discriminant, eye(4), ones(4, 2), ones(2), s)) for s in (0.0, 1.1, NAN)),
     ("second_moment", lambda: fn.linear_discriminant(eye(2) / 2, eye(2) / 2, ones(2) / 2)),  # classes without spread
-    ("x", lambda: fn.softmax_regression(ones(0, 2), ones(0, 2))),
     ("y", lambda: fn.softmax_regression(X, Y[:3])),
     ("x", lambda: fn.softmax_regression(X / 0, Y)),
     ("penalty", lambda: fn.softmax_regression(X, Y, 0.0)),
@@ -180,9 +154,7 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
         for argument, source, target in (
             ("source_basis", basis(2), basis(3)),
             ("source_basis", basis(4), basis(4)),
-            ("source_basis", zeros(6, 0), zeros(6, 0)),
             ("source_basis", 2 * basis(2), basis(2)),
-            ("target_basis", basis(2), basis(2) * NAN),
             ("source_basis", zeros(6), basis(2)),
             ("target_basis", basis(2), eye(6)[:, :2].long()),
         )
@@ -194,8 +166,6 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
         for kernel in (fn.gaussian_kernel, fn.laplace_kernel, fn.cauchy_kernel)
         for argument, x, y, bandwidth in (
             ("bandwidth", X, X, 0.0),
-            ("bandwidth", X, X, NAN),
-            ("bandwidth", X, X, INF),
             ("y", X, X[:, :2], 1.0),
             ("x", X[0], X, 1.0),
         )
@@ -209,24 +179,17 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     # discrepancies
     ("x", lambda: fn.mmd_squared(X[:1], X, 1.0)),
     ("y", lambda: fn.mmd_squared(X, X[:0], 1.0, unbiased=False)),
-    ("y", lambda: fn.mmd_squared(X, ones(3, 1), 1.0)),
-    ("bandwidth", lambda: fn.mmd_squared(X, X, -1.0)),
-    ("mean_target", lambda: fn.rff_mmd_squared(ones(4), ones(6))),
     ("aligner", lambda: fn.rff_mmd_squared(ones(4), ones(4), ones(6, 2))),
     ("num_kernels", lambda: fn.kernel_ladder(X, 2 * X, num_kernels=0)),
     ("factor", lambda: fn.kernel_ladder(X, 2 * X, factor=1.0)),
     ("middle", lambda: fn.kernel_ladder(ones(3, 2), ones(2, 2))),
-    ("middle", lambda: fn.kernel_ladder(ones(1, 2), ones(0, 2))),
     ("y", lambda: fn.kernel_ladder(X, X[:, :2])),
     *(("bandwidths", partial(fn.multi_kernel_mmd, X, X, widths)) for widths in ([], [1.0, 0.0], [INF])),
     ("frequencies", lambda: fn.mixture_frequencies(OMEGA, [1.0, 2.0, 3.0])),
     # mixtures
     ("means", lambda: fn.mixture_variance(zeros(3), zeros(3), ones(3))),
-    ("means", lambda: fn.mixture_variance(zeros(0, 3), zeros(0, 3), ones(0))),
     ("variances", lambda: fn.mixture_variance(zeros(2, 3), zeros(2, 1), ones(2))),
-    ("weights", lambda: fn.mixture_variance(zeros(2, 3), zeros(2, 3), ones(3))),
     ("variances", lambda: fn.mixture_variance(zeros(2, 1), tensor([[1.0], [-2.0]]), ones(2))),
-    ("weights", lambda: fn.mixture_variance(zeros(2, 1), ones(2, 1), tensor([1.0, -1.0]))),
     ("weights", lambda: fn.mixture_variance(zeros(2, 1), ones(2, 1), zeros(2))),
     # knowledge of several sources
     *(
@@ -236,18 +199,15 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     ),
     ("probabilities", lambda: fn.knowledge_vote(X, 0.9)),
     ("probabilities", lambda: fn.consensus_focus(X, 0.9)),
-    ("probabilities", lambda: fn.confident_votes(zeros(3, 0), 0.5)),
     ("rule", lambda: fn.consensus_focus(X[None], 0.9, "mean")),  # type: ignore[arg-type]
     ("probabilities", lambda: fn.consensus_focus(ones(17, 1, 1), 0.5, "shapley")),
     ("probabilities", lambda: fn.between_class_variance(zeros(0, 3))),
     ("mixup", lambda: fn.mixup(X, X, -1.0)),
     ("logits", lambda: fn.hard_vote(zeros(3, 4))),
-    ("logits", lambda: fn.hard_vote(zeros(0, 4, 2))),
     ("logits", lambda: fn.hard_vote(zeros(2, 4, 2) / 0)),
     # refinement
     ("x", lambda: fn.normal_scores(zeros(0, 3))),
     ("x", lambda: fn.normal_scores(tensor([[NAN]]))),
-    ("x", lambda: fn.normal_scores(zeros(3))),
     ("num_neighbors", lambda: fn.neighbour_graph(eye(3), 3)),
     ("x", lambda: fn.neighbour_graph(zeros(3, 2) / 0, 1)),
     *(
@@ -256,14 +216,9 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
             ("graph", ones(4, 2), 0.5),
             ("alpha", ones(3, 2), 1.0),
             ("p", tensor([[1.0, 0], [0, 0], [1, 1]]), 0.5),
-            ("p", -ones(3, 2), 0.5),
-            ("p", ones(3), 0.5),
         )
     ),
-    *(
-        ("shares", partial(fn.to_class_shares, Y, tensor(shares)))
-        for shares in ([0.5, 0.5], [0.6, 0.6, -0.2], [0.5, 0.4, 0.2])
-    ),
+    *(("shares", partial(fn.to_class_shares, Y, tensor(s))) for s in ([0.5, 0.5], [0.6, 0.6, -0.2], [0.5, 0.4, 0.2])),
     ("doubt", lambda: fn.adaptive_shares(Y, -1)),
     *(("confidence", partial(fn.to_confidence, Y, confidence)) for confidence in (0.0, 1.0, NAN)),
     ("features", lambda: fn.refine_labels(Y, ones(3, 3))),
@@ -275,32 +230,26 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     ("ridge", lambda: scores(ridge=0.0)),
     ("logits", lambda: fn.calibrated_information(ones(0, 3), 1.0)),
     ("temperature", lambda: fn.calibrated_information(ones(2, 3), 0.0)),
-    ("num_classes", lambda: fn.calibrated_information(ones(2, 1), 1.0)),
     ("x", lambda: fn.standardised_directions(ones(0, 3))),
     ("x", lambda: fn.nearest_neighbours(ones(3, 2))),
     ("num_neighbours", lambda: fn.nearest_neighbours(ones(5, 2), 5)),
     ("neighbours", lambda: fn.neighbourhood_information(ones(3).long(), ones(2, 1).long(), 2)),
     ("size", lambda: fn.feature_hash(ones(2, 3), 0)),
     ("counts", lambda: fn.class_mean_match(*2 * (ones(2, 3), ones(3)))),
-    ("counts", lambda: fn.class_mean_match(*2 * (ones(2, 3), zeros(2)))),
     # tables
     ("total", lambda: read_union(union_table([str(number).encode() for number in range(400)], 32), 32)),
     ("total", lambda: read_union(zeros(3, 3), 32)),
-    ("total", lambda: read_union(ones(160, 143), 32)),
     ("elements", lambda: union_table([b"x" * 63], 32)),
     # Taylor moments
     *(
         (argument, partial(fn.taylor_mmd_squared, x, y, alpha, degree, center, within))  # type: ignore[arg-type]
         for argument, x, y, alpha, degree, center, within in (
-            ("degree", X, X, 0.1, 0, None, "exact"),
             ("degree", X, X, 0.1, 4, None, "exact"),
             ("alpha", X, X, 0.0, 2, None, "exact"),
-            ("alpha", X, X, INF, 2, None, "exact"),
             ("center", X, X, 0.1, 2, -1.0, "exact"),
             ("within", X, X, 0.1, 2, None, "near"),
             ("x", X[:1], X, 0.1, 2, None, "exact"),
             ("y", X, X[:, :2], 0.1, 2, None, "exact"),
-            ("x", X[0], X, 0.1, 2, None, "exact"),
         )
     ),
     ("num_features", lambda: fn.num_taylor_moments(0, 2)),
@@ -317,66 +266,47 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
             *(("num_components", {"num_components": number}) for number in (0, -1, 9)),
             *(("gamma", {"gamma": gamma}) for gamma in (0.0, -1.0, NAN, INF)),
             ("scaling", {"scaling": "none"}),
-            ("xs", {"xs": PAIR[0] / 0}),
             ("xt", {"xt": PAIR[1] / 0}),
             ("xt", {"xt": PAIR[1][:0]}),
-            ("xt", {"xt": PAIR[1][:, :2]}),
             ("xs", {"xs": PAIR[0][0]}),
         )
     ),
     ("num_components", lambda: tca(xs=ones(3, 2), xt=ones(4, 2))),  # rank 0
     ("kernel", lambda: tca(kernel=lambda x, y: x.sum(dim=1))),
-    ("kernel", lambda: tca(kernel=lambda x, y: (x @ y.T) / 0)),
     ("x", lambda: tca().project(PAIR[0] / 0)),
     ("num_components", lambda: fn.rf_tca_from_sums(SOME_SUMS, SOME_SUMS, 9, 1.0)),
     ("target", lambda: fn.rf_tca_from_sums(SOME_SUMS, EMPTY_SUMS, 1, 1.0)),
     ("total", lambda: SOME_SUMS + WIDER_SUMS),
-    ("total", lambda: fn.rf_tca_from_sums(SOME_SUMS, WIDER_SUMS, 1, 1.0)),
     ("batches", lambda: fn.random_feature_sums([], OMEGA)),
-    ("batches", lambda: fn.random_feature_sums([PAIR[0], PAIR[0] / 0], OMEGA)),
     ("features", lambda: fn.RandomFeatureSums.of(PAIR[0] / 0)),
     # joint distributions
     *(("num_components", partial(jda, num_components=number)) for number in (0, 4)),
     ("gamma", lambda: jda(gamma=0.0)),
     ("num_iterations", lambda: jda(num_iterations=0)),
     ("labelling", lambda: jda(labelling="vote")),
-    ("scaling", lambda: jda(scaling="none")),
     ("ys", lambda: jda(ys=zeros(4).long())),
-    ("xt", lambda: jda(xt=PAIR[1] / 0)),
     ("second_moment", lambda: jda_sums(second_moment=eye(4))),
-    ("class_sums", lambda: jda_sums(class_sums=ones(3))),
     ("class_counts", lambda: jda_sums(class_counts=ones(4))),
     ("class_counts", lambda: jda_sums(class_counts=zeros(2))),
-    ("target", lambda: jda_sums(target=zeros(4, 2))),
     ("target", lambda: jda_sums(target=PAIR[1] / 0)),
     ("num_components", lambda: jda_sums(num_components=4)),
-    ("num_iterations", lambda: jda_sums(num_iterations=0)),
     # transport
     ("x2", lambda: fn.joint_cost(X, X[:, :3])),
     ("y", lambda: fn.joint_cost(X, X, Y)),
-    ("y", lambda: fn.joint_cost(X, X, Y[:3], Y)),
     ("y2", lambda: fn.joint_cost(X, X, Y, Y[:3])),
     ("label_cost", lambda: fn.joint_cost(X, X, Y, Y, -1.0)),
     ("label_cost", lambda: fn.joint_cost(X, X, Y, Y, "fixed")),  # type: ignore[arg-type]
     ("cost", lambda: fn.transport_plan(tensor([[NAN]]))),
-    ("cost", lambda: fn.transport_plan(zeros(0, 2))),
     ("entropy", lambda: fn.transport_plan(X, 0.0)),
-    ("weights", lambda: fn.transport_plan(X, weights=ones(3) / 3)),
     ("weights", lambda: fn.transport_plan(X, weights=ones(4))),
     ("weights", lambda: fn.joint_ot_loss(X, X, weights=tensor([0.5, 0.5, 0.0, 0.0]))),
     ("y", lambda: fn.balanced_weights(-Y)),
-    ("y", lambda: fn.balanced_weights(Y[:0])),
     ("y", lambda: fn.nearest_class_mean(X, X, Y[:2])),
     ("v", lambda: fn.project_simplex(tensor([INF]))),
-    ("v", lambda: fn.project_simplex(ones(3, 0))),
     ("supports", lambda: barycenter([])),
     ("labels", lambda: barycenter(labels=[5 * ones(4, 2)])),
-    ("labels", lambda: barycenter(labels=[Y, Y])),
     ("y", lambda: barycenter(labels=[Y[:2]])),
-    *(
-        ("coordinates", partial(barycenter, [X, X], coordinates=alpha))
-        for alpha in (ones(1), ones(2), tensor([1.5, -0.5]))
-    ),
+    *(("coordinates", partial(barycenter, [X, X], coordinates=a)) for a in (ones(1), ones(2), tensor([1.5, -0.5]))),
     ("num_points", lambda: barycenter(num_points=0)),
     ("num_iterations", lambda: barycenter(num_iterations=0)),
     ("init", lambda: barycenter(num_points=3, init=(X, None))),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,29 +11,14 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from sklearn.decomposition import KernelPCA
 from torch import Tensor
 
 import processes
-from fedlit.functional import (
-    RandomFeatureSums,
-    Scaling,
-    TransferComponents,
-    eigenproblems,
-    feature_sums,
-    gaussian_kernel,
-    r_tca,
-    random_feature_sums,
-    random_fourier_features,
-    rf_tca,
-    rf_tca_from_sums,
-    sample_frequencies,
-    tca,
-)
+from fedlit import functional as fn
 from measured import sums_of_a_stream
 from refused import refused
 
-KERNEL = partial(gaussian_kernel, bandwidth=1.5)
+KERNEL = partial(fn.gaussian_kernel, bandwidth=1.5)
 NUM_SOURCE, NUM_TARGET, NUM, DIM, M, GAMMA = 14, 11, 25, 3, 4, 0.3
 
 
@@ -64,7 +48,7 @@ def centring(num: int = NUM) -> np.ndarray:
 class Case:
     """One method on given data, with the pencil (A, B) it is to solve and the map Z: its features are Z W."""
 
-    solve: Callable[..., TransferComponents]
+    solve: Callable[..., fn.TransferComponents]
     pencil: Callable[[np.ndarray, float], tuple[np.ndarray, np.ndarray]]
     rows: Callable[[Tensor], np.ndarray]
 
@@ -74,7 +58,7 @@ def kernel_rows(z: Tensor) -> np.ndarray:
 
 
 def feature_rows(num: int, z: Tensor) -> np.ndarray:
-    return random_fourier_features(z, sample_frequencies(num, DIM, 1.5)).numpy()
+    return fn.random_fourier_features(z, fn.sample_frequencies(num, DIM, 1.5)).numpy()
 
 
 def tca_pencil(k: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray]:
@@ -93,13 +77,13 @@ def rf_tca_pencil(rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarra
 
 
 CASES = {
-    "tca": Case(partial(tca, kernel=KERNEL), tca_pencil, kernel_rows),
-    "r_tca": Case(partial(r_tca, kernel=KERNEL), r_tca_pencil, kernel_rows),
+    "tca": Case(partial(fn.tca, kernel=KERNEL), tca_pencil, kernel_rows),
+    "r_tca": Case(partial(fn.r_tca, kernel=KERNEL), r_tca_pencil, kernel_rows),
     "rf_tca with more samples than features": Case(
-        partial(rf_tca, frequencies=sample_frequencies(10, DIM, 1.5)), rf_tca_pencil, partial(feature_rows, 10)
+        partial(fn.rf_tca, frequencies=fn.sample_frequencies(10, DIM, 1.5)), rf_tca_pencil, partial(feature_rows, 10)
     ),
     "rf_tca with fewer samples than features": Case(
-        partial(rf_tca, frequencies=sample_frequencies(40, DIM, 1.5)), rf_tca_pencil, partial(feature_rows, 40)
+        partial(fn.rf_tca, frequencies=fn.sample_frequencies(40, DIM, 1.5)), rf_tca_pencil, partial(feature_rows, 40)
     ),
 }
 
@@ -109,7 +93,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
 
-def features_of(found: TransferComponents) -> np.ndarray:
+def features_of(found: fn.TransferComponents) -> np.ndarray:
     return torch.cat([found.source, found.target]).numpy()
 
 
@@ -154,11 +138,11 @@ def test_projecting_the_samples_again_gives_the_same_components(case: Case, xs: 
 
 def test_projects_new_samples_by_their_kernel_with_the_old(xs: Tensor, xt: Tensor, generator: torch.Generator) -> None:
     new = double(5, DIM, generator=generator)
-    found = tca(xs, xt, M, GAMMA, KERNEL)
+    found = fn.tca(xs, xt, M, GAMMA, KERNEL)
     torch.testing.assert_close(found.project(new), KERNEL(new, torch.cat([xs, xt])) @ found.aligner)
-    omega = sample_frequencies(10, DIM, 1.5)
-    found = rf_tca(xs, xt, M, GAMMA, omega)
-    torch.testing.assert_close(found.project(new), random_fourier_features(new, omega) @ found.aligner)
+    omega = fn.sample_frequencies(10, DIM, 1.5)
+    found = fn.rf_tca(xs, xt, M, GAMMA, omega)
+    torch.testing.assert_close(found.project(new), fn.random_fourier_features(new, omega) @ found.aligner)
 
 
 def test_unit_scaling_gives_columns_of_length_one_that_span_the_same_space(case: Case, xs: Tensor, xt: Tensor) -> None:
@@ -170,41 +154,6 @@ def test_unit_scaling_gives_columns_of_length_one_that_span_the_same_space(case:
     assert (constraint.aligner.norm(dim=0) - 1).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("method", [tca, r_tca])
-def test_much_regularisation_gives_kernel_pca(
-    method: Callable[..., TransferComponents], xs: Tensor, xt: Tensor
-) -> None:
-    """With gamma far beyond the gap, HKW are the axes of HKH for R-TCA, and of HKKH for TCA."""
-    found = method(xs, xt, M, 1e8, KERNEL)
-    k = kernel_rows(torch.cat([xs, xt]))
-    pca = KernelPCA(M, kernel="precomputed", eigen_solver="dense").fit(k if method is r_tca else k @ k)
-    same_up_to_sign(centring() @ features_of(found), pca.eigenvectors_, atol=1e-6)
-    np.testing.assert_allclose(found.eigenvalues.numpy() * 1e8, pca.eigenvalues_, rtol=1e-6)
-
-
-def test_little_regularisation_brings_the_means_together(case: Case, xs: Tensor, xt: Tensor) -> None:
-    gaps = [np.linalg.norm(contrast() @ features_of(case.solve(xs, xt, M, gamma))) for gamma in (1e2, 1e-1, 1e-4, 1e-8)]
-    assert gaps == sorted(gaps, reverse=True)
-    # l^T F is of the order of gamma: at 1e-8, and unlike kernel PCA's
-    assert gaps[-1] < 1e-6 < 0.1 < gaps[0]
-
-
-def test_order_of_samples_within_a_domain_does_not_matter(
-    case: Case, xs: Tensor, xt: Tensor, generator: torch.Generator
-) -> None:
-    p, q = torch.randperm(NUM_SOURCE, generator=generator), torch.randperm(NUM_TARGET, generator=generator)
-    first, second = case.solve(xs, xt, M, GAMMA), case.solve(xs[p], xt[q], M, GAMMA)
-    same_up_to_sign(first.source[p].numpy(), second.source.numpy(), atol=1e-9)
-    same_up_to_sign(first.target[q].numpy(), second.target.numpy(), atol=1e-9)
-
-
-def test_translation_of_all_samples_does_not_matter(case: Case, xs: Tensor, xt: Tensor) -> None:
-    first, second = case.solve(xs, xt, M, GAMMA), case.solve(xs + 5, xt + 5, M, GAMMA)
-    torch.testing.assert_close(first.eigenvalues, second.eigenvalues, rtol=1e-8, atol=0)
-    # RF-TCA's uncentred features turn with the phases: what is invariant is the centred part
-    same_up_to_sign(centring() @ features_of(first), centring() @ features_of(second), atol=1e-8)
-
-
 def test_the_same_call_gives_the_same_bits_and_signs_follow_a_rule(case: Case, xs: Tensor, xt: Tensor) -> None:
     first, second = (case.solve(xs, xt, M, GAMMA) for _ in range(2))
     assert torch.equal(first.source, second.source)
@@ -213,40 +162,15 @@ def test_the_same_call_gives_the_same_bits_and_signs_follow_a_rule(case: Case, x
     assert (largest > 0).all()
 
 
-def test_both_forms_of_rf_tca_agree(xs: Tensor, xt: Tensor) -> None:
-    """With 2N = 24 and n = 25 the sums are used; the n x n form of the same data must give the same components."""
-    omega = sample_frequencies(12, DIM, 1.5)
-    primal = rf_tca(xs, xt, M, GAMMA, omega)
-    phi = random_fourier_features(torch.cat([xs, xt]), omega)
-    dual, values = eigenproblems.solve_dual(phi @ phi.T, torch.from_numpy(contrast()), GAMMA, M)
-    same_up_to_sign(features_of(primal), (phi @ phi.T @ dual).numpy(), atol=1e-10)
-    torch.testing.assert_close(primal.eigenvalues, values, rtol=1e-10, atol=0)
-
-
-def test_rf_tca_approaches_r_tca_as_one_over_the_root_of_the_number_of_frequencies(xs: Tensor, xt: Tensor) -> None:
-    exact = projector(centring() @ features_of(r_tca(xs, xt, 2, GAMMA, KERNEL)))
-    numbers, seeds = [400, 1600, 6400, 25600], range(8)
-
-    def error(num: int) -> float:
-        found = (rf_tca(xs, xt, 2, GAMMA, sample_frequencies(num, DIM, 1.5, seed=seed)) for seed in seeds)
-        squares = [np.linalg.norm(projector(centring() @ features_of(f)) - exact) ** 2 for f in found]
-        return math.sqrt(sum(squares) / len(squares))
-
-    errors = [error(num) for num in numbers]
-    slope = np.polyfit(np.log(numbers), np.log(errors), 1)[0]
-    assert -0.62 < slope < -0.38, errors
-    assert errors[-1] < 0.1
-
-
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_streaming_equals_the_batch(
     dtype: torch.dtype, rtol: float, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feature_sums, "CHUNK", 64)
+    monkeypatch.setattr(fn.random_features, "CHUNK", 64)
     x = double(1000, DIM, generator=generator).to(dtype)
-    omega = sample_frequencies(8, DIM, 1.0)
-    whole = RandomFeatureSums.of(random_fourier_features(x.double(), omega))
-    streamed = random_feature_sums(iter(x.split(7)), omega)
+    omega = fn.sample_frequencies(8, DIM, 1.0)
+    whole = fn.RandomFeatureSums.of(fn.random_fourier_features(x.double(), omega))
+    streamed = fn.random_feature_sums(iter(x.split(7)), omega)
     assert (whole.count, streamed.count) == (1000, 1000)
     assert streamed.second_moment.dtype == streamed.total.dtype == torch.float64
     for name in ("second_moment", "total"):
@@ -254,13 +178,13 @@ def test_streaming_equals_the_batch(
         assert torch.linalg.norm(a - b) < rtol * torch.linalg.norm(b)
     # the regrouping makes more than that true: any batches give the same bits
     for batches in (x.split(1000), x.split(64), [x[:1], x[1:1], x[1:130], x[130:]]):
-        other = random_feature_sums(batches, omega)
+        other = fn.random_feature_sums(batches, omega)
         assert torch.equal(other.second_moment, streamed.second_moment)
         assert torch.equal(other.total, streamed.total)
 
 
 def test_sums_by_hand() -> None:
-    sums = RandomFeatureSums.of(torch.tensor([[1.0, 2.0], [3.0, -1.0]]))
+    sums = fn.RandomFeatureSums.of(torch.tensor([[1.0, 2.0], [3.0, -1.0]]))
     assert sums.second_moment.tolist() == [[10, -1], [-1, 5]]
     assert sums.total.tolist() == [4, 1]
     assert sums.count == 2
@@ -271,12 +195,12 @@ def test_sums_by_hand() -> None:
 
 @pytest.mark.parametrize("scaling", ["constraint", "unit"])
 @pytest.mark.parametrize("num", [6, 40])
-def test_sums_of_each_domain_suffice(scaling: Scaling, num: int, xs: Tensor, xt: Tensor) -> None:
-    omega = sample_frequencies(num, DIM, 1.5)
-    source = random_feature_sums(xs.split(5), omega)
-    target = random_feature_sums(xt[:4].split(3), omega) + random_feature_sums([xt[4:]], omega)
-    aligner, values = rf_tca_from_sums(source, target, M, GAMMA, scaling)
-    found = rf_tca(xs, xt, M, GAMMA, omega, scaling)
+def test_sums_of_each_domain_suffice(scaling: fn.Scaling, num: int, xs: Tensor, xt: Tensor) -> None:
+    omega = fn.sample_frequencies(num, DIM, 1.5)
+    source = fn.random_feature_sums(xs.split(5), omega)
+    target = fn.random_feature_sums(xt[:4].split(3), omega) + fn.random_feature_sums([xt[4:]], omega)
+    aligner, values = fn.rf_tca_from_sums(source, target, M, GAMMA, scaling)
+    found = fn.rf_tca(xs, xt, M, GAMMA, omega, scaling)
     torch.testing.assert_close(values, found.eigenvalues, rtol=1e-9, atol=0)
     torch.testing.assert_close(aligner, found.aligner, rtol=0, atol=1e-8)
 
@@ -311,22 +235,10 @@ def test_coincident_samples_work(case: Case, xs: Tensor, xt: Tensor) -> None:
         torch.testing.assert_close(found.eigenvalues, 2 * case.solve(xs, xt, M, GAMMA).eigenvalues, rtol=1e-9, atol=0)
 
 
-def test_one_sample_in_each_domain_by_hand() -> None:
-    """K = [[1, k], [k, 1]] and l = (1, -1), so that K l = (1-k) l and H K 1 = 0: the component is u = l/sqrt 2.
-
-    For w = u, w^T KHK w = (1-k)^2 and w^T (K l l^T K + gamma I) w = 2 (1-k)^2 + gamma.
-    """
-    x, y = torch.tensor([[0.0]], dtype=torch.float64), torch.tensor([[1.0]], dtype=torch.float64)
-    rest = 1 - math.exp(-1 / (2 * 1.5**2))
-    found = tca(x, y, 1, GAMMA, KERNEL)
-    assert found.eigenvalues.item() == pytest.approx(rest**2 / (2 * rest**2 + GAMMA), rel=1e-12)
-    assert (found.source - found.target).abs().item() == pytest.approx(math.sqrt(2), rel=1e-12)
-
-
-@pytest.mark.parametrize("method", [tca, r_tca])
+@pytest.mark.parametrize("method", [fn.tca, fn.r_tca])
 @pytest.mark.parametrize("bandwidth", [1e-3, 1.0])
 def test_large_problems_take_lanczos_and_give_the_same(
-    method: Callable[..., TransferComponents],
+    method: Callable[..., fn.TransferComponents],
     bandwidth: float,
     generator: torch.Generator,
     monkeypatch: pytest.MonkeyPatch,
@@ -336,10 +248,10 @@ def test_large_problems_take_lanczos_and_give_the_same(
     Components of equal eigenvalues are any rotation of one another, and round-off, which depends on where in memory
     the matrix lies, chooses it: only at the larger bandwidth are they the same again.
     """
-    kernel = partial(gaussian_kernel, bandwidth=bandwidth)
+    kernel = partial(fn.gaussian_kernel, bandwidth=bandwidth)
     xs, xt = double(90, DIM, generator=generator), double(110, DIM, generator=generator)
     dense = method(xs, xt, 5, GAMMA, kernel)
-    monkeypatch.setattr(eigenproblems, "_LANCZOS_FROM", 100)
+    monkeypatch.setattr(fn.eigenproblems, "_LANCZOS_FROM", 100)
     lanczos, again = (method(xs, xt, 5, GAMMA, kernel) for _ in range(2))
     torch.testing.assert_close(lanczos.eigenvalues, dense.eigenvalues, rtol=1e-10, atol=0)
     centred = lanczos.source.new_tensor(features_of(lanczos))
@@ -355,8 +267,8 @@ def test_eigenvalues_that_lapack_loses_are_found_by_another_driver(
 ) -> None:
     """On some processors ``evr`` finds none of equal eigenvalues, and says nothing."""
     xs, xt = double(9, DIM, generator=generator), double(11, DIM, generator=generator)
-    kernel = partial(gaussian_kernel, bandwidth=1.0)
-    expected = tca(xs, xt, 3, GAMMA, kernel)
+    kernel = partial(fn.gaussian_kernel, bandwidth=1.0)
+    expected = fn.tca(xs, xt, 3, GAMMA, kernel)
     whole = scipy.linalg.eigh
 
     def lossy(matrix: Any, driver: str, **kwargs: Any) -> Any:
@@ -364,7 +276,7 @@ def test_eigenvalues_that_lapack_loses_are_found_by_another_driver(
         return (values[:0], vectors[:, :0]) if driver == "evr" else (values, vectors)
 
     monkeypatch.setattr(scipy.linalg, "eigh", lossy)
-    found = tca(xs, xt, 3, GAMMA, kernel)
+    found = fn.tca(xs, xt, 3, GAMMA, kernel)
     torch.testing.assert_close(found.eigenvalues, expected.eigenvalues, rtol=1e-10, atol=0)
     torch.testing.assert_close(found.source, expected.source, rtol=0, atol=1e-9)
 
@@ -374,21 +286,12 @@ def linear(x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shift", [0.0, 100.0])
-@pytest.mark.parametrize("method", [tca, r_tca])
+@pytest.mark.parametrize("method", [fn.tca, fn.r_tca])
 def test_components_beyond_the_rank_are_refused(
-    method: Callable[..., TransferComponents], shift: float, generator: torch.Generator
+    method: Callable[..., fn.TransferComponents], shift: float, generator: torch.Generator
 ) -> None:
     """A linear kernel of p features has rank p; what follows is round-off of the size of the uncentred kernel."""
     xs, xt = (double(rows, DIM, generator=generator) + shift for rows in (200, 150))
     assert method(xs, xt, DIM, GAMMA, linear).source.shape == (200, DIM)
     with refused("num_components"):
         method(xs, xt, DIM + 1, GAMMA, linear)
-
-
-@pytest.mark.parametrize("num", [10, 40])
-def test_components_beyond_the_number_of_distinct_samples_are_refused(num: int, xs: Tensor, xt: Tensor) -> None:
-    omega = sample_frequencies(num, DIM, 1.5)
-    few = torch.cat([xs[:3]] * 5)
-    assert rf_tca(few, xt[:2].repeat(5, 1), 4, GAMMA, omega).source.shape == (15, 4)
-    with refused("num_components"):
-        rf_tca(few, xt[:2].repeat(5, 1), 5, GAMMA, omega)

@@ -10,20 +10,11 @@ import ot
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy.optimize import linear_sum_assignment, minimize
+from scipy.optimize import minimize
 from sklearn.neighbors import NearestCentroid
 from torch import Tensor
 
-from fedlit.functional import (
-    balanced_weights,
-    barycentric_mapping,
-    joint_cost,
-    joint_ot_loss,
-    nearest_class_mean,
-    project_simplex,
-    transport_plan,
-    wasserstein_barycenter,
-)
+from fedlit import functional as fn
 
 
 def samples(n: int, d: int = 4, seed: int = 0, shift: float = 0.0) -> Tensor:
@@ -37,23 +28,14 @@ def probabilities(n: int, classes: int = 3, seed: int = 0) -> Tensor:
 def test_costs_are_those_of_pot() -> None:
     x, x2, y, y2 = samples(7), samples(5, seed=1), probabilities(7), probabilities(5, seed=1)
     features, labels = ot.dist(x.numpy(), x2.numpy()), ot.dist(y.numpy(), y2.numpy())
-    np.testing.assert_allclose(joint_cost(x, x2), features, atol=1e-12)
-    np.testing.assert_allclose(joint_cost(x, x2, y, y2, 2.5), features + 2.5 * labels, atol=1e-12)
-    np.testing.assert_allclose(joint_cost(x, x2, y, y2), features + features.max() * labels, atol=1e-12)
-
-
-def test_plans_of_equal_numbers_are_assignments() -> None:
-    cost = joint_cost(samples(12), samples(12, seed=1))
-    plan = transport_plan(cost)
-    rows, columns = linear_sum_assignment(cost.numpy())
-    expected = np.zeros((12, 12))
-    expected[rows, columns] = 1 / 12
-    np.testing.assert_allclose(plan, expected, atol=1e-15)
+    np.testing.assert_allclose(fn.joint_cost(x, x2), features, atol=1e-12)
+    np.testing.assert_allclose(fn.joint_cost(x, x2, y, y2, 2.5), features + 2.5 * labels, atol=1e-12)
+    np.testing.assert_allclose(fn.joint_cost(x, x2, y, y2), features + features.max() * labels, atol=1e-12)
 
 
 @pytest.mark.parametrize(("n", "m"), [(9, 5), (5, 9), (1, 4), (4, 1), (7, 7)])
 def test_plans_have_uniform_marginals_and_few_entries(n: int, m: int) -> None:
-    plan = transport_plan(joint_cost(samples(n).float(), samples(m, seed=1).float()))
+    plan = fn.transport_plan(fn.joint_cost(samples(n).float(), samples(m, seed=1).float()))
     torch.testing.assert_close(plan.sum(dim=1), torch.full((n,), 1 / n, dtype=torch.float64))
     torch.testing.assert_close(plan.sum(dim=0), torch.full((m,), 1 / m, dtype=torch.float64))
     assert int((plan > 0).sum()) <= n + m - 1
@@ -62,35 +44,35 @@ def test_plans_have_uniform_marginals_and_few_entries(n: int, m: int) -> None:
 @pytest.mark.parametrize("entropy", [None, 0.05])
 def test_a_weight_is_as_many_copies_of_a_sample(entropy: float | None) -> None:
     x, x2, copies = samples(4), samples(6, seed=1), torch.tensor([1, 3, 2, 2])
-    cost = joint_cost(x, x2)
-    plan = transport_plan(cost, entropy, copies / copies.sum())
+    cost = fn.joint_cost(x, x2)
+    plan = fn.transport_plan(cost, entropy, copies / copies.sum())
     torch.testing.assert_close(plan.sum(dim=1), copies.double() / 8, atol=1e-7, rtol=1e-4)
-    repeated = joint_cost(x.repeat_interleave(copies, dim=0), x2)
-    expected = float((transport_plan(repeated, entropy) * repeated).sum())
+    repeated = fn.joint_cost(x.repeat_interleave(copies, dim=0), x2)
+    expected = float((fn.transport_plan(repeated, entropy) * repeated).sum())
     assert float((plan * cost).sum()) == pytest.approx(expected, rel=1e-6)
     if entropy is None:
-        assert float(joint_ot_loss(x, x2, weights=copies / copies.sum())) == pytest.approx(expected, rel=1e-12)
+        assert float(fn.joint_ot_loss(x, x2, weights=copies / copies.sum())) == pytest.approx(expected, rel=1e-12)
         uniform = torch.full((6,), 1 / 6, dtype=torch.float64)
         assert expected == pytest.approx(float(ot.emd2(copies.double() / 8, uniform, cost)), rel=1e-12)
 
 
 def test_balanced_weights_give_each_class_there_is_the_same_mass() -> None:
     classes = torch.tensor([0, 0, 0, 2, 2, 3])  # nobody of class 1
-    weights = balanced_weights(F.one_hot(classes, 4))
+    weights = fn.balanced_weights(F.one_hot(classes, 4))
     torch.testing.assert_close(weights, torch.tensor([1 / 9] * 3 + [1 / 6] * 2 + [1 / 3], dtype=torch.float64))
     soft = probabilities(7)
-    mass = balanced_weights(soft)[:, None] * soft
-    torch.testing.assert_close(balanced_weights(soft).sum(), torch.tensor(1.0, dtype=torch.float64))
+    mass = fn.balanced_weights(soft)[:, None] * soft
+    torch.testing.assert_close(fn.balanced_weights(soft).sum(), torch.tensor(1.0, dtype=torch.float64))
     assert bool((mass > 0).all())
-    torch.testing.assert_close(balanced_weights(torch.eye(3)), torch.full((3,), 1 / 3, dtype=torch.float64))
+    torch.testing.assert_close(fn.balanced_weights(torch.eye(3)), torch.full((3,), 1 / 3, dtype=torch.float64))
 
 
 def test_nearest_class_means_are_those_of_scikit_learn() -> None:
     x, x2, classes = samples(40), samples(30, seed=1), torch.arange(30) % 3
     expected = NearestCentroid().fit(x2.numpy(), classes.numpy()).predict(x.numpy())
-    np.testing.assert_array_equal(nearest_class_mean(x, x2, F.one_hot(classes, 3).double()), expected)
+    np.testing.assert_array_equal(fn.nearest_class_mean(x, x2, F.one_hot(classes, 3).double()), expected)
     # a class without samples is nobody's, also where the origin is nearest
-    around = nearest_class_mean(0.01 * x, x2 + 5, F.one_hot(classes, 4).double())
+    around = fn.nearest_class_mean(0.01 * x, x2 + 5, F.one_hot(classes, 4).double())
     assert int(around.max()) < 3
 
 
@@ -98,7 +80,7 @@ def test_losses_are_those_of_pot_with_its_gradient() -> None:
     """The envelope theorem: ot.emd2 differentiates likewise."""
     x, x2 = samples(8).requires_grad_(), samples(6, seed=1)
     y, y2 = probabilities(8).requires_grad_(), probabilities(6, seed=1)
-    loss = joint_ot_loss(x, x2, y, y2, 3.0)
+    loss = fn.joint_ot_loss(x, x2, y, y2, 3.0)
     theirs_x, theirs_y = x.detach().clone().requires_grad_(), y.detach().clone().requires_grad_()
     cost = ot.dist(theirs_x, x2) + 3.0 * ot.dist(theirs_y, y2)
     uniform = torch.full((8,), 1 / 8, dtype=torch.float64), torch.full((6,), 1 / 6, dtype=torch.float64)
@@ -112,8 +94,8 @@ def test_losses_are_those_of_pot_with_its_gradient() -> None:
 
 def test_barycentric_mappings_keep_the_mean_and_are_least_squares() -> None:
     x, x2 = samples(6), samples(9, seed=1)
-    plan = transport_plan(joint_cost(x, x2))
-    mapped = barycentric_mapping(plan, x2)
+    plan = fn.transport_plan(fn.joint_cost(x, x2))
+    mapped = fn.barycentric_mapping(plan, x2)
     torch.testing.assert_close(mapped.mean(dim=0), x2.mean(dim=0))
     best = minimize(lambda z: float((plan[2] * (torch.from_numpy(z) - x2).square().sum(dim=1)).sum()), np.zeros(4))
     np.testing.assert_allclose(mapped[2], best.x, atol=1e-4)
@@ -138,7 +120,7 @@ def test_means_are_weighted_means_and_labels_stay_probabilities(
 ) -> None:
     supports, labels = atoms(sizes)
     for iterations in (1, 2, 10):
-        found = wasserstein_barycenter(supports, labels, ALPHA, num_points, label_cost, num_iterations=iterations)
+        found = fn.wasserstein_barycenter(supports, labels, ALPHA, num_points, label_cost, num_iterations=iterations)
         assert found.labels is not None
         expected = sum(a * x.mean(dim=0) for a, x in zip(ALPHA, supports, strict=True))
         torch.testing.assert_close(found.support.mean(dim=0), expected)
@@ -156,19 +138,13 @@ def test_a_single_distribution_is_its_own_barycenter_after_one_step() -> None:
         ([x], [y], torch.ones(1)),
         ([x, samples(12, seed=5)], [y, probabilities(12, seed=5)], torch.tensor([1.0, 0.0])),
     ):
-        found = wasserstein_barycenter(supports, labels, alpha.double(), label_cost=0.0, init=start, num_iterations=1)
+        found = fn.wasserstein_barycenter(
+            supports, labels, alpha.double(), label_cost=0.0, init=start, num_iterations=1
+        )
         order = [int((found.support[i] - x).square().sum(dim=1).argmin()) for i in range(12)]
         assert sorted(order) == list(range(12))
         torch.testing.assert_close(found.support, x[order])
         torch.testing.assert_close(found.labels, y[order])
-
-
-def test_on_a_line_the_barycenter_averages_quantiles() -> None:
-    """W2 of samples on a line: sort, and average (Agueh and Carlier 2011)."""
-    supports = [samples(15, 1, seed, seed) for seed in range(3)]
-    found = wasserstein_barycenter(supports, None, ALPHA, num_iterations=20)
-    quantiles = torch.stack([x.sort(dim=0).values for x in supports])
-    torch.testing.assert_close(found.support.sort(dim=0).values, torch.einsum("k,knd->nd", ALPHA, quantiles))
 
 
 def test_it_is_that_of_pot_from_the_same_start() -> None:
@@ -178,14 +154,14 @@ def test_it_is_that_of_pot_from_the_same_start() -> None:
     theirs = ot.lp.free_support_barycenter(
         [x.numpy() for x in supports], weights, start.numpy(), weights=ALPHA.numpy(), numItermax=5, stopThr=0.0
     )
-    ours = wasserstein_barycenter(supports, None, ALPHA, init=(start, None), num_iterations=5, tol=-1.0)
+    ours = fn.wasserstein_barycenter(supports, None, ALPHA, init=(start, None), num_iterations=5, tol=-1.0)
     np.testing.assert_allclose(ours.support, theirs, atol=1e-10)
 
 
 @pytest.mark.parametrize("label_cost", [0.0, 2.0])
 def test_no_update_raises_the_objective(label_cost: float) -> None:
     supports, labels = atoms((20, 25, 30))
-    found = wasserstein_barycenter(supports, labels, ALPHA, 15, label_cost, num_iterations=30, tol=0.0)
+    found = fn.wasserstein_barycenter(supports, labels, ALPHA, 15, label_cost, num_iterations=30, tol=0.0)
     assert all(b <= a + 1e-12 for a, b in itertools.pairwise(found.objective))
     assert len(found.objective) > 2
 
@@ -195,9 +171,9 @@ def test_gradients_reach_atoms_labels_and_coordinates_with_constant_plans() -> N
     leaves = [each.requires_grad_() for each in (*supports, *labels)]
     alpha = ALPHA.clone().requires_grad_()
     target, classes = samples(10, seed=7, shift=1.0), probabilities(10, seed=7)
-    found = wasserstein_barycenter(supports, labels, alpha)
+    found = fn.wasserstein_barycenter(supports, labels, alpha)
     assert found.labels is not None
-    loss = joint_ot_loss(target, found.support, classes, found.labels, 2.0)
+    loss = fn.joint_ot_loss(target, found.support, classes, found.labels, 2.0)
     found.support.retain_grad()
     found.labels.retain_grad()
     loss.backward()
@@ -215,34 +191,25 @@ def test_float32_atoms_give_float32_and_class_less_points_are_fine() -> None:
     supports, labels = atoms()
     labels[1][:, 2] = 0  # a class that one of them does not have
     labels[1] /= labels[1].sum(dim=1, keepdim=True)
-    found = wasserstein_barycenter([x.float() for x in supports], [y.float() for y in labels], ALPHA.float())
+    found = fn.wasserstein_barycenter([x.float() for x in supports], [y.float() for y in labels], ALPHA.float())
     assert found.labels is not None
-    assert (found.support.dtype, found.labels.dtype, found.plans[0].dtype) == (
-        torch.float32,
-        torch.float32,
-        torch.float64,
-    )
-    exact = wasserstein_barycenter(supports, labels, ALPHA)
+    assert found.support.dtype == found.labels.dtype == torch.float32
+    exact = fn.wasserstein_barycenter(supports, labels, ALPHA)
     torch.testing.assert_close(found.support.double(), exact.support, atol=1e-4, rtol=1e-4)
 
 
 def test_classes_as_whole_numbers_are_the_probabilities_that_they_stand_for() -> None:
-    generator = torch.Generator().manual_seed(0)
-    supports = [torch.randn(6, 3, generator=generator) for _ in range(2)]
-    classes = [torch.nn.functional.one_hot(torch.arange(6) % 3)] * 2
-    alpha = torch.tensor([0.25, 0.75])
-    found = wasserstein_barycenter(supports, classes, alpha)
-    expected = wasserstein_barycenter(supports, [each.float() for each in classes], alpha)
-    assert found.labels is not None
+    supports, classes, alpha = [samples(6), samples(6, seed=1)], [F.one_hot(torch.arange(6) % 3)] * 2, ALPHA[1:] * 2
+    found = fn.wasserstein_barycenter(supports, classes, alpha)
+    expected = fn.wasserstein_barycenter(supports, [each.double() for each in classes], alpha)
     assert torch.equal(found.labels, expected.labels)
-    torch.testing.assert_close(found.labels.sum(dim=1), torch.ones(6))
 
 
 def test_coordinates_in_half_precision_sum_to_one_as_well_as_they_can() -> None:
     supports = [torch.randn(4, 2, generator=torch.Generator().manual_seed(k)).bfloat16() for k in range(3)]
-    alpha = project_simplex(torch.full((3,), 1 / 3).bfloat16())
+    alpha = fn.project_simplex(torch.full((3,), 1 / 3).bfloat16())
     assert float(alpha.double().sum()) != pytest.approx(1.0, abs=1e-4)
-    found = wasserstein_barycenter(supports, None, alpha)
+    found = fn.wasserstein_barycenter(supports, None, alpha)
     assert found.support.dtype == torch.bfloat16
     assert found.support.isfinite().all()
 
@@ -251,20 +218,13 @@ def test_too_little_entropy_for_sinkhorn_is_told() -> None:
     generator = torch.Generator().manual_seed(0)
     cost = torch.rand(30, 30, generator=generator)
     with pytest.warns(UserWarning, match=r"not converged: a column's weight is off by .* with entropy=1e-06"):
-        transport_plan(cost, 1e-6)
-
-
-def test_with_entropy_it_comes_near() -> None:
-    supports, labels = atoms((6, 6, 6))
-    exact = wasserstein_barycenter(supports, labels, ALPHA, label_cost=1.0, num_iterations=2)
-    near = wasserstein_barycenter(supports, labels, ALPHA, label_cost=1.0, entropy=2e-3, num_iterations=2)
-    assert float((exact.support - near.support).abs().mean()) < 0.1
+        fn.transport_plan(cost, 1e-6)
 
 
 def test_projections_are_the_nearest_points_of_the_simplex() -> None:
     for seed in range(20):
         v = 2 * samples(1, 5, seed)[0]
-        ours = project_simplex(v)
+        ours = fn.project_simplex(v)
         best = minimize(
             lambda w, v=v: ((w - v.numpy()) ** 2).sum(),
             np.full(5, 0.2),
@@ -281,14 +241,7 @@ def test_projections_by_hand_and_their_identities() -> None:
         (0.9, 0.3): (0.8, 0.2), (-1.0, -3.0): (1.0, 0.0), (5.0,): (1.0,),
     }  # fmt: skip
     for v, expected in by_hand.items():
-        torch.testing.assert_close(project_simplex(torch.tensor(v)), torch.tensor(expected))
-    v = samples(50, 6)
-    once = project_simplex(v)
-    torch.testing.assert_close(once.sum(dim=1), torch.ones(50, dtype=torch.float64))
-    torch.testing.assert_close(project_simplex(once), once)
-    torch.testing.assert_close(project_simplex(v + 7.5), once)
-    torch.testing.assert_close(project_simplex(v[None])[0], once)
-    assert bool((once >= 0).all())
-
-
-X, Y = samples(4), probabilities(4)
+        torch.testing.assert_close(fn.project_simplex(torch.tensor(v)), torch.tensor(expected))
+    once = fn.project_simplex(samples(50, 6))
+    torch.testing.assert_close(fn.project_simplex(once), once)
+    torch.testing.assert_close(fn.project_simplex(samples(50, 6)[None])[0], once)

@@ -1,4 +1,4 @@
-"""Messages between sources and target that several methods send: means of a map of samples, and classifiers.
+"""What several methods share: messages of means of a map of samples and of classifiers, and parameter groups.
 
 For means m_k of the K sources and m_T of the target, all that a client needs for its gradient of
 
@@ -9,13 +9,13 @@ For means m_k of the K sources and m_T of the target, all that a client needs fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedlit import FederatedModule, Run
 from fedlit.federation import Client, Federation
 from fedlit.models import part_of
-from fedlit.module import FederatedModule
-from fedlit.run.run import Run
 
 Message = Mapping[str, Tensor]
 
@@ -34,7 +34,7 @@ def exchange_means(
     weights: Mapping[str, float] | None = None,
     answer: Callable[[Message | None], Message | None] | None = None,
 ) -> dict[str, Message]:
-    """Send the target the mean of the sources' messages, and each source the target's.
+    """Send the target the mean of the sources' messages, and each source the target's; return those received, by name.
 
     Args:
         federation: Of the clients.
@@ -42,11 +42,7 @@ def exchange_means(
         messages: Of local clients, by name.
         sources: Those that participate, wherever hosted.
         weights: Of the sources in their mean; ``None`` is uniform.
-        answer: Makes the target's message from the mean that it has received, or ``None``; called where the target is
-            hosted and has a message.
-
-    Returns:
-        What each local client has received from the other side, by name.
+        answer: Makes the target's message from the received mean, if any; called where the target has a message.
     """
     target = federation.target.name
     up = federation.mean(
@@ -62,16 +58,10 @@ def exchange_means(
 def sum_difference(
     federation: Federation, channel: str, means: Mapping[str, Tensor], sources: Sequence[Client]
 ) -> dict[str, Tensor]:
-    """Send everyone D, the mean over sources less the target's, and nobody any other client's mean.
+    """Send everyone D, the mean over participating sources less the target's, and nobody any other client's mean.
 
-    Args:
-        federation: Of the clients.
-        channel: A summed one from everyone to everyone.
-        means: Of local clients, by name, of equal shape.
-        sources: Those that participate, wherever hosted; the target does too.
-
-    Returns:
-        D by name of a local client; none if a client dropped out, as a sum without it is no difference of means.
+    ``means`` of local clients, by name, have equal shapes. Return D by name of a local client; none if a client dropped
+    out, as a sum without it is no difference of means.
     """
     share = 1 / len(sources)
     signs = dict.fromkeys((client.name for client in sources), share) | {federation.target.name: -1.0}
@@ -84,15 +74,9 @@ def sum_difference(
 
 
 def send_classifiers(run: Run, channel: str, absent_too: bool = False) -> dict[str, dict[str, dict[str, Tensor]]]:
-    """Send every source's classifier to the target over an open channel.
+    """Send every source's classifier to the target over an open channel, with ``absent_too`` also of absent ones.
 
-    Args:
-        run: Of the method.
-        channel: From the sources to the target.
-        absent_too: Whether sources that are absent in this round send theirs all the same.
-
-    Returns:
-        Classifiers' states by source, under the target's name, where it is hosted.
+    Return classifiers' states by source, under the target's name, where it is hosted.
     """
     sent = {
         client.name: part_of(run.weights.of(client.name, frozen_too=True), "classifier")
@@ -101,3 +85,15 @@ def send_classifiers(run: Run, channel: str, absent_too: bool = False) -> dict[s
     }
     around = run.weights.received_part("classifier")
     return run.federation.exchange(channel, sent, around=around, absent_too=absent_too)
+
+
+def divided(groups: Sequence[dict[str, Any]], part_of: Callable[[str], nn.Module | None]) -> list[dict[str, Any]]:
+    """Divide clients' parameter groups: parameters of a client's part, if it has one, get a group behind the others."""
+    parts: list[dict[str, Any]] = []
+    for group in groups:
+        part = part_of(group["client"])
+        within = set() if part is None else {id(param) for param in part.parameters()}
+        for inside in (False, True) if within else (False,):
+            params = [param for param in group["params"] if (id(param) in within) == inside]
+            parts.append({"params": params, "client": group["client"]})
+    return parts

@@ -1,0 +1,136 @@
+"""Losses of single clients: alignment, received gradients, entropies of predictions, and parts of features.
+
+FADA is of Peng et al., ICLR 2020.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedlit.functional.checks import check_same_shape, check_shape
+
+_FLOOR = 0.01
+"""Least spread, as a share of the features' squared length: it bounds the relative loss by 2 / 0.01."""
+
+
+def alignment_loss(aligned: Tensor, other: Tensor, *, unbiased: bool = False, relative: bool = False) -> Tensor:
+    r"""Squared distance of a mini-batch's mean to a received mean, a scalar, with two remedies for its faults.
+
+    .. math:: L = \left\|\bar f - W^\top\mu\right\|^2, \qquad f_j = W^\top s_j
+
+    - The mean of b samples is noisy: :math:`E L` exceeds the distance of the true means by :math:`\mathrm{tr}\,
+      \mathrm{Cov}(f) / b`, whose gradient shrinks the features. ``unbiased`` subtracts :math:`S / b`, with the batch's
+      spread :math:`S = \frac{1}{b-1}\sum_j\|f_j - \bar f\|^2`.
+    - W = 0 minimises L. ``relative`` divides it by :math:`S + 0.01 Q` with the squared length
+      :math:`Q = \frac{1}{b}\sum_j\|f_j\|^2 + \|W^\top\mu\|^2`, which no scaling of W changes: the trace form of
+      RF-TCA's constraint :math:`W^\top C W = I`. Q bounds it where a batch's samples are alike. Equation 11 of
+      FedRF-TCA (arXiv 2311.04686) has neither remedy.
+
+    Args:
+        aligned: f of the client's batch, shape (b, m), at least one sample.
+        other: :math:`W^\top\mu`, the received mean in the same space, shape (m,).
+        unbiased: Subtract the expected contribution of the batch's noise; one sample alone does not show it.
+        relative: Divide by the batch's spread; for one sample alone, which has none, by Q.
+    """
+    check_shape("aligned", aligned, "b > 0", "m")
+    check_shape("other", other, aligned.shape[1])
+    mean = aligned.mean(dim=0)
+    loss = (mean - other).square().sum()
+    size = len(aligned)
+    spread = (aligned - mean).square().sum() / max(size - 1, 1)
+    if unbiased:
+        loss = loss - spread / size
+    if relative:
+        length = aligned.square().sum() / size + other.square().sum()
+        scale = spread + _FLOOR * length if size > 1 else length
+        loss = loss / scale.clamp(min=torch.finfo(scale.dtype).tiny)
+    return loss
+
+
+def loss_from_gradient(inputs: Tensor, gradient: Tensor, value: Tensor | float = 0.0) -> Tensor:
+    r"""A scalar, float64, whose gradient by ``inputs`` was received from the client that computes it.
+
+    .. math:: L = \langle x, g \rangle - \langle x, g \rangle_{\text{constant}} + v, \qquad
+              \partial L / \partial x = g
+
+    By the chain rule, backpropagation through it is that of the sender's loss.
+
+    Args:
+        inputs: x, such as features, with their graph; any shape.
+        gradient: g, of the same shape.
+        value: v of the sender's loss, for logging.
+    """
+    check_same_shape("gradient", gradient, "inputs", inputs)
+    linear = (inputs * gradient.detach().to(inputs)).sum().double()
+    return linear - linear.detach() + value
+
+
+def information_maximisation_loss(logits: Tensor) -> Tensor:
+    r"""Negative mutual information of samples and predicted classes in a batch, from -log C to 0, in nats.
+
+    .. math:: L = \frac{1}{B} \sum_i H(p_i) - H(\bar p), \qquad p_i = \text{softmax}(\text{logits}_i)
+
+    Low where predictions are certain and all classes occur. A batch should have several samples of each class, as its
+    mean prediction stands for the classes' shares. See Liang, Hu and Feng, ICML 2020, equations 3 and 4.
+
+    Args:
+        logits: Shape (B, C), of at least one sample and class.
+    """
+    check_shape("logits", logits, "B > 0", "C > 0", way_out="leave the term out where there is no sample")
+    log_p = logits.log_softmax(dim=1)
+    log_mean = log_p.logsumexp(dim=0) - math.log(len(logits))  # its gradient is finite where a class has probability 0
+    loss: Tensor = (log_mean.exp() * log_mean).sum() - (log_p.exp() * log_p).sum(dim=1).mean()
+    return loss
+
+
+_TINY = 1e-5
+"""As published; it keeps log p finite, and moves the loss of a uniform prediction by C times as much."""
+
+
+def minimax_entropy_loss(logits: Tensor) -> Tensor:
+    r"""Negative mean entropy of predictions, from -log C (all uniform) to 0 (all certain), up to C times 1e-5.
+
+    .. math:: L = \frac{1}{B} \sum_i \sum_c p_{ic} \log(p_{ic} + 10^{-5}), \qquad p_i = \text{softmax}(\text{logits}_i)
+
+    A classifier that lowers it moves its class weights towards the samples; an extractor that raises it (whose gradient
+    is reversed) gathers the samples about them. See Saito et al., ICCV 2019, equation 5.
+
+    Args:
+        logits: Shape (B, C), of at least one sample and class.
+    """
+    check_shape("logits", logits, "B > 0", "C > 0", way_out="leave the term out where there is no sample")
+    p = logits.softmax(dim=1)
+    return (p * (p + _TINY).log()).sum(dim=1).mean()
+
+
+def uniform_cross_entropy(logits: Tensor) -> Tensor:
+    r"""Cross-entropy of predictions to the uniform distribution: at least log C, if all are uniform (FADA, equation 7).
+
+    .. math:: L = -\frac{1}{B C} \sum_i \sum_c \log p_{ic}, \qquad p_i = \text{softmax}(\text{logits}_i)
+
+    Args:
+        logits: Shape (B, C), of at least one sample and class.
+    """
+    check_shape("logits", logits, "B > 0", "C > 0")
+    return -logits.log_softmax(dim=1).mean()
+
+
+def mutual_information_bound(joint: Tensor, independent: Tensor) -> Tensor:
+    r"""Donsker and Varadhan's lower bound on the mutual information of two variables, in nats, a scalar.
+
+    .. math:: I(X; Y) \ge \mathbb E_{(x, y)} \, T(x, y) - \log \mathbb E_{x, \, y'} \, e^{T(x, y')}
+
+    with equality for :math:`T = \log p(x, y) / (p(x) \, p(y))`, up to a constant. Of few pairs it is too high in the
+    mean, and a critic T that remembers these very pairs may raise it without limit. See Belghazi et al., ICML 2018
+    (MINE); FADA, equation 8.
+
+    Args:
+        joint: T of pairs that belong together, such as of one sample, shape (n,), n at least 1.
+        independent: T of pairs drawn independently, such as of two samples, shape (m,), m at least 1.
+    """
+    check_shape("joint", joint, "n > 0")
+    check_shape("independent", independent, "m > 0")
+    return joint.mean() - (independent.logsumexp(dim=0) - math.log(len(independent)))

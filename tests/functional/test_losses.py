@@ -1,0 +1,186 @@
+"""Losses of single clients: by hand, against torch and scipy, and at their limits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import scipy.special
+import scipy.stats
+import torch
+import torch.nn.functional as F
+from scipy.stats import entropy
+from torch import Tensor
+
+from fedlit import functional as fn
+
+
+def test_numbers_by_hand() -> None:
+    aligned = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0]])
+    other = torch.tensor([0.0, 1.0])
+    # mean (1, 1), distance^2 1; squared deviations 1+1, 1+1, 0+4: 8, over 2 is S = 4; Q = (0 + 4 + 10) / 3 + 1
+    scale = 4 + 0.01 * (14 / 3 + 1)
+    assert fn.alignment_loss(aligned, other).item() == pytest.approx(1.0)
+    assert fn.alignment_loss(aligned, other, unbiased=True).item() == pytest.approx(1 - 4 / 3)
+    assert fn.alignment_loss(aligned, other, relative=True).item() == pytest.approx(1 / scale)
+    assert fn.alignment_loss(aligned, other, relative=True, unbiased=True).item() == pytest.approx((1 - 4 / 3) / scale)
+
+
+def test_it_is_equation_11_without_remedies(generator: torch.Generator) -> None:
+    features, received, aligner = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((9, 12), (12,), (12, 4))
+    )
+    loss = fn.alignment_loss(features @ aligner, received @ aligner)
+    assert float(loss) == pytest.approx(float(fn.rff_mmd_squared(features.mean(dim=0), received, aligner)), rel=1e-12)
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_a_single_sample_has_no_spread_and_is_taken_by_its_length(unbiased: bool) -> None:
+    """Distance (1 - 3)^2 + 2^2 = 8; lengths 5 and 9."""
+    aligned, other = torch.tensor([[1.0, 2.0]]), torch.tensor([3.0, 0.0])
+    assert float(fn.alignment_loss(aligned, other, unbiased=unbiased)) == 8.0
+    assert float(fn.alignment_loss(aligned, other, unbiased=unbiased, relative=True)) == pytest.approx(8 / 14)
+    opposite = fn.alignment_loss(aligned, -aligned[0], unbiased=unbiased, relative=True)
+    assert float(opposite) == pytest.approx(2.0)  # |2 f|^2 / 2 |f|^2, the largest there is
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_the_relative_loss_is_bounded_and_no_scaling_of_w_changes_it(
+    unbiased: bool, size: int, generator: torch.Generator
+) -> None:
+    """|mean - other|^2 <= 2 (|mean|^2 + |other|^2) <= 2 Q over at least 0.01 Q; less at most S / b over S."""
+    point, noise = torch.randn(1, 3, generator=generator), torch.randn(size, 3, generator=generator)
+    alike, skewed = point.expand(size, 3).clone(), torch.cat([1e3 * noise[:1], 1e-3 * noise[1:]])
+    lower = -1 / size if unbiased and size > 1 else 0.0
+    for aligned in (noise, alike, point + 1e-4 * noise, torch.zeros(size, 3), skewed):
+        mean, zero = aligned.mean(dim=0), torch.zeros(3)
+        for received in (torch.randn(3, generator=generator), torch.full((3,), 1e4), -mean, mean, zero):
+            losses = []
+            for scale in (1.0, 1e-4, 1e4):
+                batch = (scale * aligned).requires_grad_(True)
+                loss = fn.alignment_loss(batch, scale * received, unbiased=unbiased, relative=True)
+                assert torch.autograd.grad(loss, batch)[0].isfinite().all()
+                losses.append(float(loss.detach()))
+            assert lower - 1e-5 <= losses[0] <= 200 * (1 + 1e-5)
+            assert losses == pytest.approx([losses[0]] * 3, rel=1e-3, abs=1e-5)
+
+
+RHO = 0.8
+KNOWN = -0.5 * math.log(1 - RHO**2)
+"""Mutual information of two standard normal variables with correlation RHO, 0.511 nats."""
+
+
+def gaussians(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    x, noise = torch.randn(2, n, generator=generator, dtype=torch.float64)
+    return x, RHO * x + math.sqrt(1 - RHO**2) * noise
+
+
+def log_ratio(x: Tensor, y: Tensor) -> Tensor:
+    """Logarithm of the joint density over the product of both: the best critic."""
+    return KNOWN - (RHO**2 * (x.square() + y.square()) - 2 * RHO * x * y) / (2 * (1 - RHO**2))
+
+
+def test_it_is_the_cross_entropy_to_uniform_targets_and_its_gradient_p_less_one_over_c(
+    generator: torch.Generator,
+) -> None:
+    logits = torch.randn(5, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    loss = fn.uniform_cross_entropy(logits)
+    torch.testing.assert_close(loss, F.cross_entropy(logits, torch.full_like(logits, 1 / 3)))
+    (gradient,) = torch.autograd.grad(loss, logits)
+    torch.testing.assert_close(gradient, (logits.softmax(dim=1) - 1 / 3) / 5)
+
+
+def test_it_is_least_where_predictions_are_uniform() -> None:
+    assert float(fn.uniform_cross_entropy(torch.full((2, 4), 7.0))) == pytest.approx(math.log(4))
+    certain = torch.tensor([[200.0, 0.0]], requires_grad=True)
+    loss = fn.uniform_cross_entropy(certain)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(100)  # half of 0 and half of 200
+    assert certain.grad is not None
+    torch.testing.assert_close(certain.grad, torch.tensor([[0.5, -0.5]]))
+
+
+def test_the_bound_is_a_mean_less_the_logarithm_of_a_mean() -> None:
+    joint, independent = torch.tensor([math.log(2), math.log(4)]), torch.tensor([0.0, math.log(3), math.log(2)])
+    assert float(fn.mutual_information_bound(joint, independent)) == pytest.approx(1.5 * math.log(2) - math.log(2))
+    assert float(fn.mutual_information_bound(joint + 5, independent + 5)) == pytest.approx(0.5 * math.log(2), abs=1e-6)
+    assert float(fn.mutual_information_bound(torch.ones(3), torch.ones(2))) == pytest.approx(0, abs=1e-6)
+
+
+def test_critics_far_out_have_finite_bounds_and_gradients() -> None:
+    far = torch.tensor([1e4, -1e4], requires_grad=True)
+    bound = fn.mutual_information_bound(far, far)
+    bound.backward()
+    assert float(bound.detach()) == pytest.approx(math.log(2) - 1e4)
+    assert far.grad is not None
+    torch.testing.assert_close(far.grad, torch.tensor([-0.5, 0.5]))
+
+
+def test_the_best_critic_of_gaussians_has_their_mutual_information_and_others_less(generator: torch.Generator) -> None:
+    x, y = gaussians(200_000, generator)
+    for factor, expected in ((1.0, KNOWN), (0.5, None), (1.5, None), (-1.0, None)):
+        own, others = factor * log_ratio(x, y), factor * log_ratio(x, y.roll(1))
+        bound = float(fn.mutual_information_bound(own, others))
+        assert bound == pytest.approx(KNOWN, abs=0.02) if expected else bound < KNOWN - 0.05
+
+
+def test_it_is_the_mean_entropy_less_that_of_the_mean() -> None:
+    logits = 3 * torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    p = scipy.special.softmax(logits.numpy(), axis=1)
+    expected = scipy.stats.entropy(p, axis=1).mean() - scipy.stats.entropy(p.mean(axis=0))
+    found = fn.information_maximisation_loss(logits)
+    assert float(found) == pytest.approx(expected, abs=1e-12)
+    score = fn.information_score(torch.from_numpy(p.mean(axis=0)), float(scipy.stats.entropy(p, axis=1).mean()))
+    assert float(found) == pytest.approx(-math.log(5) * float(score), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("logits", "expected"),
+    [
+        (torch.zeros(4, 3), 0.0),  # no information
+        (100 * torch.eye(3), -math.log(3)),  # all is
+        (100 * torch.eye(3)[[0, 0]], 0.0),  # sure, and of one class
+        (torch.tensor([[1e4, -1e4], [-1e4, 1e4]]), -math.log(2)),  # no NaN where a probability is 0
+    ],
+)
+def test_its_ends(logits: torch.Tensor, expected: float) -> None:
+    assert float(fn.information_maximisation_loss(logits)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_its_gradient_is_finite_where_predictions_are_certain() -> None:
+    logits = torch.tensor([[1e4, -1e4], [3.0, 1.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(fn.information_maximisation_loss(logits), logits)
+    assert bool(gradient.isfinite().all())
+    logits = torch.tensor([[200.0, 0.0, 0.0], [200.0, 0.0, 1.0]], requires_grad=True)  # of one class, as float32 has it
+    (gradient,) = torch.autograd.grad(fn.information_maximisation_loss(logits), logits)
+    assert bool(gradient.isfinite().all())
+    x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True, generator=torch.Generator().manual_seed(1))
+    assert torch.autograd.gradcheck(fn.information_maximisation_loss, x)
+
+
+def test_it_is_the_negative_mean_entropy(generator: torch.Generator) -> None:
+    logits = torch.randn(7, 4, generator=generator, dtype=torch.float64)
+    expected = -entropy(logits.softmax(dim=1).numpy(), axis=1).mean()
+    assert float(fn.minimax_entropy_loss(logits)) == pytest.approx(expected, abs=4e-5)
+
+
+def test_uniform_predictions_have_minus_log_c_and_certain_ones_0() -> None:
+    uniform = float(fn.minimax_entropy_loss(torch.zeros(3, 5, dtype=torch.float64)))
+    assert uniform == pytest.approx(math.log(0.2 + 1e-5), abs=1e-12)  # sum_c p log(p + 1e-5)
+    assert uniform == pytest.approx(-math.log(5), abs=5e-5)
+    certain = 1e4 * torch.eye(5, dtype=torch.float64)
+    certain.requires_grad_()
+    loss = fn.minimax_entropy_loss(certain)
+    assert float(loss.detach()) == pytest.approx(0.0, abs=2e-5)
+    loss.backward()
+    assert certain.grad is not None
+    assert bool(certain.grad.isfinite().all())  # log of a probability of 0 is not
+
+
+def test_a_received_gradient_is_that_of_the_loss_and_its_value_the_senders() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    loss = fn.loss_from_gradient(x, torch.full((2, 3), 0.5), 4.0)
+    loss.backward()
+    assert float(loss.detach()) == 4
+    assert torch.equal(x.grad, torch.full((2, 3), 0.5))  # type: ignore[arg-type]
