@@ -85,21 +85,6 @@ def test_losses_and_gradients_are_those_of_the_loop(sizes: list[dict[str, int]],
             torch.testing.assert_close(param.grad, twin.grad, rtol=1e-12, atol=1e-12)
 
 
-def test_parameters_are_the_same_objects_and_views_of_the_stack() -> None:
-    replicas = networks()
-    before = {name: list(module.parameters()) for name, module in replicas.items()}
-    values = {name: [param.detach().clone() for param in params] for name, params in before.items()}
-    stacked = StackedReplicas(replicas)
-    for index, name in enumerate(NAMES):
-        for param, old, value in zip(replicas[name].parameters(), before[name], values[name], strict=True):
-            assert param is old
-            assert torch.equal(param, value)
-        assert torch.equal(stacked.stacked["0.weight"][index], replicas[name].get_parameter("0.weight"))
-    with torch.no_grad():
-        replicas["b"].get_parameter("2.bias").fill_(9.0)
-    assert stacked.stacked["2.bias"][1].tolist() == [9.0, 9.0]
-
-
 def test_lightnings_order_of_clearing_between_loss_and_backward_works(generator: torch.Generator) -> None:
     replicas = networks()
     stacked = StackedReplicas(replicas)

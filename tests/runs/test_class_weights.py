@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -62,21 +61,6 @@ def test_weights_are_samples_that_are_there_several_times():
         for name, tensor in thrice.items():
             torch.testing.assert_close(weighed[name], tensor)
     assert not torch.allclose(thrice["classifier.weight"], plain["classifier.weight"])
-
-
-def test_going_on_with_other_weights_is_told(tmp_path: Path, recwarn: pytest.WarningsRecorder):
-    def resumed(rounds: int, class_weights: Any, path: Path | None = None) -> list[str]:
-        module = FedAvg(["dslr", "webcam"], "webcam", 2, MLP(5, [4]), class_weights=class_weights)
-        run = trainer(rounds)
-        recwarn.clear()
-        run.fit(module, Skewed(), ckpt_path=path)
-        run.save_checkpoint(tmp_path / "run.ckpt")
-        return [str(each.message) for each in recwarn if "goes on with other" in str(each.message)]
-
-    assert resumed(1, "balanced") == []
-    assert resumed(2, "balanced", tmp_path / "run.ckpt") == []
-    (warning,) = resumed(3, None, tmp_path / "run.ckpt")
-    assert "class_weights was 'balanced' and is None" in warning
 
 
 @pytest.mark.parametrize("name", WEIGHED)

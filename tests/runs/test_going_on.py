@@ -156,10 +156,6 @@ def test_a_share_trains_as_that_number_of_rounds_does(method: type[FederatedModu
         assert torch.equal(share.state_dict()[name], value), name
 
 
-def test_a_run_of_one_round_has_no_warm_up() -> None:
-    assert fitted(1, 0.5)[1] == [False]
-
-
 def test_a_run_that_goes_on_for_longer_keeps_its_warm_up(tmp_path: Path) -> None:
     """4 rounds were planned, 3 of them warm; after round 1 the run is told of 8."""
     saved = ModelCheckpoint(dirpath=tmp_path, every_n_epochs=1, save_top_k=-1, filename="{epoch}")

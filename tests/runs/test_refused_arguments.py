@@ -18,7 +18,7 @@ import processes
 from fedlit import Client, FederatedModule, methods
 from fedlit.methods import FedAvg
 from fedlit.models import MLP, SmallCNN
-from helpers import build, digits, loader, normalised_head, same, shards, trainer, weights
+from helpers import build, digits, normalised_head, same, shards, trainer, weights
 from method_table import METHODS
 from refused import refused
 
@@ -174,12 +174,6 @@ def test_a_loader_that_does_not_tell_sizes_is_refused() -> None:
     module = methods.FedDAN(["c0", "c1", "c2"], "c2", 2, MLP(5, [4]))
     with refused("train_dataloaders", TypeError):
         trainer(1, federated=False).fit(module, DataLoader([0], collate_fn=lambda _: batch))
-
-
-def test_an_extractor_that_does_not_tell_its_width_is_refused() -> None:
-    module = methods.FedRFTCA(["c0", "c1", "c2"], "c2", 2, nn.Sequential(nn.Linear(5, 6)), **SIZES)
-    with pytest.raises(TypeError, match="out_features"):
-        trainer(1).fit(module, loader(shards(3)))
 
 
 AVERAGING = [

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
@@ -40,20 +39,6 @@ either_way = pytest.mark.parametrize(
 def test_a_fault_names_client_row_and_way_out(fault: str, in_memory: bool, federated: bool) -> None:
     with pytest.raises(ValueError, match=FAULTS[fault][1]):
         fit(fault, in_memory, federated)
-
-
-def test_faults_in_memory_are_found_before_the_first_step() -> None:
-    data, module = parts(), build()
-    data["t"][0][3] = NAN
-    taken: list[int] = []
-
-    class Steps(pl.Callback):
-        def on_train_batch_start(self, *arguments: Any) -> None:
-            taken.append(1)
-
-    with pytest.raises(SampleError, match="row 3"):
-        trainer(1, [Steps()]).fit(module, load(data))
-    assert not taken
 
 
 @pytest.mark.multiprocess

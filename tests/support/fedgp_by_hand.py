@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -349,35 +350,33 @@ CASES = FIXED | AUTO
 
 
 class Wire:
-    """Everything that clients hand to the federation, by verb: (channel, payloads, receivers)."""
+    """Everything that clients hand to the federation, by verb: channel, payloads by sender, and names of receivers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.exchanged: list[tuple[str, dict[str, Any], list[str]]] = []
         self.averaged: list[tuple[str, dict[str, Any], list[str]]] = []
         self.multiplied: list[tuple[str, list[str], list[str]]] = []
         self.means: list[dict[str, Any]] = []
-        exchange, mean, affine = Federation.exchange, Federation.mean, Federation.affine
+        for verb in ("exchange", "mean", "affine"):
+            monkeypatch.setattr(Federation, verb, self.watched(verb))
 
-        def names(to: Any) -> list[str]:
-            return ["everyone"] if to is None else [client.name for client in to]
+    def watched(self, verb: str) -> Any:
+        original = getattr(Federation, verb)
+        signature = inspect.signature(original)
 
-        def spy_exchange(federation: Any, channel: str, payloads: Any, to: Any = None, **kwargs: Any) -> Any:
-            self.exchanged.append((channel, dict(payloads), names(to)))
-            return exchange(federation, channel, payloads, to, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs).arguments
+            if verb == "affine":
+                self.multiplied.append((given["channel"], list(given["moments"]), list(given["maps"])))
+                return original(*args, **kwargs)
+            to = ["everyone"] if given.get("to") is None else [getattr(each, "name", each) for each in given["to"]]
+            calls = self.averaged if verb == "mean" else self.exchanged
+            calls.append((given["channel"], dict(given["payloads"]), to))
+            result = original(*args, **kwargs)
+            self.means += [result] if verb == "mean" else []
+            return result
 
-        def spy_mean(federation: Any, channel: str, payloads: Any, among: Any = None, to: Any = None,
-                     **kwargs: Any) -> Any:  # fmt: skip
-            self.averaged.append((channel, dict(payloads), names(to)))
-            self.means.append(mean(federation, channel, payloads, among, to, **kwargs))
-            return self.means[-1]
-
-        def spy_affine(federation: Any, channel: str, moments: Any, maps: Any, *rest: Any) -> Any:
-            self.multiplied.append((channel, list(moments), list(maps)))
-            return affine(federation, channel, moments, maps, *rest)
-
-        monkeypatch.setattr(Federation, "exchange", spy_exchange)
-        monkeypatch.setattr(Federation, "mean", spy_mean)
-        monkeypatch.setattr(Federation, "affine", spy_affine)
+        return call
 
 
 def idle(optimizer: Any) -> LambdaLR:
