@@ -11,12 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedlit.checks import check, check_one_of
+from fedlit.checks import check_one_of
 from fedlit.data.base import DomainDataModule
 from fedlit.data.files import read_mat, read_npz
 from fedlit.data.raw_inputs import RankNetwork, RawInputs, VectorNetwork
+from fedlit.data.roster import check_classes
 from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, Domain
-from fedlit.data.tables.messages import some
+from fedlit.data.tables.values import some
 from fedlit.federation.labels import UNLABELLED
 from fedlit.federation.names import alike, check_list, difference, shown
 
@@ -84,8 +85,7 @@ class FeatureDomains(DomainDataModule):
         check_list("classes", classes)
         for name in classes or ():
             check_one_of("classes", name, self._all_classes)
-        at_least_two = classes is None or len(set(classes)) >= max(2, len(classes))
-        check(at_least_two, "classes", "at least 2 names, each once", classes)
+        check_classes(classes)
         self.check_roster()
 
     def _read(self) -> tuple[dict[str, Pair], list[str] | None]:

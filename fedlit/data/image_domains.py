@@ -24,7 +24,7 @@ from fedlit.data.image_files import (
     subfolders,
 )
 from fedlit.data.raw_inputs import PixelNetwork, RawInputs
-from fedlit.data.roster import agreed
+from fedlit.data.roster import agreed, check_classes
 from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataset
 from fedlit.federation.labels import UNLABELLED
 from fedlit.federation.names import alike, check_list, difference, shown
@@ -104,8 +104,7 @@ class ImageDomains(DomainDataModule):
         self._by_default = [name for name, value in arguments.items() if value is None]
         check_at_least("cache_limit_mb", cache_limit_mb, 0, "MiB")
         check_list("classes", classes)
-        at_least_two = classes is None or len(set(classes)) >= max(2, len(classes))
-        check(at_least_two, "classes", "at least 2 names, each once", classes)
+        check_classes(classes)
         self.root = Path(root)
         self.augment = augment
         self.cache_limit_mb = cache_limit_mb

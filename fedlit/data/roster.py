@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedlit.checks import check
 from fedlit.data.samples import DatasetLayoutError
 from fedlit.data.source import DomainSource
 from fedlit.federation.errors import RosterError
@@ -93,3 +94,9 @@ def _check_alike(wanted: Sequence[str], known: Sequence[str]) -> None:
                 f"clients {shown(group)} differ in {difference(group)}, and the data here are of {shown(here)}: if "
                 "they are one client, write its name alike everywhere, in data and configuration; if not, rename one"
             )
+
+
+def check_classes(classes: list[str] | None) -> None:
+    """Refuse ``classes`` that the user names if they are no list of texts, or fewer than two different ones."""
+    at_least_two = classes is None or len(set(classes)) >= max(2, len(classes))
+    check(at_least_two, "classes", "at least 2 names, each once", classes)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
+from fedlit.checks import refuse
 from fedlit.data.transforms import may_draw
 from fedlit.federation.labels import known_labels
 from fedlit.federation.nested import Inputs, Rows, concatenate, mapped, num_samples, take
@@ -23,6 +24,17 @@ class DatasetNotFoundError(FileNotFoundError):
 
 class DatasetLayoutError(ValueError):
     """Data were found but are laid out in another way than the data module reads."""
+
+
+def refuse_data(what: str, rule: str, shown: object, way_out: str = "") -> NoReturn:
+    """`refuse` data by a `DatasetLayoutError`: ``what`` is a file, a column or an argument, ``shown`` what it has."""
+    refuse(what, rule, shown, way_out, DatasetLayoutError, shown=str(shown))
+
+
+def check_data(holds: bool, what: str, rule: str, shown: object, way_out: str = "") -> None:
+    """`refuse_data` unless the rule holds."""
+    if not holds:
+        refuse_data(what, rule, shown, way_out)
 
 
 @dataclass(frozen=True)

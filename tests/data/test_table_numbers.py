@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlit.data.tables.messages import cells, lines
-from fedlit.data.tables.numbers import NumberFormat
+from fedlit.data.tables.values import NumberFormat, cells, lines
 
 POINT, COMMA = NumberFormat(), NumberFormat(",")
 
