@@ -14,8 +14,8 @@ from torch import Tensor
 from fedlit.checks import check, check_one_of
 from fedlit.data.base import DomainDataModule
 from fedlit.data.raw_inputs import RawRows
-from fedlit.data.roster import check_classes
 from fedlit.data.samples import DatasetNotFoundError, Domain, DomainDataset, check_data, refuse_data
+from fedlit.data.source import check_classes
 from fedlit.data.tables.columns import Columns, LabelReader, check_levels, column, type_of, warn_of_constants
 from fedlit.data.tables.features import (
     LEVELS,

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
 from fedlit.checks import refuse
-from fedlit.data.transforms import may_draw
 from fedlit.federation.labels import known_labels
 from fedlit.federation.nested import Inputs, Rows, concatenate, mapped, num_samples, take
 
@@ -152,3 +151,18 @@ def labelled_positions(y: Tensor) -> Tensor | None:
     """Return positions of known labels in ``y``, or ``None`` when all are."""
     known = known_labels(y)
     return None if bool(known.all()) else known.nonzero().squeeze(1)
+
+
+def flatten(x: Tensor) -> Tensor:
+    """Flatten each sample of a batch to one vector."""
+    return x.flatten(1)
+
+
+def to_unit(x: Tensor) -> Tensor:
+    """Convert bytes to floats in [0, 1]; floats stay as they are."""
+    return x.float() / 255 if x.dtype == torch.uint8 else x
+
+
+def may_draw(transform: Callable[[Tensor], Tensor] | None) -> bool:
+    """Return whether a transform may draw random numbers: any may, but those named here and with ``draws`` False."""
+    return transform not in (None, flatten, to_unit) and getattr(transform, "draws", True)

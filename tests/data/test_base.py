@@ -252,7 +252,7 @@ def test_loaders_hold_the_local_clients_only():
 def test_a_model_with_other_clients_is_refused():
     module = Blobs(target="b")
     module.trainer = trainer_of(["a"], ["a", "b"])
-    with pytest.raises(RosterError, match="the model's clients"):
+    with refused("clients", RosterError):
         module.train_dataloader()
 
 
@@ -319,19 +319,15 @@ def test_dataset_is_read_a_batch_at_a_time_and_transformed_as_a_whole():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"),
+    ("argument", "arguments"),
     [
-        ({"clients": ["a", "x"]}, r"\['x'\] are not among"),
-        ({"target": "x"}, "'x' is not among"),
-        ({"clients": ["a", "b"], "target": "c"}, "got 'c'"),
-        ({"clients": ["a"]}, "at least 2 clients"),
-        ({"clients": []}, "empty"),
-        ({"clients": ["a", "b", "a"]}, "unique"),
-        ({"shares": {"sources": [9, 9, 9], "a": [9, 9, 9]}, "pool_sources": True}, "'sources'"),
+        *(("clients", {"clients": clients}) for clients in (["a", "x"], ["a"], [], ["a", "b", "a"])),
+        ("target", {"clients": ["a", "b"], "target": "c"}),
+        ("pool_sources", {"shares": {"sources": [9, 9, 9], "a": [9, 9, 9]}, "pool_sources": True}),
     ],
 )
-def test_a_roster_that_cannot_work_is_refused_at_once(arguments, word):
-    with pytest.raises(RosterError, match=word):
+def test_a_roster_that_cannot_work_is_refused_at_once(argument, arguments):
+    with refused(argument, RosterError):
         Blobs(**arguments)
 
 
@@ -355,28 +351,26 @@ def test_an_argument_that_cannot_be_is_refused_at_once(argument, value, error):
         Blobs(**{argument: value})
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"target_labels": 43}, {"target_labels": 1.0, "transductive": True, "val_fraction": 0.0}]
-)
-def test_more_labels_than_samples_are_refused(arguments):
-    with refused("target_labels"):
-        Blobs(target="c", **arguments).split("c")
+NINE = [9, 9, 9]
+UNFIT = [
+    ("clients", RosterError, {"shares": {"a": NINE, "b": [0, 0, 0]}}),
+    ("test_fraction", RosterError, {"shares": {"a": NINE, "b": [1, 1, 1]}}),
+    ("classes", DatasetLayoutError, {"shares": {"a": NINE, "b": [20, 20]}, "target_labels": 1.0}),
+    ("shapes", DatasetLayoutError, {"width": {"b": 2}}),
+    ("target_labels", ValueError, {"target": "c", "target_labels": 50}),
+    ("target_labels", ValueError, {"target": "c", "target_labels": 1.0, "transductive": True}),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "word"),
-    [
-        ({"shares": {"a": [9, 9, 9], "b": [0, 0, 0]}}, RosterError, "'b' has no samples"),
-        ({"shares": {"a": [9, 9, 9], "b": [1, 1, 1]}}, RosterError, "too few for a test split"),
-        ({"shares": {"a": [9, 9, 9], "b": [9, 9, 9, 5]}}, DatasetLayoutError, r"'b' must lie in 0\.\.2"),
-        ({"shares": {"a": [9, 9, 9], "b": [20, 20]}, "target_labels": 1.0}, DatasetLayoutError, "'blue' occurs at"),
-        ({"width": {"b": 2}}, DatasetLayoutError, "one shape"),
-    ],
-)
-def test_data_that_do_not_fit_are_refused_when_loaded(arguments, error, word):
-    module = Blobs(val_fraction=0.0, **arguments)
-    with pytest.raises(error, match=word):
-        module.train_dataloader()
+@pytest.mark.parametrize(("argument", "error", "arguments"), UNFIT)
+def test_data_that_do_not_fit_are_refused_when_loaded(argument, error, arguments):
+    with refused(argument, error):
+        Blobs(val_fraction=0.0, **arguments).train_dataloader()
+
+
+def test_labels_of_no_class_are_refused():
+    with pytest.raises(DatasetLayoutError, match=r"'b' must lie in 0\.\.2"):
+        Blobs({"a": NINE, "b": [9, 9, 9, 5]}).train_dataloader()
 
 
 # Numbers to predict, and pooled sources.
@@ -407,21 +401,14 @@ def test_numbers_are_split_hidden_and_kept_as_classes_are():
     assert "1 numbers to predict" in str(data)
 
 
-@pytest.mark.parametrize(
-    ("y", "message"),
-    [
-        (lambda y: y.long(), "1 floating-point"),
-        (lambda y: torch.stack([y, y], dim=1), "1 floating-point"),
-        (lambda y: y / 0, "infinity in rows 0, "),
-    ],
-)
-def test_bad_numbers_are_refused(y, message):
+@pytest.mark.parametrize("y", [lambda y: y.long(), lambda y: torch.stack([y, y], dim=1), lambda y: y / 0])
+def test_bad_numbers_are_refused(y):
     class Bad(Numbers):
         def load(self, domain: str) -> Domain:
             found = super().load(domain)
             return Domain(found.x, y(found.y))
 
-    with pytest.raises(DatasetLayoutError, match=message):
+    with pytest.raises(DatasetLayoutError, match="labels of domain 'a' must be"):
         Bad().train_dataloader()
 
 
@@ -501,5 +488,5 @@ def test_data_of_others_need_not_be_here():
     module.trainer = trainer_of(["b"], ["a", "b", "c"])
     with pytest.raises(DatasetNotFoundError, match="no data of client 'b' here"):
         module.train_dataloader()
-    with pytest.raises(RosterError, match="are not among the domains"):
-        _ = Spread(clients=["x", "y"]).clients
+    with refused("clients", RosterError):
+        Spread(clients=["x", "y"])

@@ -14,7 +14,7 @@ import torchvision
 from torch import nn
 
 from fedlit.models import ResNet
-from fedlit.models.resnet import Freeze
+from fedlit.models.backbone import Freeze
 from refused import refused
 
 Depth: TypeAlias = Literal[18, 50, 101]

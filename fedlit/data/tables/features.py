@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedlit.data.raw_inputs import RawRows, TableNetwork
-from fedlit.data.roster import agreed
 from fedlit.data.samples import check_data, refuse_data
+from fedlit.data.source import agreed
 from fedlit.data.tables.columns import MISSING, Columns
 from fedlit.data.tables.values import texts_of
 from fedlit.federation import Federation, Summed

@@ -110,7 +110,7 @@ class NumberFormat:
 
         if all(isinstance(value, str) for value in values.dropna()):
             with suppress(ValueError):  # whole numbers keep all of their digits
-                return pd.to_numeric(values.str.translate(str.maketrans({".": ";", self.decimal: "."})))
+                return pd.to_numeric(values.str.translate(str.maketrans(f".{self.decimal}", ";.")))
         numbers = self.numbers(values)
         return numbers if numbers[values.notna()].notna().all() else None
 
