@@ -127,12 +127,6 @@ def test_levels_that_are_named_need_not_be_agreed_on(files):
     assert names == sorted({f"age={age:.0f}" for name in CLINICS for age in clinic(name)["age"].round(-1)})
 
 
-def test_numbers_can_be_predicted(files):
-    data = make(files, label="age", task="regression", leave_out=["ill"], target_labels=0)
-    assert data.classes == ["age"]
-    np.testing.assert_allclose(data.labels("west").numpy(), clinic("west")["age"].to_numpy(), rtol=1e-6)
-
-
 def test_new_rows_of_the_target_are_predicted(files):
     new = clinic("south", seed=5).drop(columns="ill").assign(ward="cellar")
     new.to_csv("new.csv", index=False)
@@ -144,13 +138,6 @@ def test_new_rows_of_the_target_are_predicted(files):
     assert len(x) == len(new)
     assert x[:, 5:].sum() == 0
     assert data.ids("south", "predict") == new["patient"].tolist()
-
-
-def test_features_are_restored_from_a_checkpoint(files):
-    first, second = make(files), make({"south": "south.csv"}, clients=[*CLINICS], classes=["no", "yes"])
-    x = first.all_samples("south").x
-    second.load_state({"south": first.client_state("south")}, {}, resumes=False)
-    assert torch.equal(second.all_samples("south").x, x)
 
 
 ELSEWHERE = {"clients": [*CLINICS], "classes": ["no", "yes"]}
@@ -283,12 +270,6 @@ def test_labels_and_levels_are_the_texts_of_the_files(files):
     assert make(files).class_names() == ["01", "02", "A1"]
 
 
-def test_levels_that_are_named_may_differ_in_capitals(files):
-    rewrite(put("sex", ["F", "m"] * 30), "east")
-    data = make(files, classes=["no", "yes"], categories={"sex": ["F", "f", "m"], "ward": None})
-    assert [name for name in data.feature_names() if "sex" in name] == ["sex=F", "sex=f", "sex=m"]
-
-
 def test_exact_decimals_of_parquet_are_numbers(files):
     table = clinic("east")
     table["age"] = [Decimal(str(value)) for value in table["age"]]
@@ -312,14 +293,6 @@ def test_names_of_classes_and_levels_are_no_missing_values(files):
     assert names == ["sex=f", "sex=m", "sex=(missing)", "ward=NA", "ward=b", "ward=c", "ward=(missing)"]
     with refused("label", DatasetLayoutError):
         make(files, categories={"ward": None, "sex": None}, classes=["no", "ill"]).feature_names()
-
-
-def test_types_in_one_file_are_those_of_its_sites(files):
-    tables = [clinic(name).assign(site=name) for name in CLINICS]
-    tables[1]["marker"] = ["low", "high"] * (len(tables[1]) // 2)
-    pd.concat(tables).to_csv("all.csv", index=False)
-    with refused("marker", DatasetLayoutError):
-        make("all.csv", site="site").feature_names()
 
 
 def test_a_client_without_a_class_is_warned_of(files):
@@ -375,8 +348,3 @@ def test_files_that_are_no_tables_are_refused(files, content):
 def test_arguments_out_of_range_are_refused(files, argument, value):
     with refused(argument):
         make(files, **{argument: value})
-
-
-def test_a_table_that_excel_has_saved_is_read_and_capitals_of_a_suffix_do_not_matter(files):
-    Path("north.CSV").write_text(clinic("north").to_csv(index=False), encoding="utf-8-sig")
-    assert next(iter(make(files | {"north": "north.CSV"}).table("north").columns)) == "patient"

@@ -60,14 +60,6 @@ def test_five_domains_of_ten_digits_have_one_shape_and_lie_in_the_unit_interval(
         assert domain.x.max() - domain.x.min() > 0.5, name  # averaging narrows the random pixels of the file
 
 
-@pytest.mark.parametrize("size", [8, 16])
-def test_images_come_in_the_size_asked_for(path, size):
-    module = DigitFive(path, image_size=size, clients=["mnist", "blended"])
-    assert module.input_shape == (1, size, size)
-    assert module.load("optdigits").x.shape == (1797, 1, size, size)
-    assert rendered_digits(size)[0].shape == (2000, 1, size, size)
-
-
 def test_images_that_have_the_size_already_are_the_bytes_of_the_file(path):
     usps = DigitFive(path).load("usps")
     np.testing.assert_array_equal(usps.x[:, 0].numpy(), (fake()["usps_x"] / 255).astype(np.float32))

@@ -224,17 +224,3 @@ def test_coloured_digits_can_keep_their_size(idx):
     for argument, value in (("image_size", 20), ("label_noise", 0.9)):
         with refused(argument):
             ColoredMNIST(idx, **{argument: value})
-
-
-def test_real_digits_can_be_coloured(shared_data, tmp_path):
-    from sklearn.linear_model import LogisticRegression
-
-    data = np.load(shared_data / "digits_mnist10k_usps.npz")
-    write_idx(tmp_path, arrays=(data["mnist_x"], data["mnist_y"].astype(np.uint8)))
-    module = ColoredMNIST(str(tmp_path))
-    sources = [module.load(name) for name in ("plus90", "plus80")]
-    x = torch.cat([domain.x for domain in sources]).flatten(1).float() / 255
-    model = LogisticRegression(max_iter=200, C=0.01).fit(x.numpy(), torch.cat([d.y for d in sources]).numpy())
-    target = module.load("minus90")
-    assert model.score(x.numpy(), torch.cat([d.y for d in sources]).numpy()) > 0.8
-    assert model.score(target.x.flatten(1).float().numpy() / 255, target.y.numpy()) < 0.35
