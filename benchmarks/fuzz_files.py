@@ -20,7 +20,7 @@ from fedlit.data import CSVDomains, DatasetLayoutError, DatasetNotFoundError, Fe
 from fedlit.data.decoding import decode
 from fedlit.data.digit_five import DigitFive
 from fedlit.data.files import read_mat
-from fedlit.data.idx import load_idx
+from fedlit.data.mnist_likes import load_idx
 from fedlit.federation import RosterError
 from fuzz_formats import Format, Make, spoilt
 from mutations import spoil

@@ -8,14 +8,13 @@ digits; `FashionMNIST` and `ColoredMNIST` shift known data sets.
 from __future__ import annotations
 
 from fedlit.data.base import DomainDataModule
-from fedlit.data.colored_mnist import ColoredMNIST
 from fedlit.data.csv_domains import CSVDomains
 from fedlit.data.digit_five import DigitFive
 from fedlit.data.digits import Digits
-from fedlit.data.fashion_mnist import FashionMNIST
 from fedlit.data.feature_domains import FeatureDomains
 from fedlit.data.heart import HeartDisease
 from fedlit.data.image_domains import ImageDomains
+from fedlit.data.mnist_likes import ColoredMNIST, FashionMNIST
 from fedlit.data.raw_inputs import RawInputs
 from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataset
 from fedlit.federation.loader import FederatedLoader

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedlit.checks import check, check_at_least
-from fedlit.data.roster import check_common, check_same_clients, choose_clients
-from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataset, pooled
-from fedlit.data.source import DomainSource
+from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataset, check_data, pooled
+from fedlit.data.source import DomainSource, check_common, check_same_clients, choose_clients
 from fedlit.data.splits import Split, SplitRules
 from fedlit.federation import Federation
 from fedlit.federation.client import Client, make_roster
@@ -136,13 +135,11 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
             RosterError: If they cannot work together.
         """
         if self._roster is None:
-            balanced = self.target_label_draw == "balanced" and self.task == "regression"
-            check(
-                not balanced, "target_label_draw", "left out with task='regression', which has no classes", "balanced"
-            )
+            fits = self.target_label_draw != "balanced" or self.task != "regression"
+            check(fits, "target_label_draw", "left out with task='regression', which has no classes", "balanced")
             names, target = choose_clients(self, self._client_names, self._target_name)
-            if self.pool_sources and POOLED in names:
-                raise RosterError(f"pool_sources makes a client {POOLED!r}, as a domain is called already: rename it")
+            rule = f"left out with a domain called {POOLED!r}, as the client that it makes"
+            check(not self.pool_sources or POOLED not in names, "pool_sources", rule, True, "rename it", RosterError)
             self._roster = make_roster(names, target)
         return self._roster
 
@@ -309,12 +306,10 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
 
     def _check_domain(self, name: str, domain: Domain) -> None:
         size = num_samples(domain.x)
-        if size != len(domain.y):
-            raise DatasetLayoutError(
-                f"domain {name!r} has {size} samples but {len(domain.y)} labels: give each sample one label"
-            )
-        if len(domain.y) == 0:
-            raise RosterError(f"client {name!r} has no samples: leave it out of clients or give it data")
+        rule = f"as many as samples ({size})"
+        check_data(size == len(domain.y), f"labels of domain {name!r}", rule, len(domain.y), "give each sample one")
+        way_out = f"leave {name!r} out, or give it data"
+        check(size > 0, "clients", "of domains with samples", name, way_out, RosterError)
         exact, may_lack = self.task == "regression", name == self.target
         check_labels(
             domain.y, name, self.task, self.num_classes, may_lack=may_lack, exact=exact, word="domain",

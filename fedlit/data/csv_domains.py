@@ -14,16 +14,23 @@ from torch import Tensor
 from fedlit.checks import check, check_one_of
 from fedlit.data.base import DomainDataModule
 from fedlit.data.raw_inputs import RawRows
-from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataset
-from fedlit.data.tables import agreement
-from fedlit.data.tables.agreement import agree_on_features, common_columns, total_over
-from fedlit.data.tables.columns import Columns, check_levels, type_of, warn_of_constants
-from fedlit.data.tables.features import TableFeatures
+from fedlit.data.samples import DatasetNotFoundError, Domain, DomainDataset, check_data, refuse_data
+from fedlit.data.source import check_classes
+from fedlit.data.tables.columns import Columns, LabelReader, check_levels, column, type_of, warn_of_constants
+from fedlit.data.tables.features import (
+    LEVELS,
+    MAGNITUDES,
+    STATISTICS,
+    Column,
+    TableFeatures,
+    agree_on_levels,
+    common_columns,
+    numbers_of,
+    total_over,
+)
 from fedlit.data.tables.files import check_ids, find_tables, read_new_rows, split_by_site
-from fedlit.data.tables.labels import LabelReader
-from fedlit.data.tables.messages import cells, column
-from fedlit.data.tables.numbers import NumberFormat, as_texts, named_levels, texts_of
 from fedlit.data.tables.reader import TableReader
+from fedlit.data.tables.values import NumberFormat, as_texts, cells, named_levels, texts_of
 from fedlit.federation import Summed
 from fedlit.federation.labels import UNLABELLED, TaskName
 from fedlit.federation.loader import FederatedLoader
@@ -109,8 +116,7 @@ class CSVDomains(DomainDataModule):
             check_texts(argument, names)
         check_list("leave_out", leave_out)
         check_list("categories", categories)
-        at_least_two = classes is None or len(set(classes)) >= max(2, len(classes))
-        check(at_least_two, "classes", "at least 2 names, each once", classes)
+        check_classes(classes)
         one_file = not isinstance(files, dict) or site is None
         check(one_file, "site", "left out with a file for each client in files", site)
         numbers = NumberFormat(decimal, thousands)
@@ -169,15 +175,15 @@ class CSVDomains(DomainDataModule):
 
     def where(self, client: str) -> str:
         """Return the file of a client, for messages."""
-        return repr(str(self._paths[client])) if self._one is None else f"the rows of {client!r} in {self._file!r}"
+        return str(self._paths[client]) if self._one is None else f"{self._file} (rows of {client!r})"
 
     def table(self, client: str) -> pd.DataFrame:
         """Return a client's rows, with all columns of its file."""
         if client not in self._tables:
             self._check_here(client)
             table = self.reader.read(self._paths[client]) if self._one is None else self._one[client]
-            if not len(table):
-                raise DatasetLayoutError(f"{self.where(client)} has no rows: leave the client out, or give it data")
+            way_out = "leave the client out, or give it data"
+            check_data(len(table) > 0, self.where(client), "a table with rows", "none", way_out)
             check_ids(table, self.id, self.where(client))
             self._tables[client] = table
         return self._tables[client]
@@ -204,19 +210,15 @@ class CSVDomains(DomainDataModule):
         if self._named_classes is not None:
             return self._named_classes
         if self._classes is None:
-            texts = [
-                self._label_reader.texts(self._label_column(name), self.where(name)) for name in self._names_here()
-            ]
-            found = {text for each in texts for text in each.dropna()}
+            labels = self._label_reader
+            texts = [labels.texts(self._label_column(name), self.where(name)).dropna() for name in self._names_here()]
+            found = {text for each in texts for text in each}
             numeric = all(text.removeprefix("-").isdecimal() for text in found)
             self._classes = sorted(sorted(found), key=int if numeric else str)
-            what = f"label={self.label!r} has the classes"
-            self._check_written_alike(what, self._classes, "mend the labels, or name all in classes")
-            if len(found) < 2:
-                raise DatasetLayoutError(
-                    f"{what} {self._classes} in the tables that are here, where {UNLABELLED} is no label, and there "
-                    "must be 2 at least: name all in classes"
-                )
+            what, way_out = f"label ({self.label!r})", "mend the labels, or name all in classes"
+            self._check_written_alike(what, self._classes, way_out)
+            rule = f"of 2 classes at least in the tables that are here, where {UNLABELLED} is no label"
+            check_data(len(found) > 1, what, rule, self._classes, "name all in classes")
         return self._classes
 
     @property
@@ -250,16 +252,14 @@ class CSVDomains(DomainDataModule):
         columns: Columns = {}
         for name in [str(name) for name in table.columns if name not in others]:
             values = table[name]
-            type_ = type_of(values, f"column {name!r} of {where}", name in self.categories, self.reader.numbers)
+            type_ = type_of(name, values, where, name in self.categories, self.reader.numbers)
             if type_ == "category":
                 values = texts_of(values)
                 levels = [*dict.fromkeys(values.dropna())]
                 check_levels(name, levels, self.categories.get(name), self._asks_for_levels, where)
             columns[name] = (type_, bool(values.isna().any()))
-        if not columns:
-            raise DatasetLayoutError(
-                f"{where} has no column besides {sorted(map(str, others - {None}))} to predict from"
-            )
+        rule = f"a table with columns besides {sorted(map(str, others - {None}))} to predict from"
+        check_data(bool(columns), where, rule, "none")
         return columns
 
     def facts(self, client: str) -> dict[str, Any]:
@@ -297,8 +297,8 @@ class CSVDomains(DomainDataModule):
     @property
     def channels(self) -> tuple[Summed, ...]:
         """Channels over which clients agree on features."""
-        chosen = (agreement.LEVELS,) if self._asks_for_levels else ()
-        return chosen + ((agreement.MAGNITUDES, agreement.STATISTICS) if self.statistics == "federated" else ())
+        chosen = (LEVELS,) if self._asks_for_levels else ()
+        return chosen + ((MAGNITUDES, STATISTICS) if self.statistics == "federated" else ())
 
     def setup(self, stage: str | None = None) -> None:
         """Agree with the other clients on columns, levels and statistics, before networks are built."""
@@ -311,16 +311,39 @@ class CSVDomains(DomainDataModule):
             self._width = next(iter(widths.values()))  # which a process without clients has no table to find in
 
     def _agree(self, total: Total) -> None:
-        """Find what features are made with."""
+        """Find what features are made with: levels, mean and deviation."""
+        from fedlit.functional.table_moments import agree_on_moments, own_moments
+
         assert self._columns is not None
-        features = agree_on_features(
-            self._columns, self.categories, self.table, self._train, self._samples, self._hosted(), total,
-            self.statistics == "federated", self._check_written_alike,
-        )  # fmt: skip
-        for name in features:
+        numbers = [name for name, (type_, _) in self._columns.items() if type_ == "number"]
+        levels = {name: [*(self.categories.get(name) or ())] for name in self._columns if name not in numbers}
+        asked = [name for name in levels if self.categories.get(name) is None]
+        if asked:
+            levels |= agree_on_levels(asked, lambda domain: self._levels(domain, asked), total)
+            way_out = "write them alike in all tables, or name all levels in categories if they are different things"
+            for name in asked:
+                self._check_written_alike(f"{name} (column of categories)", levels[name], way_out)
+        columns = tuple(
+            Column(name, missing, None if type_ == "number" else tuple(levels[name]))
+            for name, (type_, missing) in self._columns.items()
+        )
+
+        def train_numbers(domain: str) -> Tensor:
+            return numbers_of(self.table(domain), numbers)[self._train(domain)]
+
+        common = None
+        if self.statistics == "federated" and numbers:
+            common = agree_on_moments(len(numbers), train_numbers, self._samples, total)
+        features = {}
+        for name in self._hosted():
+            mean, deviation = common or own_moments(train_numbers(name))
+            features[name] = TableFeatures(columns, tuple(mean.tolist()), tuple(deviation.tolist()))
             rows = self.table(name).iloc[self._train(name).tolist()]
             warn_of_constants(rows, self._columns, self.reader.numbers, self.where(name))
         self._set_features(features)
+
+    def _levels(self, domain: str, names: Sequence[str]) -> dict[str, list[str]]:
+        return {name: [*dict.fromkeys(texts_of(self.table(domain)[name]).dropna())] for name in names}
 
     def _total_here(self, channel: str, message: Callable[[str], Tensor]) -> Tensor:
         """Sum over tables that are all here, for a look at them without a run."""
@@ -333,12 +356,8 @@ class CSVDomains(DomainDataModule):
 
     def _check_written_alike(self, what: str, names: Sequence[str], way_out: str) -> None:
         """Refuse one class or level that is written in two ways, as true and TRUE of two programs are."""
-        groups = alike(names, self._key)
-        if groups:
-            many = shown(name for name in names if any(name in group for group in groups))
-            raise DatasetLayoutError(
-                f"{what} {many} at the clients, which differ in {difference(groups[0])}: {way_out}"
-            )
+        for group in alike(names, self._key):
+            refuse_data(what, "of different names", f"{shown(group)}, which differ in {difference(group)}", way_out)
 
     def _hosted(self) -> list[str]:
         """Domains of the clients that this process hosts."""
@@ -408,7 +427,7 @@ class CSVDomains(DomainDataModule):
         raw = self.features_of(self.target).raw()
         if self.is_here(self.target):
             self.table(self.target)  # shows how its numbers are written
-        return replace(raw, reading=self.reader.options_for_others([name for name, _ in raw.columns]))
+        return replace(raw, reading=self.reader.reading([name for name, _ in raw.columns]))
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -429,8 +448,6 @@ class CSVDomains(DomainDataModule):
         restored = {name: TableFeatures.from_state(each) for name, each in states.items()}
         now = {name: self._features.get(name) for name in restored}
         if resumes and self.trainer is not None and now != restored:
-            raise DatasetLayoutError(
-                f"the checkpoint was trained with other features of {[*restored]} than its tables give now: give the "
-                "tables, seed and arguments of that run, or train anew"
-            )
+            way_out = "give the tables, seed and arguments of that run, or train anew"
+            refuse_data("files", "those of the checkpoint", f"tables of {[*restored]} with other features", way_out)
         self._set_features(self._features | restored)

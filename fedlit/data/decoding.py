@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
-from fedlit.data.samples import DatasetLayoutError
+from fedlit.data.samples import DatasetLayoutError, check_data, refuse_data
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -58,8 +58,9 @@ def decode(path: Path, resized_side: int, side: int, interpolation: Interpolatio
 
     image = read_rgb(path)
     # a strip of pixels becomes large if its shorter side does
-    if max(image.size) * resized_side**2 > min(image.size) * _MAX_PIXELS:
-        raise _unreadable(path, f"{image.width}x{image.height} pixels are too narrow a strip")
+    fits = max(image.size) * resized_side**2 <= min(image.size) * _MAX_PIXELS
+    shown = f"a strip of {image.width}x{image.height} pixels"
+    check_data(fits, str(path), "an image that is not too narrow", shown, "mend or remove it")
     image = F.resize(image, [resized_side], interpolation=InterpolationMode(interpolation))
     pixels: Tensor = F.pil_to_tensor(F.center_crop(image, [side, side]))
     return pixels
@@ -77,11 +78,7 @@ def read_rgb(path: Path) -> Image:
     except DatasetLayoutError:
         raise
     except Exception as error:  # at bytes of another format, Pillow raises errors of any kind
-        raise _unreadable(path, str(error) or type(error).__name__) from error
-
-
-def _unreadable(path: Path, why: str) -> DatasetLayoutError:
-    return DatasetLayoutError(f"{str(path)!r} cannot be read as an image ({why}): mend or remove it")
+        refuse_data(str(path), "an image", str(error) or type(error).__name__, "mend or remove it")
 
 
 def _choose_page(file: Any, path: Path) -> None:
@@ -96,10 +93,8 @@ def _choose_page(file: Any, path: Path) -> None:
     if file.format == "TIFF":
         pages = [page for page in pages if _is_full(file, page)]
     if len(pages) != 1:
-        raise DatasetLayoutError(
-            f"{str(path)!r} has {number} pages or frames, and which one is the image is not known: save the one that "
-            "is meant as a file of its own, such as im = PIL.Image.open(FILE); im.seek(0); im.save('page0.png')"
-        )
+        way_out = "save one as a file, such as im = PIL.Image.open(FILE); im.seek(0); im.save('page0.png')"
+        refuse_data(str(path), "one image", f"{number} pages or frames", way_out)
     file.seek(pages[0])
 
 
@@ -145,11 +140,12 @@ def _to_rgb(image: Image, path: Path, file: Any) -> Image:
     signed = _SIGNED in np.atleast_1d(tags.get(_SAMPLE_FORMAT, 1))
     deep = image.mode in _DEEP_GREY or (image.mode == "I" and file.format in ("PNG", "PPM"))
     if signed or not (deep or image.mode in _OPAQUE + _ALPHA):
-        raise DatasetLayoutError(
-            f"{str(path)!r} has {'signed ' if signed else ''}values of Pillow's mode {image.mode}, whose range is not "
-            "known: save it with 8 or 16 unsigned bits, scaled by the same numbers at all clients, such as "
+        way_out = (
+            "save it with these, scaled by the same numbers at all clients, such as "
             "PIL.Image.fromarray(((x - low) / (high - low) * 255).clip(0, 255).astype('uint8'))"
         )
+        values = f"{'signed ' if signed else ''}values of Pillow's mode {image.mode}, whose range is not known"
+        refuse_data(str(path), "an image of 8 or 16 unsigned bits", values, way_out)
     if deep:
         return _grey(image, path, tags)
     transparency = image.info.get("transparency")
@@ -206,10 +202,8 @@ def _without_colour(rgb: Image, mode: str, transparency: Any, path: Path, file: 
         with path.open("rb") as content:
             bits = content.read(25)[24]  # of the header, which is the first part of all
     if bits == 16:
-        raise DatasetLayoutError(
-            f"{str(path)!r} declares one colour of 16 bits transparent, which cannot be distinguished from its "
-            "neighbours once it has 8: save the image with 8 bits per channel, or without transparency"
-        )
+        rule = "without one transparent colour of 16 bits, which has no neighbours apart once it has 8"
+        refuse_data(str(path), rule, "one", "save it with 8 bits per channel, or without transparency")
     maximum = (1 << bits) - 1
     colour = np.array(transparency) & maximum
     if mode == "1":

@@ -16,9 +16,8 @@ from fedlit.checks import check_at_least, check_between
 from fedlit.data.base import DomainDataModule
 from fedlit.data.digits import DEJAVU_FONTS, NUM_CLASSES, photo_patches, printed_digits, written_digits
 from fedlit.data.files import read_npz
-from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, Domain, Transform
+from fedlit.data.samples import DatasetNotFoundError, Domain, Transform, check_data, flatten
 from fedlit.data.splits import apportion, shuffled_by_class
-from fedlit.data.transforms import flatten
 from fedlit.federation.streams import stable_seed
 
 _SIDES = {"mnist": 28, "usps": 16}  # pixels of the images in the file
@@ -178,23 +177,15 @@ def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
         )
     content = read_npz(path)
     missing = [key for key in _KEYS if key not in content]
-    if missing:
-        raise DatasetLayoutError(f"{str(path)!r} must hold arrays {_KEYS}, got {sorted(content)}: add {missing}")
+    check_data(not missing, str(path), f"of arrays {_KEYS}", sorted(content), f"add {missing}")
     for name, side in _SIDES.items():
         x, y = content[f"{name}_x"], content[f"{name}_y"]
-        images = f"uint8 images of shape (n, {side}, {side})"
-        labels = f"one whole number for each of the {len(x)} images"
-        for key, array, rule, holds in (
-            (f"{name}_x", x, images, x.shape[1:] == (side, side) and x.dtype == np.uint8),
-            (f"{name}_y", y, labels, y.shape == x.shape[:1] and np.issubdtype(y.dtype, np.integer)),
-        ):
-            if not holds:
-                raise DatasetLayoutError(
-                    f"{key} in {str(path)!r} must be {rule}, got shape {array.shape} of {array.dtype}"
-                )
+        fits = x.shape[1:] == (side, side) and x.dtype == np.uint8
+        rule, shown = f"uint8 images of shape (n, {side}, {side})", f"shape {x.shape} of {x.dtype}"
+        check_data(fits, f"{name}_x (in {path})", rule, shown)
+        fits = y.shape == x.shape[:1] and np.issubdtype(y.dtype, np.integer)
+        rule, shown = f"one whole number for each of {len(x)} images", f"shape {y.shape} of {y.dtype}"
+        check_data(fits, f"{name}_y (in {path})", rule, shown)
         digits = sorted(set(y.tolist()))
-        if digits != [*range(NUM_CLASSES)]:
-            raise DatasetLayoutError(
-                f"{name}_y in {str(path)!r} must hold all digits 0 to 9 and nothing else, got {digits}"
-            )
+        check_data(digits == [*range(NUM_CLASSES)], f"{name}_y (in {path})", "all digits 0 to 9 and no others", digits)
     return content

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from fedlit.checks import check_at_least, check_between
 from fedlit.data.base import DomainDataModule
-from fedlit.data.samples import Domain, Transform
+from fedlit.data.samples import Domain, Transform, flatten
 from fedlit.data.shifts import add_noise, check_shifts, label_share, source_labels
 from fedlit.data.splits import shuffled_by_class
-from fedlit.data.transforms import flatten
 from fedlit.federation.streams import stable_seed
 
 NUM_CLASSES = 10

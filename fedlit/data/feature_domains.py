@@ -11,12 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedlit.checks import check, check_one_of
+from fedlit.checks import check_one_of
 from fedlit.data.base import DomainDataModule
 from fedlit.data.files import read_mat, read_npz
 from fedlit.data.raw_inputs import RankNetwork, RawInputs, VectorNetwork
-from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, Domain
-from fedlit.data.tables.messages import some
+from fedlit.data.samples import DatasetNotFoundError, Domain, check_data, refuse_data
+from fedlit.data.source import check_classes
+from fedlit.data.tables.values import check_once, some
 from fedlit.federation.labels import UNLABELLED
 from fedlit.federation.names import alike, check_list, difference, shown
 
@@ -82,10 +83,9 @@ class FeatureDomains(DomainDataModule):
         self._arrays, self._stored_classes = self._read()
         self._all_classes = self._name_classes()
         check_list("classes", classes)
+        check_classes(classes)
         for name in classes or ():
             check_one_of("classes", name, self._all_classes)
-        at_least_two = classes is None or len(set(classes)) >= max(2, len(classes))
-        check(at_least_two, "classes", "at least 2 names, each once", classes)
         self.check_roster()
 
     def _read(self) -> tuple[dict[str, Pair], list[str] | None]:
@@ -97,73 +97,53 @@ class FeatureDomains(DomainDataModule):
             )
         if self.path.is_dir():
             return _read_npz_folder(self.path) if any(self.path.glob("*.npz")) else _read_mat_folder(self.path)
-        if self.path.suffix != ".npz":
-            raise DatasetLayoutError(
-                f"path must be an .npz file or a folder of .npz or .mat files, got the file {str(self.path)!r}"
-                + (": give the folder it is in" if self.path.suffix == ".mat" else "")
-            )
+        way_out = "give the folder it is in" if self.path.suffix == ".mat" else ""
+        rule = "an .npz file or a folder of .npz or .mat files"
+        check_data(self.path.suffix == ".npz", "path", rule, f"the file {str(self.path)!r}", way_out)
         return _read_npz_file(self.path)
 
     def _labels_at(self, domain: str) -> npt.NDArray[np.int64]:
         """Labels of a domain as stored, from 0, checked."""
         y = self._arrays[domain][1]
-        whose = f"labels of domain {domain!r} in {str(self.path)!r} must be whole numbers of shape (n,), got"
-        if y.ndim != 1 or y.dtype.kind not in "iuf":
-            raise DatasetLayoutError(
-                f"{whose} shape {y.shape} of {y.dtype}: number the classes from 0, and put their names into the array "
-                "classes"
-            )
+        what, rule = f"{domain}_y (labels in {self.path})", "whole numbers of shape (n,)"
+        way_out = "number the classes from 0, put their names into the array classes, and give -1 where there is none"
+        numbers = y.ndim == 1 and y.dtype.kind in "iuf"
+        check_data(numbers, what, rule, f"shape {y.shape} of {y.dtype}", way_out)
         wrong = np.flatnonzero(~np.isfinite(y) | (y % 1 != 0))
-        if len(wrong):
-            raise DatasetLayoutError(
-                f"{whose} {y[wrong[0]]} at sample {wrong[0]} ({len(wrong)} such): number the classes from 0, and give "
-                f"samples without a label {UNLABELLED}"
-            )
+        check_data(not len(wrong), what, rule, f"{some(y[wrong].tolist())} at samples {some(wrong.tolist())}", way_out)
         return y.astype(np.int64)
 
     def _features_at(self, domain: str) -> Tensor:
         x = self._arrays[domain][0]
-        if x.ndim != 2 or x.dtype.kind not in "iuf" or x.shape[1] == 0:
-            raise DatasetLayoutError(
-                f"features of domain {domain!r} in {str(self.path)!r} must be numbers of shape (n, d), got shape "
-                f"{x.shape} of {x.dtype}: give one vector per sample"
-            )
+        fits, shown = x.ndim == 2 and x.dtype.kind in "iuf" and x.shape[1] > 0, f"shape {x.shape} of {x.dtype}"
+        check_data(fits, f"{domain}_x (features in {self.path})", "numbers of shape (n, d)", shown)
         return torch.from_numpy(x.astype(np.float32))  # also out of uint8, in which arithmetic wraps around
 
     def _name_classes(self) -> list[str]:
         names = self._stored_classes
         if names is not None:
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise DatasetLayoutError(
-                    f"classes in {str(self.path)!r} must be different names, got {twice} more than once: rename them, "
-                    "or give their samples one label"
-                )
+            check_once(names, f"classes (in {self.path})", "rename them, or give their samples one label")
             for group in alike(names):
-                if not {*group} <= {*(self._wanted or ())}:
-                    raise DatasetLayoutError(
-                        f"classes in {str(self.path)!r} have {shown(group)}, which differ in {difference(group)}: "
-                        "rename one, or name all in classes if they are different"
-                    )
+                got = f"{shown(group)}, which differ in {difference(group)}"
+                way_out = "rename one, or name all in classes if they are different"
+                check_data({*group} <= {*(self._wanted or ())}, "classes", "different names", got, way_out)
             return names
         labels = [self._labels_at(name) for name in self._arrays]
         highest, size = max(int(y.max(initial=0)) for y in labels), sum(map(len, labels))
-        if highest > size:
-            raise DatasetLayoutError(
-                f"labels in {str(self.path)!r} go up to {highest}, but there are {size} samples in all: number the "
-                "classes from 0 without gaps, or name them in classes"
-            )
+        way_out = "number the classes from 0 without gaps, or name them in classes"
+        check_data(
+            highest <= size, f"labels in {self.path}", f"numbers up to {size}, that of samples", highest, way_out
+        )
         return [str(label) for label in range(highest + 1)]
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
         """As of the base; and labels without names must begin at 0."""
         super().check_facts(facts)
         has = {name: each["has"] for name, each in facts.items() if each["has"] is not None}
-        if self._stored_classes is None and self._wanted is None and has and not any(each[0] for each in has.values()):
-            raise DatasetLayoutError(
-                f"labels must begin at 0, and no sample of {[*has]} has 0: if theirs count from 1, subtract 1; if not, "
-                f"name the classes that there are in classes, of {self._all_classes[1:]}"
-            )
+        named = self._stored_classes is not None or self._wanted is not None
+        way_out = f"subtract 1, or name the classes that there are in classes, of {self._all_classes[1:]}"
+        begin_at_0 = named or not has or any(each[0] for each in has.values())
+        check_data(begin_at_0, "labels", "numbers from 0", f"no 0 in {[*has]}", way_out)
 
     def domain_names(self) -> list[str]:
         """Return domains at the path, in the order in which they are stored."""
@@ -187,43 +167,34 @@ class FeatureDomains(DomainDataModule):
         # a length is not finite either where squares are not
         usable = torch.linalg.vector_norm(x, dim=1).isfinite() if self.normalise == "unit" else x.isfinite().all(dim=1)
         bad = rows[~usable].tolist()
-        if bad:
-            what = "NaN, infinity or a length that is infinite" if self.normalise == "unit" else "NaN or infinity"
-            raise DatasetLayoutError(
-                f"features of domain {domain!r} in {str(self.path)!r} hold {what} at samples {some(bad)}: "
-                "leave these samples out, scale features down, or fill in what is missing"
-            )
+        rule = "finite numbers" + (" with a length that is finite" if self.normalise == "unit" else "")
+        way_out = "leave these samples out, scale features down, or fill in what is missing"
+        what = f"{domain}_x (features in {self.path})"
+        check_data(not bad, what, rule, f"others at samples {some(bad)}", way_out)
         return Domain(x, y)
 
     def finish(self, x: Tensor, train: Tensor) -> Tensor:
         """Normalise, with statistics of the training split at ``train`` where there are any."""
+        if self.normalise == "none":
+            return x
+        normalised: Tensor = self._network(x[train])(x)
+        return normalised
+
+    def _network(self, train: Tensor) -> nn.Module:
+        """Normalises samples, with statistics of those in training."""
         if self.normalise == "ranks":
-            ranked: Tensor = RankNetwork(x[train])(x)
-            return ranked
-        if self.normalise.startswith("zscore"):
-            mean, deviation = _statistics(x[train])
-            x = (x - mean) / deviation
-        if self.normalise.endswith("unit"):
-            length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-            x = x / length.clamp(min=torch.finfo(x.dtype).tiny)
-        return x
+            return RankNetwork(train)
+        nothing = (torch.zeros(train.shape[1]), torch.ones(train.shape[1]))
+        mean, deviation = nothing if self.normalise == "unit" else _statistics(train)
+        return VectorNetwork(mean, deviation, unit=self.normalise != "zscore")
 
     def raw_inputs(self) -> RawInputs | None:
         """Return features as they are in the target's file, and the network that normalises them."""
         if self.normalise == "none":
             return None
         x = self.load(self.target).x
-        train = x[self.split(self.target).train]
-        network: nn.Module
-        if self.normalise == "ranks":
-            network = RankNetwork(train)
-        else:
-            plain = (torch.zeros(x.shape[1]), torch.ones(x.shape[1]))
-            network = VectorNetwork(
-                *(plain if self.normalise == "unit" else _statistics(train)), unit=self.normalise != "zscore"
-            )
         text = f"Features as they are in {self.path.name!r}; the model {_HOW[self.normalise]} by itself."
-        return RawInputs(network, x[:1] * 0, text)
+        return RawInputs(self._network(x[self.split(self.target).train]), x[:1] * 0, text)
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,17 +208,11 @@ def _read_npz_file(path: Path) -> tuple[dict[str, Pair], list[str] | None]:
     """Features and labels of each domain of a file, and the names of the classes, if it has them."""
     arrays = read_npz(path)
     names = [key[:-2] for key in arrays if key.endswith("_x") and len(key) > 2]
-    if not names:
-        raise DatasetLayoutError(
-            f"{str(path)!r} must hold arrays DOMAIN_x and DOMAIN_y for each domain, got {sorted(arrays)}"
-        )
+    check_data(bool(names), str(path), "of arrays DOMAIN_x and DOMAIN_y for each domain", sorted(arrays))
     known = {"classes"} | {f"{name}_{part}" for name in names for part in "xy"}
     for key, array in arrays.items():
-        if key not in known and array.ndim > 0:
-            raise DatasetLayoutError(
-                f"{str(path)!r} has an array {key!r} of shape {array.shape} that is neither DOMAIN_x, DOMAIN_y nor "
-                "classes: rename it or leave it out"
-            )
+        fits, shown = key in known or array.ndim == 0, f"{key!r} of shape {array.shape}"
+        check_data(fits, str(path), "of arrays DOMAIN_x, DOMAIN_y and classes", shown, "rename it or leave it out")
     classes = None
     if "classes" in arrays:
         texts = np.atleast_1d(arrays["classes"])
@@ -263,32 +228,24 @@ def _read_npz_folder(path: Path) -> tuple[dict[str, Pair], list[str] | None]:
     """The same of all files in a folder."""
     pairs: dict[str, Pair] = {}
     file_of: dict[str, Path] = {}
-    classes_of: dict[str, list[str] | None] = {}
+    classes: dict[str, list[str] | None] = {}
     for file in sorted(path.glob("*.npz")):
-        own, classes_of[file.name] = _read_npz_file(file)
-        for name in own.keys() & pairs.keys():
+        content, classes[file.name] = _read_npz_file(file)
+        for name in content.keys() & pairs.keys():
             both = f"{str(file_of[name])!r} and {str(file)!r}"
-            raise DatasetLayoutError(f"{both} both have domain {name!r}: take one away")
-        pairs |= own
-        file_of |= dict.fromkeys(own, file)
-    (first, classes), *others = classes_of.items()
-    for other, theirs in others:
-        if theirs != classes:
-            raise DatasetLayoutError(
-                f"classes of all files in {str(path)!r} must be the same, but {first!r} has {classes} and {other!r} "
-                f"{theirs}: write them with the same classes"
-            )
-    return pairs, classes
+            refuse_data(name, "a domain of one file", both, "take one away")
+        pairs |= content
+        file_of |= dict.fromkeys(content, file)
+    common = next(iter(classes.values()))
+    check_data(all(each == common for each in classes.values()), "classes", "the same in all files", classes)
+    return pairs, common
 
 
 def _read_mat_folder(path: Path) -> tuple[dict[str, Pair], None]:
     """The same of a folder with a .mat file for each domain."""
     pairs = {file.stem: _read_mat_file(file) for file in sorted(path.glob("*.mat"))}
-    if not pairs:
-        raise DatasetLayoutError(
-            f"folder {str(path)!r} must hold one .npz or .mat file per domain, got none: give the folder with these "
-            "files, or an .npz file"
-        )
+    way_out = "give the folder with these files, or an .npz file"
+    check_data(bool(pairs), "path", "a folder with one .npz or .mat file per domain", f"none in {str(path)!r}", way_out)
     return pairs, None
 
 
@@ -296,19 +253,11 @@ def _read_mat_file(file: Path) -> Pair:
     arrays = read_mat(file)
     x, y = (next((arrays[key] for key in keys if key in arrays), None) for keys in (_MAT_FEATURES, _MAT_LABELS))
     if x is None or y is None:
-        raise DatasetLayoutError(
-            f"{str(file)!r} must hold features as one of {list(_MAT_FEATURES)} and labels as one of "
-            f"{list(_MAT_LABELS)}, got {sorted(arrays)}"
-        )
-    y = y.reshape(-1)
-    if x.ndim == 2 and len(x) != len(y) and x.shape[1] == len(y):
-        raise DatasetLayoutError(
-            f"features in {str(file)!r} must have one row per sample, got shape {x.shape} with {len(y)} labels: "
-            "transpose them"
-        )
-    if y.size and y.min() < 1:
-        raise DatasetLayoutError(
-            f"labels in {str(file)!r} must count from 1, got {y.min()}: add 1, or save the data as .npz, whose labels "
-            "count from 0"
-        )
+        rule = f"of features as one of {list(_MAT_FEATURES)} and labels as one of {list(_MAT_LABELS)}"
+        refuse_data(str(file), rule, sorted(arrays))
+    y, shown = y.reshape(-1), f"features of shape {x.shape} with {y.size} labels"
+    is_turned = x.ndim == 2 and len(x) != len(y) and x.shape[1] == len(y)
+    check_data(not is_turned, str(file), "of one row per sample", shown, "transpose the features")
+    from_1, way_out = not y.size or y.min() >= 1, "add 1, or save the data as .npz, whose labels count from 0"
+    check_data(from_1, str(file), "of labels that count from 1", y.min(initial=1), way_out)
     return x, y.astype(np.float64) - 1

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedlit.data.samples import DatasetLayoutError
+from fedlit.data.samples import check_data, refuse_data
 from fedlit.federation.transport import MOST_BYTES
 
 Arrays = dict[str, npt.NDArray[Any]]
+
+_SAVE_MAT = "save it from MATLAB with version '-v7' or as .npz"
 
 # MATLAB's files are read by compiled code that ends the process at some that are malformed, so in one of its own
 _READ_MAT = """
@@ -48,9 +50,7 @@ def read_npz(path: str | Path) -> Arrays:
                 array.tolist()  # raises where a file names characters that do not exist
         return arrays
     except Exception as error:  # at bytes of another format, libraries raise errors of any kind
-        raise DatasetLayoutError(
-            f"{str(path)!r} cannot be read as .npz ({_message_of(error)}): save plain arrays with numpy.savez"
-        ) from error
+        refuse_data(str(path), "an .npz file", _message_of(error), "save plain arrays with numpy.savez")
 
 
 def read_mat(path: str | Path, seconds: float = 600.0) -> Arrays:
@@ -67,10 +67,10 @@ def read_mat(path: str | Path, seconds: float = 600.0) -> Arrays:
                 capture_output=True, timeout=seconds, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise _no_mat(path, f"it takes longer than {seconds:g} s") from None
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
-            raise _no_mat(path, lines[-1] if lines else f"the process that read it ended with {done.returncode}")
+            refuse_data(str(path), f"read in {seconds:g} s", "one that takes longer", _SAVE_MAT)
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        shown = lines[-1] if lines else f"one whose reader ended with {done.returncode}"
+        check_data(not done.returncode, str(path), "a .mat file", shown, _SAVE_MAT)
         return read_npz(read)
 
 
@@ -88,14 +88,8 @@ def unzipped(path: str | Path) -> bytes:
                 size += len(part)
                 _check_size(size)
     except Exception as error:  # at bytes of another format, libraries raise errors of any kind
-        raise DatasetLayoutError(f"{str(path)!r} cannot be read ({_message_of(error)}): get it again") from error
+        refuse_data(str(path), "a .gz file", _message_of(error), "get it again")
     return b"".join(parts)
-
-
-def _no_mat(path: str | Path, why: str) -> DatasetLayoutError:
-    return DatasetLayoutError(
-        f"{str(path)!r} cannot be read ({why}): save it from MATLAB with version '-v7' or as .npz"
-    )
 
 
 def _check_size(size: int) -> None:

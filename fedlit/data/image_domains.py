@@ -24,12 +24,10 @@ from fedlit.data.image_files import (
     subfolders,
 )
 from fedlit.data.raw_inputs import PixelNetwork, RawInputs
-from fedlit.data.roster import agreed
-from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataset
+from fedlit.data.samples import DatasetNotFoundError, Domain, DomainDataset, check_data, refuse_data
+from fedlit.data.source import agreed, check_classes
 from fedlit.federation.labels import UNLABELLED
 from fedlit.federation.names import alike, check_list, difference, shown
-
-_SHOWN = 5
 
 
 class ImageDomains(DomainDataModule):
@@ -104,8 +102,7 @@ class ImageDomains(DomainDataModule):
         self._by_default = [name for name, value in arguments.items() if value is None]
         check_at_least("cache_limit_mb", cache_limit_mb, 0, "MiB")
         check_list("classes", classes)
-        at_least_two = classes is None or len(set(classes)) >= max(2, len(classes))
-        check(at_least_two, "classes", "at least 2 names, each once", classes)
+        check_classes(classes)
         self.root = Path(root)
         self.augment = augment
         self.cache_limit_mb = cache_limit_mb
@@ -124,10 +121,8 @@ class ImageDomains(DomainDataModule):
                 "the documentation of ImageDomains and come from their authors' pages"
             )
         domains = {folder.name: folder for folder in subfolders(self.root)}
-        if not domains:
-            raise DatasetLayoutError(
-                f"root={str(self.root)!r} must hold one folder per domain (root/domain/class/*.jpg), got no folder"
-            )
+        rule = "a folder with one folder per domain (root/domain/class/*.jpg)"
+        check_data(bool(domains), "root", rule, f"{str(self.root)!r} without any")
         folders = {}
         for name, folder in domains.items():
             inner = subfolders(folder)
@@ -140,36 +135,23 @@ class ImageDomains(DomainDataModule):
     def _class_names(self) -> list[str]:
         here = self._names_here()
         by_client = {name: list(self._folders[name]) for name in here if not self._is_unlabelled(name)}
-        if self._wanted is None and not by_client:
-            raise DatasetLayoutError(
-                f"the clients whose images are in {str(self.root)!r} ({here}) have no class folders to show the "
-                "classes: name them in classes, in the order of their labels"
-            )
+        rule = f"named where no client has class folders, as of {here} in {str(self.root)!r}"
+        check_data(self._wanted is not None or bool(by_client), "classes", rule, None, "give their labels' order")
         for name, classes in by_client.items():
-            if not classes:
-                raise DatasetLayoutError(
-                    f"domain folder {str(self.root / name)!r} must hold one folder per class "
-                    "(root/domain/class/*.jpg), got none: if it is not a domain, name the domains in clients; only the "
-                    "target may be a folder of images without classes"
-                )
+            way_out = "name the domains in clients, or make a folder of images without classes the target"
+            rule = "a folder with one folder per class (root/domain/class/*.jpg)"
+            check_data(bool(classes), f"{name} (domain in {self.root})", rule, "none", way_out)
         self._check_alike(by_client)
         if self._wanted is not None:
             for name, classes in by_client.items():
                 missing = [wanted for wanted in self._wanted if wanted not in classes]
-                if missing:
-                    raise DatasetLayoutError(
-                        f"classes {missing} have no folder in domain {str(self.root / name)!r}, which has {classes}: "
-                        "name classes that all clients share"
-                    )
+                way_out = "name classes that all clients share"
+                check_data(not missing, "classes", f"folders of domain {name!r}, {classes}", missing, way_out)
             return self._wanted
         common = sorted(set.intersection(*map(set, by_client.values())))
-        extra = {name: sorted(set(classes) - set(common)) for name, classes in by_client.items()}
-        if any(extra.values()):
-            raise DatasetLayoutError(
-                f"all domains in {str(self.root)!r} must have the same class folders, but some are not in each of "
-                f"them: { {name: names for name, names in extra.items() if names} }; name the classes to keep, such as "
-                f"classes={common}"
-            )
+        extra = {name: others for name, each in by_client.items() if (others := sorted({*each} - {*common}))}
+        way_out = f"name the classes to keep, such as classes={common}"
+        check_data(not extra, "classes", f"folders of all domains in {str(self.root)!r}", f"others, {extra}", way_out)
         return common
 
     def _check_alike(self, by_client: Mapping[str, Sequence[str]]) -> None:
@@ -178,12 +160,10 @@ class ImageDomains(DomainDataModule):
         for group in alike(each for _, each in folders):
             wanted = {*group} & {*(self._wanted or group[:1])}
             if wanted and wanted < {*group}:
-                where = [f"{name}/{each}" for name, each in folders if each in group]
-                raise DatasetLayoutError(
-                    f"class folders {shown(group)} in {str(self.root)!r} differ in {difference(group)} "
-                    f"({shown(where[:_SHOWN])}{' and more' if len(where) > _SHOWN else ''}): if they are one class, "
-                    "rename one, or put their images in one folder; if not, name all in classes"
-                )
+                where = shown(f"{name}/{each}" for name, each in folders if each in group)
+                way_out = "rename one, or put their images in one folder, or name all in classes if they are different"
+                got = f"{shown(group)}, which differ in {difference(group)}, in folders {where}"
+                refuse_data("classes", "different names", got, way_out)
 
     def _is_unlabelled(self, domain: str) -> bool:
         """Whether a domain is the target, with images and without class folders."""
@@ -287,11 +267,10 @@ class ImageDomains(DomainDataModule):
         other = {key: value for key, value in expected.items() if key in self._by_default and value != reading[key]}
         if other:
             arguments = ", ".join(f"{key}={value!r}" for key, value in other.items())
-            raise DatasetLayoutError(
-                f"network {name!r} was trained on images with {arguments}, but {type(self).__name__} has "
-                f"{', '.join(f'{key}={reading[key]!r}' for key in other)} by default: give it {arguments}, or what "
-                "the weights were trained with"
-            )
+            now = ", ".join(f"{key}={reading[key]!r}" for key in other)
+            way_out = f"give {type(self).__name__} {arguments}, or what the weights were trained with"
+            rule = f"as the network {name!r} was trained ({arguments})"
+            refuse_data(f"{next(iter(other))} (of images)", rule, f"{now} by default", way_out)
 
     def facts(self, client: str) -> dict[str, Any]:
         """Return what a client announces of its data: as the base class, and how images become inputs."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fedlit.data.decoding import SUFFIXES, Interpolation, decode
-from fedlit.data.samples import DatasetLayoutError, Transform, labelled_positions
+from fedlit.data.samples import Transform, check_data, labelled_positions
+from fedlit.data.tables.values import some
 
 _CLUTTER = ("thumbs.db", "desktop.ini")
 # Of the photographs that nearly all published extractors were trained on.
@@ -34,12 +35,9 @@ def loose_images(folder: Path) -> list[Path]:
 def class_images(folder: Path) -> list[Path]:
     """Return the images of a class, of which there must be some."""
     images = _images_in(folder)
-    if not images:
-        others = sorted(file.name for file in folder.iterdir())
-        raise DatasetLayoutError(
-            f"class folder {str(folder)!r} must hold images ({', '.join(SUFFIXES)}), got {others or 'nothing'}: add "
-            "images, or leave the class out with classes"
-        )
+    others = sorted(file.name for file in folder.iterdir())
+    way_out = "add images, or leave the class out with classes"
+    check_data(bool(images), str(folder), f"a folder of images ({', '.join(SUFFIXES)})", some(others), way_out)
     return images
 
 
@@ -53,8 +51,7 @@ def _images_in(folder: Path, besides: Sequence[Path] = ()) -> list[Path]:
     ]
     if images and others:
         warnings.warn(
-            f"left out {len(others)} entries of {str(folder)!r} that are not images ({', '.join(SUFFIXES)}): "
-            f"{others[:3]}{' and more' if len(others) > 3 else ''}",
+            f"left out entries of {str(folder)!r} that are not images ({', '.join(SUFFIXES)}): {some(others)}",
             stacklevel=2,
         )
     return images

@@ -77,7 +77,7 @@ class VectorNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise samples of shape (n, d), float32."""
         x = (x - self.mean) / self.deviation
-        return F.normalize(x, dim=1) if self.unit else x
+        return F.normalize(x, dim=1, eps=torch.finfo(x.dtype).tiny) if self.unit else x
 
 
 class RankNetwork(nn.Module):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
-from fedlit.data.transforms import may_draw
+from fedlit.checks import refuse
 from fedlit.federation.labels import known_labels
 from fedlit.federation.nested import Inputs, Rows, concatenate, mapped, num_samples, take
 
@@ -23,6 +23,17 @@ class DatasetNotFoundError(FileNotFoundError):
 
 class DatasetLayoutError(ValueError):
     """Data were found but are laid out in another way than the data module reads."""
+
+
+def refuse_data(what: str, rule: str, shown: object, way_out: str = "") -> NoReturn:
+    """`refuse` data by a `DatasetLayoutError`: ``what`` is a file, a column or an argument, ``shown`` what it has."""
+    refuse(what, rule, shown, way_out, DatasetLayoutError, shown=str(shown))
+
+
+def check_data(holds: bool, what: str, rule: str, shown: object, way_out: str = "") -> None:
+    """`refuse_data` unless the rule holds."""
+    if not holds:
+        refuse_data(what, rule, shown, way_out)
 
 
 @dataclass(frozen=True)
@@ -140,3 +151,18 @@ def labelled_positions(y: Tensor) -> Tensor | None:
     """Return positions of known labels in ``y``, or ``None`` when all are."""
     known = known_labels(y)
     return None if bool(known.all()) else known.nonzero().squeeze(1)
+
+
+def flatten(x: Tensor) -> Tensor:
+    """Flatten each sample of a batch to one vector."""
+    return x.flatten(1)
+
+
+def to_unit(x: Tensor) -> Tensor:
+    """Convert bytes to floats in [0, 1]; floats stay as they are."""
+    return x.float() / 255 if x.dtype == torch.uint8 else x
+
+
+def may_draw(transform: Callable[[Tensor], Tensor] | None) -> bool:
+    """Return whether a transform may draw random numbers: any may, but those named here and with ``draws`` False."""
+    return transform not in (None, flatten, to_unit) and getattr(transform, "draws", True)

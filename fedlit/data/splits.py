@@ -62,12 +62,9 @@ class SplitRules:
             y = torch.where(known, 0, UNLABELLED)  # one stratum, and one of samples without labels
         train, val, test = stratified_split(y, self.val_fraction, self.test_fraction, generator)
         for part, positions, fraction in (("val", val, self.val_fraction), ("test", test, self.test_fraction)):
-            if fraction > 0 and len(positions) == 0:
-                raise RosterError(
-                    f"client {name!r} has {len(y)} samples, too few for a {part} split with {part}_fraction={fraction} "
-                    f"and one training sample of each class: raise {part}_fraction, set it to 0, or leave the client "
-                    "out of clients"
-                )
+            rule = f"enough for one of the {len(y)} samples of client {name!r}, beside a training sample of each class"
+            way_out = "raise it, set it to 0, or leave the client out of clients"
+            check(fraction == 0 or len(positions) > 0, f"{part}_fraction", rule, fraction, way_out, RosterError)
         if not is_target:
             return Split(train, val, test, train)
         candidates = train

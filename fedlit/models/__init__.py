@@ -1,18 +1,22 @@
 """Small networks, pretrained extractors, and the replicas of them that clients train."""
 
 from fedlit.models.aligned import AlignedReplica, VotingReplica
-from fedlit.models.anchor import Anchor
-from fedlit.models.backbone import Backbone
+from fedlit.models.backbone import Backbone, ResNet
 from fedlit.models.batchnorm import MixedBatchNorm, batchnorm_layers, estimate_statistics_, with_mixed_batchnorm
 from fedlit.models.committee import Committee, MomentReplica
 from fedlit.models.dictionary import Dictionary, DictionaryReplica
-from fedlit.models.discriminator import AdversarialReplica, make_discriminator
 from fedlit.models.disentangling import DisentanglingReplica
 from fedlit.models.extractors import MLP, Bottleneck, Features, LeNet, SmallCNN
 from fedlit.models.matching import MatchingReplica
-from fedlit.models.memory import RoundMemory
-from fedlit.models.replica import Replica, feature_width, make_classifier, part_of
-from fedlit.models.resnet import ResNet
+from fedlit.models.memory import Anchor, RoundMemory
+from fedlit.models.replica import (
+    AdversarialReplica,
+    Replica,
+    feature_width,
+    make_classifier,
+    make_discriminator,
+    part_of,
+)
 from fedlit.models.twins import Twins
 
 __all__ = [

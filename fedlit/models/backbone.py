@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fedlit.checks import check, refuse
+from fedlit.checks import check, check_one_of, refuse
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
@@ -24,7 +24,66 @@ TIMM = "timm/"
 """Before the name of one of timm's networks."""
 
 
-class Backbone(nn.Module):
+Freeze: TypeAlias = Literal["none", "stem", "layer1", "layer2", "layer3", "all"]
+"""Of a `ResNet`."""
+
+
+class _Published(nn.Module):
+    """A network without its classifier, with the parts up to ``freeze`` kept fixed; see `Backbone`."""
+
+    out_features: int
+    preprocessing: dict[str, Any]
+
+    def __init__(
+        self, name: str, network: nn.Module, freeze: bool | str, out_features: int, preprocessing: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        self.name, self.freeze = name, freeze
+        self.out_features, self.preprocessing = out_features, preprocessing
+        self.network = network
+        for part in self._frozen():
+            part.requires_grad_(False)
+        for around in self._around():  # weights that belong to no part, such as a transformer's token, enter before it
+            for parameter in network.get_submodule(around).parameters(recurse=False):
+                parameter.requires_grad_(False)
+        self.train()
+
+    def _around(self) -> set[str]:
+        """Names of the modules that the last part kept fixed lies in."""
+        if isinstance(self.freeze, bool):
+            return set()
+        return {"", *(self.freeze[:i] for i, each in enumerate(self.freeze) if each == ".")}
+
+    def _frozen(self) -> list[nn.Module]:
+        """Modules that are kept fixed with all that is in them."""
+        if isinstance(self.freeze, bool):
+            return [self.network] if self.freeze else []
+        parts = [*self.network.named_modules()]
+        inside = [i for i, (name, _) in enumerate(parts) if f"{name}.".startswith(f"{self.freeze}.") and name]
+        some = ", ".join(name for name, _ in self.network.named_children())
+        rule = f"true, false, or the name of a part of {self.name}"
+        check(bool(inside), "freeze", rule, self.freeze, f"such as {some}, or with a point a part of those")
+        around = self._around()
+        return [part for name, part in parts[: inside[-1] + 1] if name not in around]
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch training mode; frozen parts stay in evaluation mode, so their BatchNorm statistics stay fixed."""
+        super().train(mode)
+        for part in self._frozen():
+            part.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (batch, out_features) of images (batch, 3, height, width)."""
+        features = self.network(x)
+        if not isinstance(features, Tensor):  # the constructor tried it in evaluation mode
+            raise TypeError(
+                f"{self.name} gives {type(features).__name__} in training, not features: take another network"
+            )
+        return features
+
+
+class Backbone(_Published):
     """A published classification network without its classifier: features are the classifier's inputs.
 
     Nothing is downloaded. Auxiliary classifiers, which some networks have in training, are left out too. One image is
@@ -54,13 +113,7 @@ class Backbone(nn.Module):
         ImportError: If an extra is missing.
     """
 
-    out_features: int
-    preprocessing: dict[str, Any]
-
     def __init__(self, name: str, weights: str | None = None, freeze: bool | str = False) -> None:
-        super().__init__()
-        self.name = name
-        self.freeze = freeze
         path = None if weights is None else Path(weights)
         if path is not None:
             check_file(path)
@@ -69,51 +122,63 @@ class Backbone(nn.Module):
         else:
             made = _lite0(path) if name == LITE0 else _torchvision(name, path)
             made.cut(name)
-        network, self.preprocessing = made.network, made.preprocessing
         if made.path is not None:
-            load_file(network, made.path, made.left_out)
-        self.out_features = _width(network, name, made)
-        self.network = network
-        for part in self._frozen():
-            part.requires_grad_(False)
-        for name in self._around():  # weights that belong to no part, such as a transformer's token, enter before it
-            for parameter in network.get_submodule(name).parameters(recurse=False):
-                parameter.requires_grad_(False)
-        self.train()
+            load_file(made.network, made.path, made.left_out)
+        super().__init__(name, made.network, freeze, _width(name, made), made.preprocessing)
 
-    def _around(self) -> set[str]:
-        """Names of the modules that the last part kept fixed lies in."""
-        if isinstance(self.freeze, bool):
-            return set()
-        return {"", *(self.freeze[:i] for i, each in enumerate(self.freeze) if each == ".")}
 
-    def _frozen(self) -> list[nn.Module]:
-        """Modules that are kept fixed with all that is in them."""
-        if isinstance(self.freeze, bool):
-            return [self.network] if self.freeze else []
-        parts = [*self.network.named_modules()]
-        inside = [i for i, (name, _) in enumerate(parts) if f"{name}.".startswith(f"{self.freeze}.") and name]
-        some = ", ".join(name for name, _ in self.network.named_children())
-        rule = f"true, false, or the name of a part of {self.name}"
-        check(bool(inside), "freeze", rule, self.freeze, f"such as {some}, or with a point a part of those")
-        around = self._around()
-        return [part for name, part in parts[: inside[-1] + 1] if name not in around]
+class ResNet(_Published):
+    """ResNet of torchvision without its classifier: features are the globally averaged last feature maps.
 
-    def train(self, mode: bool = True) -> Backbone:
-        """Switch training mode; frozen parts stay in evaluation mode, so their BatchNorm statistics stay fixed."""
-        super().train(mode)
-        for part in self._frozen():
-            part.eval()
-        return self
+    Args:
+        depth: 18 (features of width 512), 50 or 101 (2048).
+        weights: ``None`` (random), a name of torchvision's weights (``"DEFAULT"``, ``"IMAGENET1K_V1"``,
+            ``"IMAGENET1K_V2"``), downloaded into torch's hub cache at first use, or the path of a state dict ending
+            in ``.pth`` or ``.pt``.
+        freeze: Last part that is not trained, counted from the input: ``"none"``, ``"stem"``, ``"layer1"``,
+            ``"layer2"``, ``"layer3"`` or ``"all"``. Frozen parts keep their BatchNorm statistics too.
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Features (batch, out_features) of images (batch, 3, height, width)."""
-        features = self.network(x)
-        if not isinstance(features, Tensor):  # the constructor tried it in evaluation mode
-            raise TypeError(
-                f"{self.name} gives {type(features).__name__} in training, not features: take another network"
-            )
-        return features
+    Attributes:
+        out_features: Width of the features.
+        preprocessing: Of the images that the pretrained network was trained on; see `Backbone`.
+
+    Raises:
+        ValueError: If ``depth``, ``weights`` or ``freeze`` is unknown, or the file holds another network.
+        FileNotFoundError: If ``weights`` is a path and nothing is there.
+        RuntimeError: If the weights cannot be downloaded.
+    """
+
+    def __init__(self, depth: Literal[18, 50, 101] = 18, weights: str | None = None, freeze: Freeze = "none") -> None:
+        # imported here because it costs a second, which every user of fedlit.models would pay
+        from torchvision import models
+
+        check_one_of("depth", depth, (18, 50, 101))
+        check_one_of("freeze", freeze, get_args(Freeze))
+        entries = getattr(models, f"ResNet{depth}_Weights")
+        file = Path(weights) if weights is not None and weights.endswith((".pth", ".pt")) else None
+        if file is not None:
+            check_file(file)
+        elif weights is not None:
+            way_out = f"these are for depth {depth}; or give a path ending in .pth or .pt"
+            check_one_of("weights", weights, list(entries.__members__), way_out)
+        choice = None if weights is None or file is not None else entries[weights]
+        try:
+            network = getattr(models, f"resnet{depth}")(weights=choice)
+        except OSError as error:  # urllib's errors are OSErrors, and so is a full disk
+            assert choice is not None, "a network without weights downloads nothing"
+            raise RuntimeError(
+                f"cannot download weights {weights!r} from {choice.url} ({error}): fetch that file on a machine with "
+                "a connection and give its path as weights, or set TORCH_HOME to a folder whose hub/checkpoints "
+                "holds it"
+            ) from error
+        width, network.fc = network.fc.in_features, nn.Identity()
+        preprocessing = {} if choice is None else preprocessing_of([choice])
+        if file is not None:
+            load_file(network, file, ("fc.",))
+            preprocessing = preprocessing_of(entries, file)
+        last: dict[str, bool | str] = {"none": False, "stem": "bn1", "all": True}
+        super().__init__(f"resnet{depth}", network, last.get(freeze, freeze), width, preprocessing)
+        self.depth = depth
 
 
 @dataclass
@@ -143,12 +208,12 @@ class _Made:
 
 
 @torch.no_grad()
-def _width(network: nn.Module, name: str, made: _Made) -> int:
+def _width(name: str, made: _Made) -> int:
     """Width of a network's features for one image."""
     image = torch.rand(1, 3, *made.size, generator=torch.Generator().manual_seed(0))
     with torch.random.fork_rng(devices=[]):
         try:
-            features = network.eval()(image)
+            features = made.network.eval()(image)
         except Exception as error:  # of whatever type a network raises
             shown = f"{name!r}, which fails at one of shape {tuple(image.shape)} ({error})"
             refuse("name", "a network that takes images", name, "take another", shown=shown)

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedlit.functional import loss_from_gradient, mutual_information_bound, uniform_cross_entropy
-from fedlit.models.discriminator import AdversarialReplica, make_discriminator
-from fedlit.models.replica import feature_width
+from fedlit.models.replica import AdversarialReplica, feature_width, make_discriminator
 
 DISENTANGLING = ("disentangler.", "class_identifier.", "estimator.", "reconstructor.")
 """Prefixes of the names in a replica's state that take part in no prediction, and never leave their client."""

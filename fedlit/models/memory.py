@@ -1,8 +1,8 @@
-"""A client's memory of the round under way: its weights at the start, learning rates, and statistics of gradients."""
+"""What a client keeps of a round: its weights at the start, learning rates, and statistics of gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,29 @@ import torch
 from torch import Tensor, nn
 
 from fedlit.functional import BatchStatistics
+
+
+class Anchor(nn.Module):
+    """Weights at the start of a round, near which training is held: buffers, so that a checkpoint within it has them.
+
+    Args:
+        params: Parameters to copy; later calls pass as many, of the same shapes, in the same order.
+    """
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        super().__init__()
+        for index, param in enumerate(params):
+            self.register_buffer(str(index), param.detach().clone())
+
+    @torch.no_grad()
+    def move_(self, params: Iterable[Tensor]) -> None:
+        """Copy the present values of parameters."""
+        torch._foreach_copy_(list(self.buffers()), list(params))
+
+    def squared_distance(self, params: Iterable[Tensor]) -> Tensor:
+        """Sum of squared differences to parameters: a scalar with a graph."""
+        pairs = zip(params, self.buffers(), strict=True)
+        return torch.stack([(param - anchor).square().sum() for param, anchor in pairs]).sum()
 
 
 class RoundMemory:

@@ -13,8 +13,9 @@ import pytest
 from PIL import Image, ImageCms
 from torchvision.transforms import v2
 
-from fedlit.data import DatasetLayoutError, ImageDomains, decoding
+from fedlit.data import DatasetLayoutError, decoding
 from fedlit.data.decoding import SUFFIXES, decode, read_rgb
+from refused import refused
 
 PILLOW = int(PIL.__version__.partition(".")[0])
 SIDE = 16
@@ -44,6 +45,13 @@ def _no_warnings_left() -> None:
 
 def read(path: Path) -> np.ndarray:
     return np.asarray(read_rgb(path))
+
+
+def unread(path: Path) -> str:
+    """The error of a file that is refused."""
+    with refused(str(path), DatasetLayoutError) as caught:
+        read(path)
+    return str(caught.value)
 
 
 def saved(path: Path, image: Image.Image, **options: object) -> np.ndarray:
@@ -227,8 +235,7 @@ def test_the_one_transparent_colour_of_a_png_shows_white(tmp_path: Path) -> None
     assert 1 < there.sum() < SIDE**2
     assert np.array_equal(read(tmp_path / "a.png"), np.where(there[..., None], 255, colours))
     png(tmp_path / "a.png", DEEP[..., None].repeat(3, axis=2), 16, 2, struct.pack(">3H", 0, 0, 0))
-    with pytest.raises(DatasetLayoutError, match="one colour of 16 bits"):
-        read(tmp_path / "a.png")
+    unread(tmp_path / "a.png")
 
 
 def test_an_image_that_is_transparent_everywhere_is_warned_of(tmp_path: Path) -> None:
@@ -308,16 +315,14 @@ def test_values_without_a_known_range_are_refused(
     tmp_path: Path, values: np.ndarray, bits: int, sample_format: int, what: str
 ) -> None:
     tiff(tmp_path / "scan.tif", values, bits, sample_format=sample_format)
-    with pytest.raises(DatasetLayoutError, match=rf"scan\.tif' has {what}"):
-        read(tmp_path / "scan.tif")
+    assert f"got {what}" in unread(tmp_path / "scan.tif")
 
 
 @pytest.mark.parametrize(("name", "kind"), [("a.png", "PNG"), ("a.webp", "WEBP"), ("a.tif", "TIFF"), ("b.jpg", "GIF")])
 def test_several_frames_or_pages_are_refused(tmp_path: Path, name: str, kind: str) -> None:
     frames = [Image.new("RGB", (SIDE, SIDE), colour) for colour in ("red", "lime", "blue")]
     frames[0].save(tmp_path / name, format=kind, save_all=True, append_images=frames[1:])
-    with pytest.raises(DatasetLayoutError, match=f"{name}' has 3 pages or frames"):
-        read(tmp_path / name)
+    assert "3 pages" in unread(tmp_path / name)
 
 
 @pytest.mark.skipif(PILLOW == 10, reason="Pillow 10 writes the first page's tags for all")
@@ -346,24 +351,18 @@ def test_files_that_end_early_are_named(tmp_path: Path, suffix: str) -> None:
     content = path.read_bytes()
     for share in (0, 0.01, 0.5, 0.95):
         path.write_bytes(content[: int(share * len(content))])
-        with pytest.raises(DatasetLayoutError, match=f"cut.{suffix}' cannot be read as an image"):
-            read(path)
+        unread(path)
 
 
-def test_images_that_would_fill_the_memory_are_named(tmp_path: Path) -> None:
-    png(tmp_path / "bomb.png", np.zeros((1, 8), dtype=np.uint8), 8, 0)
-    content = bytearray((tmp_path / "bomb.png").read_bytes())
-    content[16:24] = struct.pack(">II", 50000, 50000)
-    content[29:33] = struct.pack(">I", zlib.crc32(bytes(content[12:29])))
-    (tmp_path / "bomb.png").write_bytes(content)
-    with pytest.raises(DatasetLayoutError, match="cannot be read as an image"):
-        read(tmp_path / "bomb.png")
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_each_suffix_is_read_from_folders_of_domains(tmp_path: Path, suffix: str) -> None:
-    for folder in (tmp_path / domain / name for domain in "ab" for name in "xy"):
-        folder.mkdir(parents=True)
-        for number in range(5):
-            Image.fromarray(COLOURS).save(folder / f"{number}{suffix if number else suffix.upper()}")
-    assert len(ImageDomains(str(tmp_path), image_size=8).load("a").y) == 10
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"P6\n12 x9\n255\n",  # Pillow raises a ValueError at these numbers
+        b"P6\n20000 20000\n255\n",  # 400 million pixels, of which it says that they are a bomb
+        b"P5\n1 65000\n255\n" + bytes(65000),  # a strip that would be wider than any memory once it is resized
+    ],
+)
+def test_images_that_would_fill_the_memory_or_are_none_are_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.png").write_bytes(content)
+    with refused(str(tmp_path / "a.png"), DatasetLayoutError):
+        decode(tmp_path / "a.png", 256, 224)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -60,14 +58,6 @@ def test_five_domains_of_ten_digits_have_one_shape_and_lie_in_the_unit_interval(
         assert domain.x.min() >= 0
         assert domain.x.max() <= 1
         assert domain.x.max() - domain.x.min() > 0.5, name  # averaging narrows the random pixels of the file
-
-
-@pytest.mark.parametrize("size", [8, 16])
-def test_images_come_in_the_size_asked_for(path, size):
-    module = DigitFive(path, image_size=size, clients=["mnist", "blended"])
-    assert module.input_shape == (1, size, size)
-    assert module.load("optdigits").x.shape == (1797, 1, size, size)
-    assert rendered_digits(size)[0].shape == (2000, 1, size, size)
 
 
 def test_images_that_have_the_size_already_are_the_bytes_of_the_file(path):
@@ -171,33 +161,24 @@ def test_a_missing_file_or_target_is_named(path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"usps_y": None}, r"add \['usps_y'\]"),
-        ({"mnist_x": np.zeros((600, 784), dtype=np.uint8)}, r"mnist_x in .* got shape \(600, 784\)"),
-        ({"mnist_x": np.zeros((600, 28, 28))}, "mnist_x in .* of float64"),
-        ({"usps_x": np.zeros((450, 28, 28), dtype=np.uint8)}, "usps_x in "),
-        ({"mnist_y": np.zeros(599, dtype=int)}, "mnist_y in .* each of the 600 images"),
-        ({"mnist_y": np.arange(600) % 10 / 2}, "mnist_y in .* of float64"),
-        ({"usps_y": np.arange(450) % 10 + 1}, r"usps_y in .* got \[1, 2, .*, 10\]"),
-        ({"usps_y": np.arange(450) % 9}, "usps_y in "),
+        *({"mnist_x": x} for x in (np.zeros((600, 784), dtype=np.uint8), np.zeros((600, 28, 28)))),
+        {"usps_x": np.zeros((450, 28, 28), dtype=np.uint8)},
+        *({"mnist_y": y} for y in (np.zeros(599, dtype=int), np.arange(600) % 10 / 2)),
+        *({"usps_y": y} for y in (np.arange(450) % 10 + 1, np.arange(450) % 9)),
     ],
 )
-def test_a_file_with_something_else_is_refused(tmp_path, changes, message):
+def test_a_file_with_something_else_is_refused(tmp_path, changes):
     np.savez(tmp_path / "digits.npz", **fake(**changes))
-    with pytest.raises(DatasetLayoutError, match=message):
+    with refused(next(iter(changes)), DatasetLayoutError):
         DigitFive(str(tmp_path / "digits.npz"))
 
 
-@pytest.mark.parametrize("content", ["text", "cut", "folder"])
-def test_what_is_not_an_npz_file_is_refused(tmp_path, path, content):
-    file = tmp_path / "digits.npz"
-    if content == "folder":
-        file.mkdir()
-    else:
-        file.write_bytes(b"digits" if content == "text" else Path(path).read_bytes()[:5000])
-    with pytest.raises(DatasetLayoutError, match=r"cannot be read as \.npz"):
-        DigitFive(str(file))
+def test_a_file_without_all_arrays_is_refused(tmp_path):
+    np.savez(tmp_path / "digits.npz", **fake(usps_y=None))
+    with refused(str(tmp_path / "digits.npz"), DatasetLayoutError):
+        DigitFive(str(tmp_path / "digits.npz"))
 
 
 def test_the_shifts_are_real_but_each_written_domain_can_be_learnt(shared_data):

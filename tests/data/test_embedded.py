@@ -17,7 +17,6 @@ from sklearn.model_selection import cross_val_score
 from fedlit.data import Digits, HeartDisease
 from fedlit.data.digits import photo_patches, written_digits
 from fedlit.data.heart import HOSPITALS
-from fedlit.data.shifts import source_labels
 from refused import refused
 
 # Digits.
@@ -132,14 +131,6 @@ def test_label_shift_keeps_eta_of_the_first_three_classes_at_sources_and_the_res
         expected = torch.tensor([first] * 3 + [others] * 7) * before
         assert ((after - expected).abs() <= 0.5).all()
     assert len(shifted.train_dataloader()) > 0  # eta = 0 leaves no class in common, on purpose
-
-
-def test_labels_per_source_leaves_the_target_whole():
-    module = Digits(labels_per_source=3)
-    for index, name in enumerate(module.domain_names()):
-        labels = sorted(set(module.load(name).y.tolist()))
-        assert labels == (list(range(10)) if name == "fonts" else source_labels(index, 3, 10))
-        assert len(labels) == (10 if name == "fonts" else 3)
 
 
 @pytest.mark.parametrize(

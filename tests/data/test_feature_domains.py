@@ -166,36 +166,39 @@ def test_mat_folders_give_the_same_as_npz(npz, mat, features, labels):
 
 
 NAMELESS = {"classes": None}
+WRONG = [
+    *(("dslr_x", {"dslr_x": np.full((40, 6), value)}) for value in (np.nan, 1e30)),
+    *(("dslr_x", {"dslr_x": x}) for x in (np.zeros((40, 2, 3)), np.ones((40, 6), complex))),
+    *(("dslr_y", {"dslr_y": np.array(y)}) for y in ([0.5] * 40, [0.0] * 39 + [np.nan], ["a"] * 40)),
+    ("labels", {"dslr_x": np.zeros((39, 6))}),
+    ("labels", {"amazon_y": np.arange(60) % 3 + 1, "dslr_y": np.arange(40) % 3 + 1} | NAMELESS),
+    ("labels", {"dslr_y": np.full(40, 2**62)} | NAMELESS),
+    ("shapes", {"dslr_x": np.zeros((40, 5))}),
+    *(("classes", {"classes": np.array(["bike", "mug", name])}) for name in ("bike", "Mug")),
+    ("classes", {"dslr_y": np.arange(40) % 2}),
+    ("PATH", {"images": np.zeros((3, 2))}),
+    ("PATH", {"dslr_y": np.array([None] * 40)}),
+    ("PATH", {"classes": np.frombuffer(b"\xff" * 8, "<U1")}),  # characters that do not exist
+]
+
+
+@pytest.mark.parametrize(("argument", "changes"), WRONG, ids=range(len(WRONG)))
+def test_a_file_laid_out_wrongly_is_refused(npz, argument, changes):
+    path = npz(**changes)
+    with refused(argument.replace("PATH", path), DatasetLayoutError):
+        FeatureDomains(path, target_labels=1.0).train_dataloader()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"amazon_y": None}, "60 of 60 samples of source 'amazon' have no label"),
-        ({"amazon_y": np.arange(60) % 4 - 1}, "15 of 60 samples of source 'amazon' have no label"),
         ({"amazon_y": np.arange(60) % 3 - 1}, "rows 0, 3, 6, 9, 12 and 15 more.* number them from 0"),
-        *(({"dslr_y": np.arange(40) % 4 + shift}, r"must lie in 0\.\.2") for shift in (-2, 0, 1)),
+        *(({"dslr_y": np.arange(40) % 4 + shift}, r"must lie in 0\.\.2") for shift in (-2, 0)),
         ({"dslr_y": np.arange(40) % 3 + 1}, "y - 1"),
-        ({"images": np.zeros((3, 2))}, "array 'images'"),
-        ({"dslr_x": np.zeros((40, 2, 3))}, r"shape \(40, 2, 3\)"),
-        ({"dslr_x": np.ones((40, 6), complex)}, "complex128"),
-        ({"dslr_x": np.zeros((40, 5))}, "must have one shape"),
-        ({"dslr_x": np.zeros((39, 6))}, "39 samples but 40 labels"),
-        ({"dslr_x": np.full((40, 6), np.nan)}, r"\[0, 1, 2, 3, 4\] and 35 more"),
-        ({"dslr_x": np.full((40, 6), 1e30)}, "a length that is infinite"),
-        ({"dslr_y": np.full(40, 0.5)}, r"got 0.5 at sample 0 \(40 such\)"),
-        ({"dslr_y": np.array([0.0] * 39 + [np.nan])}, r"got nan at sample 39 \(1 such\)"),
-        ({"dslr_y": np.array(["a"] * 40)}, "must be whole numbers"),
-        ({"amazon_y": np.arange(60) % 3 + 1, "dslr_y": np.arange(40) % 3 + 1} | NAMELESS, "must begin at 0"),
-        ({"dslr_y": np.full(40, 2**62)} | NAMELESS, "go up to 4611686018427387904"),
-        ({"classes": np.array(["bike", "mug", "bike"])}, r"\['bike'\] more than once"),
-        ({"classes": np.array(["bike", "mug", "Mug"])}, "differ in capitals alone"),
-        ({"dslr_y": np.arange(40) % 2}, "class 'mouse' occurs at"),
-        ({"dslr_y": np.array([None] * 40)}, "cannot be read as .npz"),
-        ({"classes": np.frombuffer(b"\xff" * 8, "<U1")}, "cannot be read as .npz"),  # characters that do not exist
     ],
 )
-def test_a_file_laid_out_wrongly_is_refused(npz, changes, message):
+def test_labels_that_are_not_those_of_the_classes_are_refused(npz, changes, message):
     with pytest.raises(DatasetLayoutError, match=message):
         FeatureDomains(npz(**changes), target_labels=1.0).train_dataloader()
 
@@ -203,7 +206,7 @@ def test_a_file_laid_out_wrongly_is_refused(npz, changes, message):
 def test_classes_that_are_alike_may_be_named(npz):
     path = npz(classes=np.array(["bike", "mug", "Mug"]))
     assert FeatureDomains(path, classes=["mug", "Mug"]).classes == ["mug", "Mug"]
-    with pytest.raises(DatasetLayoutError, match="differ in capitals alone"):
+    with refused("classes", DatasetLayoutError):
         FeatureDomains(path, classes=["mug", "bike"])
 
 
@@ -216,7 +219,7 @@ def test_labels_that_begin_at_one_can_be_named(npz):
 
 def test_domains_and_classes_are_texts_that_are_not_alike(npz):
     path = npz(DSLR_x=np.zeros((4, 6)), DSLR_y=np.arange(4) % 3)
-    with pytest.raises(RosterError, match="differ in capitals alone"):
+    with refused("clients", RosterError):
         FeatureDomains(path)
     with pytest.raises(TypeError, match="classes must have names in text"):
         FeatureDomains(npz(classes=None), classes=[0, 1])
@@ -232,32 +235,28 @@ def test_a_missing_path_says_where_it_looked(tmp_path):
         FeatureDomains(str(tmp_path / "nowhere.npz"))
 
 
-def test_files_of_other_kinds_are_refused(tmp_path, mat):
-    with pytest.raises(DatasetLayoutError, match=r"must hold one \.npz or \.mat file per domain"):
-        FeatureDomains(str(tmp_path))
+def test_files_of_other_types_are_refused(tmp_path, mat):
     (tmp_path / "x.npz").write_bytes(b"not a zip file")
-    with pytest.raises(DatasetLayoutError, match=r"cannot be read as \.npz"):
-        FeatureDomains(str(tmp_path / "x.npz"))
     np.savez(tmp_path / "y.npz", features=np.zeros(3))
-    with pytest.raises(DatasetLayoutError, match=r"must hold arrays DOMAIN_x and DOMAIN_y"):
-        FeatureDomains(str(tmp_path / "y.npz"))
-    with pytest.raises(DatasetLayoutError, match="give the folder it is in"):
-        FeatureDomains(str(mat() / "dslr.mat"))
+    folder = mat()
+    (tmp_path / "empty").mkdir()
+    savemat(folder / "webcam.mat", {"fts": np.zeros((4, 6)), "labels": np.arange(4)})
+    for argument, path in (
+        *(("path", path) for path in (tmp_path / "empty", folder / "dslr.mat")),
+        *((str(tmp_path / name), tmp_path / name) for name in ("x.npz", "y.npz")),
+        (str(folder / "webcam.mat"), folder),  # labels that count from 0
+    ):
+        with refused(argument, DatasetLayoutError):
+            FeatureDomains(str(path))
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"x": np.zeros((4, 6)), "labels": np.ones(4)}, "must hold features as one of"),
-        ({"fts": np.zeros((6, 4)), "labels": np.ones(4)}, "transpose them"),
-        ({"fts": np.zeros((4, 6)), "labels": np.arange(4)}, "must count from 1"),
-    ],
+    "content", [{"x": np.zeros((4, 6)), "labels": np.ones(4)}, {"fts": np.zeros((6, 4)), "labels": np.ones(4)}]
 )
-def test_mat_files_laid_out_wrongly_are_refused(mat, content, message):
-    folder = mat()
-    savemat(folder / "webcam.mat", content)
-    with pytest.raises(DatasetLayoutError, match=message):
-        FeatureDomains(str(folder))
+def test_mat_files_laid_out_wrongly_are_refused(tmp_path, content):
+    savemat(tmp_path / "webcam.mat", content)
+    with refused(str(tmp_path / "webcam.mat"), DatasetLayoutError):
+        FeatureDomains(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -310,17 +309,17 @@ def test_a_folder_of_files_is_read_as_one_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("argument", "changes"),
     [
-        ({"amazon_x": np.zeros((2, 6)), "amazon_y": np.zeros(2)}, "both have domain 'amazon'"),
-        ({"classes": np.array(["mug", "bike", "mouse"])}, r"'a.npz' has \['bike', 'mug', 'mouse'\]"),
+        ("amazon", {"amazon_x": np.zeros((2, 6)), "amazon_y": np.zeros(2)}),
+        ("classes", {"classes": np.array(["mug", "bike", "mouse"])}),
     ],
 )
-def test_files_of_a_folder_that_do_not_fit_together_are_refused(tmp_path, changes, message):
+def test_files_of_a_folder_that_do_not_fit_together_are_refused(tmp_path, argument, changes):
     content = arrays()
     np.savez(tmp_path / "a.npz", **{key: content[key] for key in ("amazon_x", "amazon_y", "classes")})
     np.savez(tmp_path / "b.npz", **{key: content[key] for key in ("dslr_x", "dslr_y", "classes")} | changes)
-    with pytest.raises(DatasetLayoutError, match=message):
+    with refused(argument, DatasetLayoutError):
         FeatureDomains(str(tmp_path))
 
 

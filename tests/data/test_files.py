@@ -6,6 +6,8 @@ import gzip
 import io
 import os
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from scipy.sparse import csc_matrix
 from fedlit.data import DatasetLayoutError
 from fedlit.data import files as data_files
 from fedlit.data.files import read_mat, read_npz, unzipped
+from refused import refused
 
 
 def mat(tmp_path: Path, **content: Any) -> Path:
@@ -42,6 +45,13 @@ def archive(**members: bytes) -> bytes:
 def npy(header: str) -> bytes:
     text = header.encode()
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def unread(read: Callable[[Path], Any], path: Path) -> str:
+    """The error of a file that is refused."""
+    with refused(str(path), DatasetLayoutError) as caught:
+        read(path)
+    return str(caught.value)
 
 
 class MakesFolder:
@@ -81,8 +91,7 @@ def test_what_is_no_npz_file_is_an_error_of_one_kind(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(DatasetLayoutError, match=r"a\.npz' cannot be read as \.npz \(.+\): save plain arrays"):
-        read_npz(tmp_path / "a.npz")
+    unread(read_npz, tmp_path / "a.npz")
     assert not (tmp_path / "stolen").exists()
 
 
@@ -93,11 +102,9 @@ def test_what_unpacks_to_more_than_there_is_memory_is_refused_before(
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("x.npy", npy("{'descr': '|u1', 'fortran_order': False, 'shape': (2000000,)}") + bytes(2 * 10**6))
     assert (tmp_path / "a.npz").stat().st_size < 5000
-    with pytest.raises(DatasetLayoutError, match="unpacks to 20000"):
-        read_npz(tmp_path / "a.npz")
+    assert "unpacks to 20000" in unread(read_npz, tmp_path / "a.npz")
     (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(2 * 10**6)))
-    with pytest.raises(DatasetLayoutError, match="unpacks to 2000000 bytes or more"):
-        unzipped(tmp_path / "a.gz")
+    assert "unpacks to 2000000 bytes" in unread(unzipped, tmp_path / "a.gz")
 
 
 @pytest.mark.parametrize(
@@ -110,16 +117,14 @@ def test_what_is_no_gz_file_is_an_error_of_one_kind(content: bytes, tmp_path: Pa
     if not content:
         assert unzipped(tmp_path / "a.gz") == b""
         return
-    with pytest.raises(DatasetLayoutError, match=r"a\.gz' cannot be read"):
-        unzipped(tmp_path / "a.gz")
+    unread(unzipped, tmp_path / "a.gz")
 
 
 @pytest.mark.parametrize("content", [b"", b"text", bytes(128), b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM"])
 def test_what_is_no_mat_file_is_an_error_of_one_kind(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.mat"
     path.write_bytes(content)
-    with pytest.raises(DatasetLayoutError, match=r"a\.mat' cannot be read \(.+\): save it from MATLAB"):
-        read_mat(path)
+    unread(read_mat, path)
 
 
 def test_a_mat_file_that_ends_the_process_that_reads_it_ends_no_run(
@@ -127,8 +132,6 @@ def test_a_mat_file_that_ends_the_process_that_reads_it_ends_no_run(
 ) -> None:
     path = mat(tmp_path, fts=np.eye(2))
     monkeypatch.setattr(data_files, "_READ_MAT", "import os; os.abort()")
-    with pytest.raises(DatasetLayoutError, match="the process that read it ended with -6"):
-        read_mat(path)
+    assert "ended with -6" in unread(read_mat, path)
     monkeypatch.setattr(data_files, "_READ_MAT", "import time; time.sleep(60)")
-    with pytest.raises(DatasetLayoutError, match=r"longer than 0\.2 s"):
-        read_mat(path, seconds=0.2)
+    assert "takes longer" in unread(partial(read_mat, seconds=0.2), path)

@@ -7,15 +7,12 @@ from types import MappingProxyType
 
 import lightning as L
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from PIL import Image
 
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataset, ImageDomains
-from fedlit.data.decoding import decode
 from fedlit.data.image_files import ImageFiles, ImageTransform
-from fedlit.export import export_target
 from fedlit.federation import RosterError
 from fedlit.federation.reading import BatchedDataset
 from fedlit.federation.streams import enter_stream, torch_streams
@@ -84,19 +81,6 @@ def test_images_are_resized_cut_and_normalised_as_by_hand(root, arguments, expec
     assert ImageDomains(str(root), image_size=224).resized_side == 256
 
 
-@pytest.mark.slow
-def test_a_model_that_is_exported_normalises_pixels_as_the_data_do(root, tmp_path):
-    data = ImageDomains(str(root), image_size=14, target="sketch", seed=0)
-    pixels = (data.pixels("sketch", data.split("sketch").test) * 255).round().to(torch.uint8)
-    module = SourceOnly(data.clients, data.target, data.num_classes, SmallCNN(3, 2))
-    trainer = L.Trainer(max_epochs=1, accelerator="cpu", limit_val_batches=0, **QUIET)
-    trainer.fit(module, data)
-    export_target(module, tmp_path / "target.onnx", data)
-    (found,) = onnxruntime.InferenceSession(tmp_path / "target.onnx").run(None, {"inputs": pixels.numpy()})
-    predicted = torch.cat([batch["sketch"] for batch in trainer.predict(module, data)])
-    np.testing.assert_allclose(found, predicted.numpy(), atol=1e-6)
-
-
 class Pretrained(SmallCNN):
     """A network that was trained on images of its own."""
 
@@ -112,9 +96,9 @@ def test_training_a_pretrained_network_on_images_of_another_scale_is_refused(roo
         module = SourceOnly(data.clients, data.target, data.num_classes, wrap(Pretrained(3, 2)))
         L.Trainer(max_epochs=1, accelerator="cpu", limit_val_batches=0, **QUIET).fit(module, data)
 
-    with pytest.raises(ValueError, match=r"network 'Pretrained' .* mean=\[0.5"):
+    with refused("mean", DatasetLayoutError):
         fit()
-    with pytest.raises(ValueError, match="interpolation='bicubic'"):
+    with refused("interpolation", DatasetLayoutError):
         fit(mean=[0.5] * 3, std=[0.5] * 3)
     fit(mean=[0.5] * 3, std=[0.5] * 3, interpolation="bicubic")
     fit(mean=[0.4] * 3, std=[0.3] * 3, interpolation="bilinear")  # of weights that were trained in another way
@@ -124,7 +108,7 @@ def test_clients_that_read_their_images_in_other_ways_are_refused(root):
     given = {"clients": ["art", "photo"], "image_size": 20}
     one, other = ImageDomains(str(root), **given), ImageDomains(str(root), **given, interpolation="bicubic")
     one.check_facts({name: one.facts(name) for name in ("art", "photo")})
-    with pytest.raises(DatasetLayoutError, match="reading of the clients"):
+    with refused("reading", DatasetLayoutError):
         one.check_facts({"art": one.facts("art"), "photo": other.facts("photo")})
 
 
@@ -173,17 +157,11 @@ def test_augmented_batches_do_not_depend_on_the_number_of_workers(root):
         assert all(torch.equal(a[name][0], b[name][0]) for name in a)
 
 
-def test_the_cache_holds_bytes_and_leaves_the_global_generator_alone(root):
-    module = ImageDomains(str(root), image_size=20)
-    state = torch.random.get_rng_state()
-    dataset = module.dataset("art", "train")
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert dataset.x.dtype == torch.uint8
-    assert dataset.x.shape[1:] == (3, 20, 20)
-
-
-def test_a_transductive_target_is_decoded_once(root):
+def test_a_transductive_target_is_decoded_once_to_bytes_without_a_draw(root):
     module = ImageDomains(str(root), image_size=20, transductive=True, target="art")
+    state = torch.random.get_rng_state()
+    assert module.dataset("art", "train").x.dtype == torch.uint8
+    assert torch.equal(torch.random.get_rng_state(), state)
     assert module.dataset("art", "train").x is module.dataset("art", "test").x
     assert (module.dataset("art", "train").y == -1).all()
     assert (module.dataset("art", "test").y >= 0).all()
@@ -233,12 +211,12 @@ def test_office31_keeps_its_folder_of_images(root):
 
 def test_class_folders_that_differ_need_classes(root):
     (root / "art" / "bird").mkdir()
-    with pytest.raises(DatasetLayoutError, match=r"\{'art': \['bird'\]\}"):
+    with refused("classes", DatasetLayoutError):
         ImageDomains(str(root))
     module = ImageDomains(str(root), classes=["dog", "cat"])
     assert module.classes == ["dog", "cat"]
     assert [path.parent.name for path in module.load("art").x] == ["dog"] * 10 + ["cat"] * 10
-    with pytest.raises(DatasetLayoutError, match=r"\['bird'\] have no folder in domain"):
+    with refused("classes", DatasetLayoutError):
         ImageDomains(str(root), classes=["bird", "cat"])
 
 
@@ -295,7 +273,7 @@ def test_a_target_without_class_folders_is_unlabelled(root, below):
     assert y.tolist() == [-1, -1]
     np.testing.assert_allclose(x[1].numpy(), by_hand(module.load("wild").x[6], 20, module.resized_side), atol=1e-5)
     assert len(module.plot(2).axes) > 0
-    with pytest.raises(DatasetLayoutError, match="only the target may be"):
+    with refused("wild", DatasetLayoutError):
         ImageDomains(str(root), target="photo")
 
 
@@ -319,30 +297,16 @@ def test_a_site_with_images_of_no_class_is_told_the_classes(root):
     for other in ("art", "sketch"):
         shutil.rmtree(root / other)
     given = {"clients": ["art", "photo"], "target": "photo", "image_size": 20}
-    with pytest.raises(DatasetLayoutError, match="name them in classes"):
+    with refused("classes", DatasetLayoutError):
         ImageDomains(str(root), **given)
     module = ImageDomains(str(root), **given, classes=["cat", "dog"])
     assert module.labels("photo").tolist() == [-1] * 20
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"P6\n12 x9\n255\n",  # Pillow raises a ValueError at these numbers
-        b"P6\n20000 20000\n255\n",  # 400 million pixels, of which it says that they are a bomb
-        b"P5\n1 65000\n255\n" + bytes(65000),  # a strip that would be wider than any memory once it is resized
-    ],
-)
-def test_whatever_a_picture_holds_it_is_an_error_of_one_kind(tmp_path, content):
-    (tmp_path / "a.png").write_bytes(content)
-    with pytest.raises(DatasetLayoutError, match=r"a\.png' cannot be read as an image"):
-        decode(tmp_path / "a.png", 256, 224)
-
-
 def test_a_missing_root_says_where_it_looked(tmp_path):
     with pytest.raises(DatasetNotFoundError, match=r"no folder root='.*nowhere'.*root/domain/class"):
         ImageDomains(str(tmp_path / "nowhere"))
-    with pytest.raises(DatasetLayoutError, match="must hold one folder per domain"):
+    with refused("root", DatasetLayoutError):
         ImageDomains(str(tmp_path))
 
 
@@ -365,29 +329,23 @@ def test_arguments_out_of_range_are_refused(root, argument, value):
         ImageDomains(str(root), **{argument: value})
 
 
-@pytest.mark.parametrize("classes", [[True, False], "cat"])
-def test_classes_are_texts(root, classes):
-    with pytest.raises(TypeError, match="classes must"):
-        ImageDomains(str(root), classes=classes)
-
-
 def test_what_is_no_image_is_left_out_or_refused(root):
     cats = root / "art" / "cat"
     for name in ("notes.gif", "Thumbs.db"):
         (cats / name).write_text("x")
-    with pytest.warns(UserWarning, match="left out 1 entries .*notes.gif"):
+    with pytest.warns(UserWarning, match="left out .*notes.gif"):
         assert len(ImageDomains(str(root)).load("art").y) == 20
     (cats / "notes.gif").unlink()
     (cats / "00.jpg").write_bytes(b"not an image")
     module = ImageDomains(str(root), image_size=20)
-    with pytest.raises(DatasetLayoutError, match=r"00\.jpg' cannot be read"):
+    with refused(str(cats / "00.jpg"), DatasetLayoutError):
         [module.dataset("art", stage) for stage in ("train", "val", "test")]
     for file in cats.iterdir():
         file.unlink()
-    with pytest.raises(DatasetLayoutError, match="must hold images"):
+    with refused(str(cats), DatasetLayoutError):
         ImageDomains(str(root)).train_dataloader()
     (root / "image_list").mkdir()
-    with pytest.raises(DatasetLayoutError, match="must hold one folder per class"):
+    with refused("image_list", DatasetLayoutError):
         ImageDomains(str(root))
     assert ImageDomains(str(root), clients=["art", "photo"]).num_classes == 2
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 import math
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from fedlit.data.tables.messages import cells, lines
-from fedlit.data.tables.numbers import NumberFormat
+from fedlit.data.tables.values import NumberFormat, cells, lines
 
 POINT, COMMA = NumberFormat(), NumberFormat(",")
 
@@ -51,15 +49,6 @@ def test_numbers_are_read_by_the_signs_that_were_given(given: NumberFormat, text
 )
 def test_texts_that_break_the_format_are_no_numbers(given: NumberFormat, text: str) -> None:
     assert given.number(text) is None
-
-
-def test_what_is_written_in_a_format_is_read_back_to_the_last_bit() -> None:
-    random = np.random.default_rng(0)
-    for number in [*(random.normal(size=300) * 10.0 ** random.integers(-5, 9, 300))]:
-        text = f"{float(number):,.6f}"
-        expected = float(text.replace(",", ""))
-        assert NumberFormat(".", ",").number(text) == expected
-        assert COMMA.number(text.translate(str.maketrans(",.", ".,"))) == expected
 
 
 def test_a_column_is_that_of_pandas() -> None:
@@ -113,14 +102,6 @@ def test_what_has_two_meanings_is_asked_for_and_what_has_none_has_no_way_out() -
 )
 def test_units_are_told_from_categories(texts: list[str], unit: str | None) -> None:
     assert POINT.unit(texts) == unit
-
-
-@pytest.mark.parametrize(
-    "signs", [("",), ("..",), ("a",), ("1",), ("-",), (".", "."), (",", ","), (".", "ab"), (".", "5")]
-)
-def test_signs_that_cannot_be_are_refused(signs: Any) -> None:
-    with pytest.raises(ValueError, match=r"must be (one|another) sign"):
-        NumberFormat(*signs)
 
 
 def test_cells_are_told_with_their_lines() -> None:

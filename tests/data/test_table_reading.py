@@ -39,6 +39,13 @@ def make(files: Any, **arguments: Any) -> CSVDomains:
     return CSVDomains(files, **(usual | arguments))
 
 
+def said(argument: str, files: Any, **arguments: Any) -> str:
+    """The error that names an argument, file or column."""
+    with refused(argument, DatasetLayoutError) as caught:
+        make(files, **arguments).feature_names()
+    return str(caught.value)
+
+
 def german(values: list[float], form: str = ",.2f") -> list[str]:
     return [format(value, form).translate(str.maketrans(",.", ".,")) for value in values]
 
@@ -78,11 +85,9 @@ def test_labels_are_numbers_by_the_same_signs() -> None:
     assert data.labels("b")[0] == 1234
     assert data.labels("b")[-1].isnan()
     files = write(a=table("a", y=[*german(VALUES[:-2]), "n/d", "12.5"]), b=table("b", y=german(VALUES)))
-    with pytest.raises(DatasetLayoutError, match=r"\['n/d', '12.5'\] \(lines 12, 13\)"):
-        make(files, decimal=",", task="regression").labels("a")
+    assert "['n/d', '12.5'] (lines 12, 13)" in said("label", files, decimal=",", task="regression")
     write(a=table("a", y=german(VALUES)))
-    with pytest.raises(DatasetLayoutError, match="give decimal=','"):
-        make(files, task="regression").labels("b")
+    assert "give decimal=','" in said("label", files, task="regression")
 
 
 def test_minus_one_is_a_class_that_is_named() -> None:
@@ -102,62 +107,54 @@ def test_classes_that_are_one_number_are_one_class() -> None:
 
 
 BROKEN = [
-    ([*map("{},5".format, range(11)), "n/d"], {"decimal": ","}, r"and texts such as \['n/d'\] \(line 13\): if these"),
-    (
-        ["12.5", "1,5", "3", "4,5"] * 3, {"decimal": ","},
-        r"written as \['12.5'\] \(lines 2, 6, 10\), with decimal=',' and thousands='.': take all signs but that before",
-    ),
-    (["0.5", "1.234"] * 6, {"decimal": ","}, r"written as \['0.5'\] \(lines 2, 4, 6, 8, 10 and 1 more\).*decimal='.'"),
-    (["1,5", "2", "3"] * 4, {}, r"written as \['1,5'\] \(lines 2, 5, 8, 11\), with decimal='.': give decimal=','"),
-    (["1,234", "2"] * 6, {}, r"written as \['1,234'\] .*: if the commas separate thousands, give thousands=','; if"),
-    (["1'234.5", "12.5"] * 6, {}, r"written as \[\"1'234.5\"\] .*: give thousands=\"'\""),
-    (["1\u202f234.5", "12.5"] * 6, {}, r"written as .*: give thousands=' '"),
-    (["12 mg", "13 mg", "14 mg"] * 4, {}, r"with the unit 'mg', such as .*: write numbers alone"),
-    (["10%", "20", "30%"] * 4, {}, r"written as \['10%', '30%'\] .*: take all signs but that before decimals out"),
-    (["1", "inf"] * 6, {}, r"infinite numbers \(lines 3, 5, 7, 9, 11 and 1 more\)"),
-]  # fmt: skip
+    ([*map("{},5".format, range(11)), "n/d"], ",", "['n/d'] (line 13)", "missing_values"),
+    (["12.5", "1,5", "3", "4,5"] * 3, ",", "['12.5'] (lines 2, 6, 10)", "signs but that before decimals"),
+    (["0.5", "1.234"] * 6, ",", "['0.5'] (lines 2, 4, 6, 8, 10 and 1 more)", "give decimal='.'"),
+    (["1,234", "2"] * 6, ".", "['1,234'] (lines 2", "if the commas separate thousands, give thousands=','; if"),
+    (["12 mg", "13 mg", "14 mg"] * 4, ".", "['12 mg', '13 mg', '14 mg']", "unit 'mg'"),
+    (["10%", "20", "30%"] * 4, ".", "['10%', '30%'] (lines 2, 4", "signs but that before decimals"),
+    (["1", "inf"] * 6, ".", "[inf] (lines 3, 5, 7, 9, 11 and 1 more)", "leave_out"),
+    (["1", "-1.797693e308"] * 6, ".", "(lines 3, 5", "leave_out"),  # whose square is infinite
+]
 
 
-@pytest.mark.parametrize(("values", "arguments", "message"), BROKEN)
+@pytest.mark.parametrize(("values", "decimal", "shown", "way_out"), BROKEN)
 def test_cells_that_break_the_rule_are_named_with_their_lines_and_no_others(
-    values: list[str], arguments: dict[str, Any], message: str
+    values: list[str], decimal: str, shown: str, way_out: str
 ) -> None:
     files = write(a=table("a", v=values), b=table("b", v=["1", "2"] * 6))
-    with pytest.raises(DatasetLayoutError, match=f"column 'v' of 'a.csv' has (numbers )?(that are )?{message}"):
-        make(files, **arguments).feature_names()
+    message = said("v", files, decimal=decimal)
+    assert f"got {shown}" in message or shown in message.partition(": ")[0]
+    assert way_out in message
 
 
-def test_a_column_that_is_numbers_elsewhere_is_told_with_the_texts_in_it() -> None:
+def test_a_column_that_is_numbers_elsewhere_is_shown_with_the_texts_in_it() -> None:
     files = write(a=table("a", v=["1,5"] * 11 + ["n/d"]), b=table("b", v=["1", "2"] * 6))
-    with pytest.raises(DatasetLayoutError, match=r"'a.csv' has \['n/d'\] \(line 13\) beside numbers"):
-        make(files, decimal=",").feature_names()
+    assert "a.csv has ['n/d'] (line 13) beside numbers" in said("v", files, decimal=",")
 
 
 def test_a_category_whose_levels_are_written_in_two_ways_is_refused_unless_they_are_named() -> None:
     files = write(a=table("a", grade=["1", "2"] * 6), b=table("b", grade=["01", "2"] * 6))
-    with pytest.raises(DatasetLayoutError, match=r"'grade' .* differ in how one number"):
-        make(files, categories=["grade"]).feature_names()
+    assert "how one number is written" in said("grade", files, categories=["grade"])
     named = make(files, categories={"grade": ["01", "1", "2"], "kind": None}).feature_names()
-    assert named[:3] == ["grade=01", "grade=1", "grade=2"] or named[-3:] == ["grade=01", "grade=1", "grade=2"]
-    with pytest.raises(DatasetLayoutError, match=r"\['01', '1'\]"):
-        make(files, label="grade").class_names()
+    assert named[-3:] == ["grade=01", "grade=1", "grade=2"]
+    assert "['01', '1']" in said("label", files, label="grade")
 
 
 @pytest.mark.parametrize(
-    ("labels", "arguments", "message"),
+    ("labels", "classes", "shown"),
     [
-        (["0.5", "1.5"], {}, r"of 'a.csv' looks continuous, .* such as \['0.5', '1.5'\] \(lines 2, 3, 4.*regression"),
-        (["0,5", "1,5"], {}, r"of 'a.csv' has numbers that are written as \['0,5', '1,5'\] .*give decimal=','"),
-        (["-1", "1"], {}, "where -1 is no label, and there must be 2 at least: name all in classes"),
-        (["-1", "1"], {"classes": ["0", "1"]}, r"of 'a.csv' is empty or -1 in 6 of 12 rows, lines 2, 4, 6, 8, 10 and"),
+        (["0.5", "1.5"], None, "such as ['0.5', '1.5'] (lines 2, 3, 4"),
+        (["0,5", "1,5"], None, "give decimal=','"),
+        (["-1", "1"], None, "-1 is no label"),
+        (["-1", "1"], ["0", "1"], "in 6 of 12 rows, lines 2, 4, 6, 8, 10 and"),
     ],
 )
-def test_labels_that_are_no_classes_are_told_with_file_and_line(
-    labels: list[str], arguments: dict[str, Any], message: str
+def test_labels_that_are_no_classes_are_shown_with_their_lines(
+    labels: list[str], classes: list[str] | None, shown: str
 ) -> None:
     files = write(a=table("a", y=labels * 6), b=table("b", y=["1", ""] * 6))
-    with pytest.raises(DatasetLayoutError, match=message):
-        make(files, **arguments).labels("a")
+    assert shown in said("label", files, classes=classes)
 
 
 def test_missing_values_are_the_same_in_csv_and_parquet() -> None:
@@ -191,38 +188,33 @@ def test_an_index_of_parquet_is_a_column_where_it_is_named_and_told_where_it_is_
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("argument", "text", "where"),
     [
-        ("id;y;v\na;no;1\nb;yes;2\n;;\n;;\n", r"2 rows of 'a.csv' have no value in any column \(lines 4, 5\)"),
-        ("sep=;\nid;y;v\na;no;1\n", "'a.csv' is a note for Excel"),
-        ('id;y;v\n\na;no;1\n"a\nb";no;2\n' + "".join(f"{n};yes;{n}\n" for n in range(9)) + "z;no;n/d", r"\(line 15\)"),
-        ("id;y;v\na;no;-1.797693e308\nb;yes;2\n", r"numbers above 1e\+150 .*\(line 2\)"),  # their squares are infinite
+        ("a.csv", "id;y;v\na;no;1\nb;yes;2\n;;\n;;\n", "(lines 4, 5)"),
+        ("v", 'id;y;v\n\na;no;1\n"a\nb";no;2\n' + "".join(f"{n};yes;{n}\n" for n in range(9)) + "z;no;n/d", "line 15"),
     ],
 )
-def test_what_cannot_be_used_is_named_by_its_line(text: str, message: str) -> None:
+def test_what_cannot_be_used_is_named_by_its_line(argument: str, text: str, where: str) -> None:
     files = write(b=pd.DataFrame({"id": ["c", "d"], "y": ["no", "yes"], "v": [1, 2]}))
     Path("a.csv").write_text(text)
-    with pytest.raises(DatasetLayoutError, match=message):
-        make({"a": "a.csv"} | files).feature_names()
+    assert where in said(argument, {"a": "a.csv"} | files)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("argument", "change"),
     [
-        (lambda t: t.assign(id="n1"), r"'id' \['n1'\] more than once"),
-        (lambda t: t.assign(id=[*map(str, range(ROWS - 1)), None]), r"have no 'id' \(line 13\)"),
-        (lambda t: t[:0], "has no rows"),
-        (lambda t: t.rename(columns={"v": "vv"}), "no column 'v', .*: rename 'vv'"),
-        (lambda t: t.assign(v="high"), "'v' of predict_file='new.csv' must be numbers"),
-        (lambda t: t.assign(clinic=["b"] * 11 + ["a"]), r"rows of \['a'\] \(line 13\)"),
+        ("id", lambda t: t.assign(id="n1")),
+        ("predict_file", lambda t: t[:0]),
+        ("predict_file", lambda t: t.rename(columns={"v": "vv"})),
+        ("predict_file", lambda t: t.assign(v="high")),
+        ("predict_file", lambda t: t.assign(clinic=["b"] * 11 + ["a"])),
     ],
 )
-def test_new_rows_that_do_not_fit_are_refused(change: Any, message: str) -> None:
+def test_new_rows_that_do_not_fit_are_refused(argument: str, change: Any) -> None:
     pd.concat([table(name, v=VALUES).assign(clinic=name) for name in "ab"]).to_csv("all.csv", sep=";", index=False)
     write(new=change(table("n", v=VALUES)))
-    data = make("all.csv", site="clinic", predict_file="new.csv")
-    with pytest.raises(DatasetLayoutError, match=message):
-        data.predict_dataloader()
+    with refused(argument, DatasetLayoutError):
+        make("all.csv", site="clinic", predict_file="new.csv").predict_dataloader()
 
 
 def test_ids_are_the_texts_of_the_file() -> None:
@@ -255,25 +247,19 @@ def test_files_that_may_be_tables_are_not_left_out_without_a_word() -> None:
     with pytest.warns(UserWarning, match=r"left out \['c.xlsx'\] of files='all'") as told:
         assert [client.name for client in make("all").clients] == ["a", "b"]
     assert len(told) == 1
-    with pytest.raises(DatasetLayoutError, match=r"files of clients are .*a.csv'\] more than once"):
-        make({"a": "all/a.csv", "b": "all/../all/a.csv"})
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
-def test_the_mark_of_unicode_is_no_part_of_a_name(encoding: str) -> None:
-    files = write(a=table("a"), b=table("b"))
-    Path("a.csv").write_text(Path("a.csv").read_text(), encoding="utf-8-sig")
+def test_the_mark_of_unicode_is_no_part_of_a_name() -> None:
+    files = write(A=table("a"), b=table("b")) | {"A": "a.CSV"}
+    Path("a.CSV").write_text(Path("A.csv").read_text(), encoding="utf-8-sig")
     assert make(files).classes == ["no", "yes"]
-    with pytest.raises(DatasetLayoutError, match=r"'a.csv' begins with the mark of Unicode, .*: give encoding='utf-8'"):
-        make(files, encoding=encoding).class_names()
+    assert "mark of Unicode" in said("a.CSV", files, encoding="latin-1")
 
 
 @pytest.mark.parametrize(
     ("names", "what"),
     [
-        (("North", "north"), "capitals alone"),
         (("Zürich", "Zu\u0308rich"), "Unicode normal form alone"),
-        (("ward 1", "ward  1"), "blanks alone"),
         (("1", "01"), "how one number is written"),
     ],
 )
@@ -282,25 +268,9 @@ def test_sites_that_are_alike_are_no_two_clients(names: tuple[str, str], what: s
     pd.concat([each.assign(clinic=name) for each, name in zip(rows, (*names, "south"), strict=True)]).to_csv(
         "all.csv", sep=";", index=False
     )
-    with pytest.raises(DatasetLayoutError, match=f"12 and 12 rows, .* differ in {what}"):
-        make("all.csv", site="clinic", clients=[names[0], "south"])
-
-
-@pytest.mark.parametrize(("one", "other"), [("North", "north"), ("Zürich", "Zu\u0308rich")])
-def test_files_that_are_alike_are_no_two_clients(one: str, other: str) -> None:
-    Path("all").mkdir()
-    for name in (one, other, "south"):
-        table("a").to_csv(f"all/{name}.csv", sep=";", index=False)
-    if len([*Path("all").iterdir()]) < 3:
-        pytest.skip("this file system takes the names for one")
-    for arguments in ({}, {"clients": [one, "south"]}):
-        with pytest.raises(RosterError, match=r"clients \[.*\] differ in .* alone, and the data here are of"):
-            make("all", **arguments)
-    with pytest.raises(RosterError, match="differ in"):
-        make({one: f"all/{one}.csv", other: f"all/{other}.csv", "south": "all/south.csv"})
-    Path(f"all/{other}.csv").unlink()
-    with pytest.raises(RosterError, match="differ in"):  # it would be a client of another process
-        make("all", clients=[other, "south"])
+    message = said("site", "all.csv", site="clinic", clients=[names[0], "south"])
+    assert "12 and 12 rows" in message
+    assert f"differ in {what}" in message
 
 
 @pytest.mark.parametrize(
@@ -322,15 +292,12 @@ def test_names_that_yaml_reads_as_something_else_are_to_be_quoted(arguments: dic
         make(**({"files": files} | arguments))
 
 
-@pytest.mark.parametrize(("argument", "value"), [("decimal", "no"), ("thousands", "."), ("separator", ";;")])
-def test_signs_that_cannot_be_are_refused_at_once(argument: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("argument", "value"), [("decimal", "no"), ("thousands", "."), ("separator", ";;"), ("classes", ["1", "1.0"])]
+)
+def test_signs_that_cannot_be_are_refused_at_once(argument: str, value: Any) -> None:
     with refused(argument):
         make(write(a=table("a"), b=table("b")), **{argument: value})
-
-
-def test_classes_that_are_one_number_are_refused_at_once() -> None:
-    with pytest.raises(ValueError, match=r"\['1'\] more than once"):
-        make(write(a=table("a"), b=table("b")), classes=["1", "1.0"])
 
 
 @pytest.mark.parametrize(
@@ -342,8 +309,7 @@ def test_classes_that_are_one_number_are_refused_at_once() -> None:
 )  # fmt: skip
 def test_dates_and_times_in_texts_are_no_categories_unless_they_are_named(cell: str) -> None:
     files = write(a=table("a", d=cell), b=table("b", d=cell))
-    with pytest.raises(DatasetLayoutError, match=r"'d' of 'a.csv' has (dates or times, such as|numbers).*\(lines 2, 3"):
-        make(files).feature_names()
+    assert "turn dates and times into numbers" in said("d", files)
     assert make(files, categories={"d": None, "kind": None}).feature_names() == ["kind=x", "kind=y", f"d={cell}"]
     assert make(files, leave_out=["d"]).feature_names() == ["kind=x", "kind=y"]
 
@@ -379,8 +345,7 @@ def test_an_index_that_was_saved_without_a_name_is_no_feature(name: str) -> None
     files = write(a=table("a", v=VALUES).assign(**{name: range(ROWS)}), b=here)
     here.to_parquet("b.parquet", index=False)
     for each in (files, files | {"b": "b.parquet", "a": "b.csv"}):
-        with pytest.raises(DatasetLayoutError, match=f"'{name}' of .* is the index of a table"):
-            make(each, id=None).feature_names()
+        assert name in said(each["a"], each, id=None)
     assert name not in make(files, leave_out=[name]).feature_names()
 
 
@@ -390,11 +355,9 @@ def test_numbers_that_are_one_in_double_precision_are_called_constant() -> None:
         assert make(files).all_samples("a").x[:, 0].tolist() == [0.0] * ROWS
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
-def test_utf_8_that_a_federation_of_another_encoding_would_read_wrongly_is_refused(encoding: str) -> None:
+def test_utf_8_that_a_federation_of_another_encoding_would_read_wrongly_is_refused() -> None:
     files = write(a=table("a", kind=["müde", "wach"] * 6), b=table("b", kind=["müde", "wach"] * 6))
-    with pytest.raises(DatasetLayoutError, match=r"'a.csv' is written in UTF-8.*'a0;mÃ¼de;no': give encoding='utf-8'"):
-        make(files, encoding=encoding).feature_names()
+    assert "'a0;mÃ¼de;no': give encoding='utf-8'" in said("a.csv", files, encoding="cp1252")
     for path in files.values():
-        Path(path).write_text(Path(path).read_text("utf-8"), encoding)
-    assert make(files, encoding=encoding).feature_names() == ["kind=müde", "kind=wach"]
+        Path(path).write_text(Path(path).read_text("utf-8"), "cp1252")
+    assert make(files, encoding="cp1252").feature_names() == ["kind=müde", "kind=wach"]

@@ -1,11 +1,13 @@
-"""Backbone: published networks without their last layer."""
+"""Backbone and ResNet: published networks without their last layer; no test downloads anything."""
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from fedlit.models import Backbone, ResNet
-from fedlit.models.backbone import preprocessing_of
+from fedlit.models.backbone import Freeze, preprocessing_of
 from refused import refused
 
 
@@ -87,17 +89,6 @@ def test_a_part_to_freeze_that_is_not_there_is_refused_with_those_that_are(freez
     with refused("freeze") as caught:
         Backbone("resnet18", freeze=freeze)
     assert "conv1, bn1" in str(caught.value)
-
-
-@torch.no_grad()
-def test_networks_of_timm_give_what_timm_gives_without_a_classifier(tmp_path: Path) -> None:
-    timm = pytest.importorskip("timm")
-    torch.manual_seed(0)
-    whole = timm.create_model("resnet10t", pretrained=False)
-    torch.save(whole.state_dict(), tmp_path / "weights.pt")
-    backbone = Backbone("timm/resnet10t", str(tmp_path / "weights.pt"), freeze=True)
-    whole.reset_classifier(0)
-    assert torch.equal(backbone(images()), whole.eval()(images()))
 
 
 def having(name: str) -> Any:
@@ -194,18 +185,13 @@ class Odd(nn.Module):
         return self.gives(self.fc(x.mean(dim=(2, 3))))
 
 
-@pytest.mark.parametrize(
-    "gives", [lambda x: x[:, :, None, None], lambda x: (x, x), lambda x: x @ x], ids=["a map", "two", "an error"]
-)
-def test_networks_that_give_no_vectors_are_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch, gives: Callable[[Tensor], Any]
-) -> None:
-    monkeypatch.setattr(models, "get_model", lambda *_, **__: Odd(gives))
-    with refused("name"):
-        Backbone("resnet18")
-
-
-def test_networks_that_give_more_in_training_alone_are_refused_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_that_give_no_vectors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and those that give more in training alone, there."""
+    gives: Any
+    for gives in (lambda x: x[:, :, None, None], lambda x: (x, x), lambda x: x @ x):
+        monkeypatch.setattr(models, "get_model", lambda *_, gives=gives, **__: Odd(gives))
+        with refused("name"):
+            Backbone("resnet18")
     odd = Odd(lambda x: (x, x) if odd.training else x)
     monkeypatch.setattr(models, "get_model", lambda *_, **__: odd)
     backbone = Backbone("resnet18")
@@ -237,7 +223,8 @@ def test_efficientnet_lite0_brings_its_weights() -> None:
 
 
 def test_unknown_networks_and_foreign_files_are_refused(tmp_path: Path, weights: str, resnet: nn.Module) -> None:
-    for name in ("resnet19", "squeezenet1_0"):  # which has no linear layer
+    pytest.importorskip("timm")
+    for name in ("resnet19", "squeezenet1_0", "timm/resnet10x", "timm/resnet18.mine"):  # the second has no linear layer
         with refused("name"):
             Backbone(name)
     (tmp_path / "words.pth").write_text("words")
@@ -251,13 +238,6 @@ def test_unknown_networks_and_foreign_files_are_refused(tmp_path: Path, weights:
         Backbone("resnet18", str(tmp_path / "nan.pth"))
 
 
-@pytest.mark.parametrize("name", ["timm/resnet10x", "timm/resnet18.mine"])
-def test_unknown_networks_of_timm_are_refused(name: str) -> None:
-    pytest.importorskip("timm")
-    with refused("name"):
-        Backbone(name)
-
-
 @pytest.mark.parametrize(
     ("library", "name", "extra"),
     [("timm", "timm/resnet10t", "timm"), ("efficientnet_lite_pytorch", "efficientnet_lite0", "backbones")],
@@ -266,3 +246,73 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, library: str,
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ImportError, match=rf"pip install 'fedlit\[{extra}\]'"):
         Backbone(name)
+
+
+# ResNet.
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("depth", "width"), [(18, 512), pytest.param(50, 2048, marks=pytest.mark.slow)])
+def test_features_are_those_of_torchvision_before_its_classifier(depth: Any, width: int, tmp_path: Path) -> None:
+    reference = getattr(models, f"resnet{depth}")().eval()
+    torch.save(reference.state_dict(), tmp_path / "resnet.pth")
+    extractor = ResNet(depth, weights=str(tmp_path / "resnet.pth")).eval()
+    x = torch.randn(2, 3, 64, 64)
+    expected = reference.maxpool(reference.relu(reference.bn1(reference.conv1(x))))
+    expected = reference.layer4(reference.layer3(reference.layer2(reference.layer1(expected)))).mean(dim=(2, 3))
+    assert extractor(x).shape == (2, width)
+    assert torch.allclose(extractor(x), expected, atol=1e-6)
+    assert extractor.out_features == width
+
+
+@pytest.mark.parametrize(("depth", "millions"), [(18, 11.7), (50, 25.6), (101, 44.5)])
+def test_number_of_parameters_is_the_published_one_less_the_classifier(depth: Any, millions: float) -> None:
+    with torch.device("meta"):
+        extractor = ResNet(depth)
+    classifier = (extractor.out_features + 1) * 1000
+    assert sum(p.numel() for p in extractor.parameters()) + classifier == pytest.approx(millions * 1e6, abs=0.06e6)
+
+
+@pytest.mark.parametrize(
+    ("freeze", "trained"),
+    [
+        ("none", {"conv1", "bn1", "layer1", "layer2", "layer3", "layer4"}),
+        ("stem", {"layer1", "layer2", "layer3", "layer4"}),
+        ("layer1", {"layer2", "layer3", "layer4"}),
+        ("layer3", {"layer4"}),
+        ("all", set()),
+    ],
+)
+def test_frozen_parts_keep_weights_and_statistics_in_training(freeze: Freeze, trained: set[str]) -> None:
+    extractor = copy.deepcopy(ResNet(18, freeze=freeze)).train()  # as each client gets one
+    assert {name.split(".")[1] for name, p in extractor.named_parameters() if p.requires_grad} == trained
+    before = {name: buffer.clone() for name, buffer in extractor.named_buffers() if name.endswith("running_mean")}
+    extractor(torch.randn(4, 3, 32, 32))
+    moved = {name.split(".")[1] for name, mean in before.items() if not torch.equal(extractor.get_buffer(name), mean)}
+    assert moved == trained - {"conv1"}
+    assert extractor.training
+    assert not any(module.training for module in extractor.eval().modules())
+
+
+def test_a_failed_download_names_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+
+    def no_network(*args: object, **kwargs: object) -> None:
+        raise URLError("no route to host")
+
+    monkeypatch.setattr("torch.hub.download_url_to_file", no_network)
+    with pytest.raises(RuntimeError, match="TORCH_HOME"):
+        ResNet(18, weights="DEFAULT")
+
+
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("depth", lambda: ResNet(34)),  # type: ignore[arg-type]
+        ("freeze", lambda: ResNet(18, freeze="layer4")),  # type: ignore[arg-type]
+        ("weights", lambda: ResNet(18, weights="IMAGENET")),
+    ],
+)
+def test_unknown_choices_are_refused(argument: str, call: Callable[[], object]) -> None:
+    with refused(argument):
+        call()

@@ -137,11 +137,3 @@ def test_bad_values_are_refused(argument: str, call: Callable[[], object]) -> No
 def test_an_extractor_has_to_state_its_width(extractor: nn.Module) -> None:
     with pytest.raises(TypeError, match=r"in_features|out_features"):
         feature_width(extractor)
-
-
-def test_replica_is_the_classifier_of_the_extractor() -> None:
-    extractor = MLP(4, [8])
-    classifier = make_classifier(extractor, 3)
-    replica, x = Replica(extractor, classifier), torch.randn(5, 4)
-    assert torch.equal(replica(x), extractor(x) @ classifier.weight.T + classifier.bias)
-    assert [name for name, _ in replica.named_children()] == ["extractor", "classifier"]

@@ -1,16 +1,21 @@
-"""What the columns of a table hold, and refusal of those that are neither numbers nor categories."""
+"""Columns of a table: which are numbers or categories, their labels, and refusal of those that are neither."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import date, time, timedelta
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedlit.data.samples import DatasetLayoutError
-from fedlit.data.tables.messages import SHOWN, cells, lines
-from fedlit.data.tables.numbers import NumberFormat, texts_of
+import torch
+from torch import Tensor
+
+from fedlit.data.samples import check_data, refuse_data
+from fedlit.data.tables.values import SHOWN, NumberFormat, cells, lines, some, texts_of
+from fedlit.federation.labels import UNLABELLED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +37,9 @@ MAX_LEVEL_BYTES = 60
 MAX_NUMBER = 1e150
 """Of numbers in absolute value: squares of larger ones are infinite."""
 
+_MAX_CLASSES = 50
+"""Different labels that may be classes without being named."""
+
 _DAY = (
     r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2(?:\d{4}|\d{2})|"
     r"\d{1,2}[-/. ]+[^\W\d]{3,9}\.?[-/. ]+(?:\d{4}|\d{2})"
@@ -43,7 +51,16 @@ _MOMENT = re.compile(rf"(?:{_DAY})(?:[T ]+{_TIME}(?:Z|\s?[-+]\d{{2}}:?\d{{2}})?)
 _ODD_NUMBER = re.compile(r"^[-+]?\d[\d.,]*\s?[%€$£]?$")
 
 
-def type_of(values: pd.Series[Any], where: str, is_named: bool, numbers: NumberFormat) -> ColumnType:
+def column(table: pd.DataFrame, name: str, argument: str, where: str) -> pd.Series[Any]:
+    """Return a column that an argument, or the training data, name; refuse a table without it."""
+    if name not in table:
+        close = get_close_matches(name, map(str, table.columns), 1)
+        way_out = f"did you mean {close[0]!r}?" if close else "add the column, with empty cells if it is not known"
+        refuse_data(argument, f"a column of {where}, which has {[*table.columns]}", repr(name), way_out)
+    return table[name]
+
+
+def type_of(name: str, values: pd.Series[Any], where: str, is_named: bool, numbers: NumberFormat) -> ColumnType:
     """Return the type of a column as `TableReader.read` returns it; ``is_named`` if the user calls it a category.
 
     Raises:
@@ -51,113 +68,81 @@ def type_of(values: pd.Series[Any], where: str, is_named: bool, numbers: NumberF
     """
     import pandas as pd
 
-    known = values.dropna()
+    known, what = values.dropna(), f"{name} (column of {where})"
     if not len(known):
         return "empty"
     if is_named or pd.api.types.is_bool_dtype(known) or {*map(type, known)} == {bool}:
         return "category"
     if pd.api.types.is_numeric_dtype(known):
-        _check_finite(known, where)
-        return "number"
-    if pd.api.types.is_datetime64_any_dtype(known) or isinstance(known.iloc[0], date | time | timedelta):
-        raise DatasetLayoutError(
-            f"{where} has times: turn them into numbers, such as years, or leave the column out (leave_out)"
+        large = known[known.abs() > MAX_NUMBER]
+        way_out = (
+            "name them in missing_values if they stand for missing ones, mend them, or name the column in leave_out"
         )
+        check_data(not len(large), what, f"of numbers up to {MAX_NUMBER:g} in absolute value", cells(large), way_out)
+        return "number"
     is_category = isinstance(known.dtype, pd.CategoricalDtype)
     other = next((each for each in map(type, known) if not issubclass(each, str | int | float)), None)
-    if other is not None and not is_category:
-        raise DatasetLayoutError(
-            f"{where} has values of type {other.__name__}, which are neither numbers nor texts: turn them into "
-            "columns of numbers or texts, or leave the column out (leave_out)"
+    if pd.api.types.is_datetime64_any_dtype(known) or isinstance(known.iloc[0], date | time | timedelta):
+        refuse_data(
+            what, "of numbers or texts", "times", "turn them into numbers, such as years, or leave it out (leave_out)"
         )
+    if other is not None and not is_category:
+        way_out = "turn them into columns of numbers or texts, or leave it out (leave_out)"
+        refuse_data(what, "of numbers or texts", f"values of type {other.__name__}", way_out)
     texts = texts_of(known).dropna()
     if not is_category:
-        if len(texts) and all(map(_MOMENT.fullmatch, texts)):
-            raise DatasetLayoutError(
-                f"{where} has dates or times, such as {cells(texts)}: turn them into numbers, such as years or hours, "
-                "leave the column out (leave_out), or name it in categories if it is one"
-            )
-        _check_no_numbers(texts, where, numbers)
-    different = [*dict.fromkeys(texts)]
-    if len(different) > MAX_LEVELS or (len(different) > 20 and 2 * len(different) > len(texts)):
-        raise DatasetLayoutError(
-            f"{where} has {len(different)} different texts, such as {different[:3]}: "
-            "leave it out if it is free text, a date or a name (leave_out), or name it in categories if it is one"
-        )
+        _check_no_numbers(what, texts, numbers)
+    different = texts.nunique()
+    if different > MAX_LEVELS or (different > 20 and 2 * different > len(texts)):
+        way_out = "name it in leave_out if it is free text, a date or a name, or in categories if it is one"
+        refuse_data(what, "of a few different texts", f"{different}, such as {some(texts)}", way_out)
     return "category"
 
 
-def _check_finite(known: pd.Series[Any], where: str) -> None:
-    infinite = known[known.abs() == float("inf")]
-    if len(infinite):
-        raise DatasetLayoutError(
-            f"{where} has infinite numbers ({lines(infinite.index)}): mend them, or leave the column out (leave_out)"
-        )
-    large = known[known.abs() > MAX_NUMBER]
-    if len(large):
-        raise DatasetLayoutError(
-            f"{where} has numbers above {MAX_NUMBER:g} in absolute value, of which there is no deviation: "
-            f"{cells(large)}; name them in missing_values if they stand for missing ones, mend them, or leave the "
-            "column out (leave_out)"
-        )
+def _check_no_numbers(what: str, texts: pd.Series[Any], numbers: NumberFormat) -> None:
+    """Refuse texts of which some or all are dates, or numbers that are not in the format of the federation."""
+    others = texts[numbers.numbers(texts).isna()]
+    way_out = _way_out(texts, others, numbers) if len(others) else ""
+    if way_out:
+        groups = f" and thousands={numbers.thousands!r}" if numbers.thousands else ""
+        rule = f"of numbers with decimal={numbers.decimal!r}{groups}"
+        refuse_data(what, rule, cells(others), f"{way_out}; if all are categories, name the column in categories")
 
 
-def _check_no_numbers(texts: pd.Series[Any], where: str, numbers: NumberFormat) -> None:
-    """Refuse texts of which some or all are numbers, but not in the format of the federation."""
-    is_none = numbers.numbers(texts).isna()
-    others = texts[is_none]
-    if not len(others):
-        return
+def _way_out(texts: pd.Series[Any], others: pd.Series[Any], numbers: NumberFormat) -> str:
+    """What makes numbers of ``texts``, of which ``others`` are none; empty if they may be levels."""
     different, rest = [*dict.fromkeys(texts)], [*dict.fromkeys(others)]
-    way_out, unit = numbers.way_out(different), numbers.unit(rest)
-    last = "if all are categories, name the column in categories"
-    if way_out or all(map(_ODD_NUMBER.match, different)):
-        way_out = way_out or "take all signs but that before decimals out, and name that in decimal if it is no point"
-        raise DatasetLayoutError(
-            f"{where} has numbers that are written as {cells(others)}, with decimal={numbers.decimal!r}"
-            + (f" and thousands={numbers.thousands!r}" if numbers.thousands else "")
-            + f": {way_out}; {last}"
-        )
-    if unit is not None:
-        raise DatasetLayoutError(
-            f"{where} has numbers with the unit {unit!r}, such as {cells(others)}: write numbers alone; {last}"
-        )
+    if all(map(_MOMENT.fullmatch, different)):
+        return "turn dates and times into numbers, such as years or hours, or name the column in leave_out"
+    if way_out := numbers.way_out(different):
+        return way_out
+    if all(map(_ODD_NUMBER.match, different)):
+        return "take all signs but that before decimals out, and name that in decimal if it is no point"
+    if unit := numbers.unit(rest):
+        return f"write numbers without the unit {unit!r}"
     # mostly numbers, or many different ones beside few texts: the texts are no levels
-    mostly = 2 * int((~is_none).sum()) >= len(texts) and len(different) > 2 + len(rest)
+    mostly = 2 * len(others) <= len(texts) and len(different) > 2 + len(rest)
     if mostly or (len(rest) <= SHOWN and len(different) > 10 + len(rest)):
-        raise DatasetLayoutError(
-            f"{where} has numbers and texts such as {cells(others)}: if these stand for missing values, name them in "
-            f"missing_values; if they are numbers, write them with decimal={numbers.decimal!r}; {last}; or leave it "
-            "out (leave_out)"
-        )
+        return "mend these texts, name those for missing values in missing_values, or the column in leave_out"
+    return ""
 
 
 def check_levels(name: str, levels: list[str], named: Collection[str] | None, may_agree: bool, where: str) -> None:
     """Refuse levels of a category that other clients could not know: not ``named`` by the user, nor agreed on."""
-    whose = f"column {name!r} of {where}"
-    if MISSING in levels:
-        raise DatasetLayoutError(
-            f"{whose} has {MISSING!r}, which is what missing values are called: name it in missing_values, or rename it"
-        )
+    what = f"{name} (column of {where})"
+    way_out = "it is what missing values are called: name it in missing_values, or rename it"
+    check_data(MISSING not in levels, what, f"without the level {MISSING!r}", some(levels), way_out)
     if named is not None:
         unknown = [level for level in levels if level not in named]
-        if unknown:
-            raise DatasetLayoutError(
-                f"{whose} has {unknown[:SHOWN]}, which categories[{name!r}] lack: add them at each client, or give "
-                "null there to agree on the levels"
-            )
+        way_out = "add them at each client, or give null there to agree on the levels"
+        check_data(not unknown, what, f"of levels that categories[{name!r}] has", some(unknown), way_out)
         return
-    if not may_agree:
-        raise DatasetLayoutError(
-            f"{whose} has texts such as {levels[:SHOWN]}, and categories do not name it: give its levels there, or "
-            "null to agree on them, or leave it out (leave_out)"
-        )
-    long = next((level for level in levels if len(level.encode()) > MAX_LEVEL_BYTES), None)
-    if long is not None:
-        raise DatasetLayoutError(
-            f"{whose} has a level of {len(long.encode())} bytes, {long[:20]!r}..., and {MAX_LEVEL_BYTES} can be agreed "
-            "on: shorten it, give its levels in categories, or leave it out"
-        )
+    way_out = "give its levels in categories, or null there to agree on them, or name it in leave_out"
+    check_data(may_agree, what, "of numbers, or named in categories", f"texts such as {some(levels)}", way_out)
+    long = [level for level in levels if len(level.encode()) > MAX_LEVEL_BYTES]
+    way_out = "shorten it, give its levels in categories, or leave it out"
+    shown = f"one that begins with {long[0][:20]!r}" if long else ""
+    check_data(not long, what, f"of levels up to {MAX_LEVEL_BYTES} bytes to be agreed on", shown, way_out)
 
 
 def warn_of_constants(rows: pd.DataFrame, columns: Columns, numbers: NumberFormat, where: str) -> None:
@@ -178,3 +163,66 @@ def warn_of_constants(rows: pd.DataFrame, columns: Columns, numbers: NumberForma
                 "was exported rightly, or leave it out at all clients (leave_out)",
                 stacklevel=2,
             )
+
+
+@dataclass(frozen=True)
+class LabelReader:
+    """Reads labels of the tables of a federation; ``classes`` if the user named them. The target may lack labels."""
+
+    label: str
+    numbers: NumberFormat
+    classes: Sequence[str] | None
+    target: str
+
+    def texts(self, values: pd.Series[Any], where: str) -> pd.Series[Any]:
+        """Return classes as texts, missing where unknown; refuse what does not look like classes and is not named."""
+        texts = texts_of(values)
+        known = texts.dropna()
+        numbers = self.numbers.numbers(known)
+        others, fractions = known[numbers.isna()], known[numbers % 1 != 0]
+        if self.classes is None:
+            way_out = self.numbers.way_out({*known}) if len(others) else ""
+            if not way_out and ((len(fractions) and not len(others)) or known.nunique() > _MAX_CLASSES):
+                way_out = "give task: regression, or choose another column"
+            if way_out:
+                shown = f"{known.nunique()} different values, such as {cells(fractions if len(fractions) else known)}"
+                way_out += "; if they are names, name the classes in classes"
+                refuse_data(self._what(where), "of a few classes", shown, way_out)
+        if str(UNLABELLED) in (self.classes or ()):
+            return texts
+        return texts.where(self.numbers.numbers(texts) != UNLABELLED, None)
+
+    def class_numbers(self, values: pd.Series[Any], classes: Sequence[str], client: str, where: str) -> Tensor:
+        """Return the number of each row's class, int64, shape (n,), -1 where it is not known."""
+        texts = self.texts(values, where)
+        unknown = texts[texts.notna() & ~texts.isin([*classes])]
+        rule, way_out = f"of the classes {[*classes]}", "name all in classes, or mend the labels"
+        check_data(not len(unknown), self._what(where), rule, cells(unknown), way_out)
+        self._check_known(texts, client, where)
+        number_of = {name: number for number, name in enumerate(classes)}
+        return torch.tensor([number_of.get(text, UNLABELLED) for text in texts], dtype=torch.int64)
+
+    def numbers_to_predict(self, values: pd.Series[Any], client: str, where: str) -> Tensor:
+        """Return the number of each row, float64, shape (n,), NaN where it is not known."""
+        numbers = self.numbers.numbers(values)
+        wrong = values[(numbers.isna() & values.notna()) | (numbers.abs() == float("inf"))]
+        if len(wrong):
+            rule = f"of finite numbers with decimal={self.numbers.decimal!r}"
+            way_out = self.numbers.way_out({*texts_of(wrong)}) if numbers.isna().any() else ""
+            way_out = way_out or "mend them, name them in missing_values, or give task: classification"
+            refuse_data(self._what(where), rule, cells(wrong), way_out)
+        self._check_known(numbers, client, where)
+        return torch.tensor([*numbers.astype(float)], dtype=torch.float64)
+
+    def _check_known(self, values: pd.Series[Any], client: str, where: str) -> None:
+        """Refuse missing labels of a source."""
+        missing = values.index[values.isna()]
+        shown = (
+            f"none (empty, -1, or a text for missing values) in {len(missing)} of {len(values)} rows, {lines(missing)}"
+        )
+        way_out = f"leave these rows out, make {client!r} the target, or name all in classes if one of these is a class"
+        holds = client == self.target or not len(missing)
+        check_data(holds, self._what(where), f"in each row but of the target ({self.target!r})", shown, way_out)
+
+    def _what(self, where: str) -> str:
+        return f"label ({self.label!r} of {where})"

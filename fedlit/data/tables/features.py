@@ -1,8 +1,8 @@
-"""Features: from the columns of a table to the numbers that a network takes, by what all clients have agreed on."""
+"""Features of tables, and the agreement of clients on their columns, levels, mean and deviation, by sums alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,33 @@ import torch
 from torch import Tensor
 
 from fedlit.data.raw_inputs import RawRows, TableNetwork
-from fedlit.data.tables.columns import MISSING
-from fedlit.data.tables.numbers import texts_of
+from fedlit.data.samples import check_data, refuse_data
+from fedlit.data.source import agreed
+from fedlit.data.tables.columns import MISSING, Columns
+from fedlit.data.tables.values import texts_of
+from fedlit.federation import Federation, Summed
 
 if TYPE_CHECKING:
     import pandas as pd
     from sklearn.compose import ColumnTransformer
+
+    from fedlit.functional.table_moments import Total
+
+_EXACT = (
+    "what tables agree on is exact: name the levels of each category in categories, and give statistics='own', or "
+    "let a mechanism blur other channels alone"
+)
+LEVELS, MAGNITUDES, STATISTICS = (
+    Summed(name, content, how_often="once", fixed=True, unblurred=_EXACT)
+    for name, content in (
+        ("levels", "which levels categories have, and how many clients have each"),
+        ("magnitudes", "how many clients have numbers of which power of two"),
+        ("statistics", "mean and deviation of all numbers, and how many are known"),
+    )
+)
+
+_COUNTED = 1024
+"""Levels that are counted as one, so that the number of levels is one of the small range of fixed-point numbers."""
 
 
 @dataclass(frozen=True)
@@ -147,3 +168,81 @@ def numbers_of(table: pd.DataFrame, names: Sequence[str]) -> Tensor:
     if not names:
         return torch.zeros(len(table), 0, dtype=torch.float64)
     return torch.from_numpy(table[[*names]].to_numpy(dtype=np.float64, na_value=np.nan).copy())
+
+
+def common_columns(facts: Mapping[str, Any], where_mixed: Callable[[str, Mapping[str, str]], str]) -> Columns:
+    """Return the columns that all clients announced in `CSVDomains.facts`; a `DatasetLayoutError` if they differ.
+
+    ``where_mixed`` takes a column and its type at each client to where texts stand beside numbers, for the error.
+    """
+    agreed("levels", facts, "name the same levels in categories at each client")
+    tables: dict[str, Columns] = {name: table for each in facts.values() for name, table in each["columns"].items()}
+    (first, columns), *others = tables.items()
+    for name, table in others:
+        here, there = ([each for each in a if each not in b] for a, b in ((columns, table), (table, columns)))
+        shown = f"{here} at {first!r} alone and {there} at {name!r} alone"
+        check_data(
+            not here + there, "columns", "the same in all tables", shown, "rename them, or name them in leave_out"
+        )
+    common: Columns = {}
+    for column in columns:
+        types = {name: table[column][0] for name, table in tables.items() if table[column][0] != "empty"}
+        check_data(bool(types), column, "a column with values at some client", "none", "name it in leave_out")
+        if len(set(types.values())) > 1:
+            way_out = (
+                "name it in categories if it is one, or mend the texts among the numbers, or name those for missing "
+            )
+            way_out += "values in missing_values"
+            refuse_data(column, "a column of one type at all clients", f"{types}{where_mixed(column, types)}", way_out)
+        common[column] = (next(iter(types.values())), any(table[column][1] for table in tables.values()))
+    return common
+
+
+def agree_on_levels(
+    names: Sequence[str], levels_of: Callable[[str], Mapping[str, Sequence[str]]], total: Total
+) -> dict[str, list[str]]:
+    """Return the levels of categories at any client, sorted, from two sums over the channel ``"levels"``.
+
+    ``names`` are the same in every process; ``levels_of`` a domain have at most 60 bytes each.
+
+    Raises:
+        DatasetLayoutError: If what was summed cannot be read.
+    """
+    # data without tables need no such libraries
+    from fedlit.functional.set_union import read_union, union_cells, union_table
+
+    def elements(domain: str) -> list[bytes]:
+        return [
+            names.index(name).to_bytes(2, "big") + level.encode()
+            for name, levels in levels_of(domain).items()
+            for level in levels
+        ]
+
+    found: dict[str, list[str]] = {name: [] for name in names}
+    count = total("levels", lambda domain: torch.tensor([len(elements(domain)) / _COUNTED], dtype=torch.float64))
+    cells = 0 if count is None else union_cells(round(float(count) * _COUNTED))
+    table = total("levels", lambda domain: union_table(elements(domain), cells))
+    if table is None:
+        return found
+    try:
+        union = read_union(table, cells)
+    except ValueError as error:
+        refuse_data("categories", f"given with levels for {[*names]}", f"a sum that cannot be read ({error})")
+    for element in union:
+        found[names[int.from_bytes(element[:2], "big")]].append(element[2:].decode())
+    return found
+
+
+def total_over(federation: Federation, members: Callable[[str], Sequence[str]]) -> Total:
+    """Return secure sums over the domains (``members``) of all clients of a run, also those absent from a round."""
+
+    def total(channel: str, message: Callable[[str], Tensor]) -> Tensor | None:
+        payloads = {
+            client.name: {"table": torch.stack([message(name) for name in members(client.name)]).sum(dim=0)}
+            for client in federation.local_clients
+        }
+        received = federation.mean(channel, payloads, absent_too=True)
+        mean = next(iter(received.values()), None)
+        return None if mean is None else len(federation.clients) * mean["table"].double().cpu()
+
+    return total

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedlit.checks import refuse
-from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError
-from fedlit.data.tables.columns import type_of
+from fedlit.data.samples import DatasetNotFoundError, check_data, refuse_data
+from fedlit.data.tables.columns import column, type_of
 from fedlit.data.tables.features import TableFeatures
-from fedlit.data.tables.messages import SHOWN, cells, check_once, column, lines, some
-from fedlit.data.tables.numbers import texts_of
 from fedlit.data.tables.reader import SUFFIXES, TableReader
+from fedlit.data.tables.values import cells, check_once, lines, some, texts_of
 from fedlit.federation.names import alike, difference, shown
 
 if TYPE_CHECKING:
@@ -27,15 +26,15 @@ def find_tables(files: str | Mapping[str, str]) -> dict[str, Path]:
     """Return the path of each client's table, in a folder or as named."""
     if not isinstance(files, str):
         paths = {name: Path(path) for name, path in files.items()}
-        for texts in ([str(path) for path in paths.values()], [str(path.resolve()) for path in paths.values()]):
-            check_once(texts, "files of clients are", "give each client its own")
+        for each in (lambda path: str(path), lambda path: str(path.resolve())):
+            check_once([*map(each, paths.values())], "files of clients", "give each client a file")
         return paths
     folder = Path(files)
     if not folder.is_dir():
         rule = "a folder of tables, {client: file}, or one file with site, the column that names each row's client"
         refuse("files", rule, files, f"looked for {str(folder.absolute())!r}", DatasetNotFoundError)
     tables = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
-    check_once([file.stem for file in tables], f"tables in {files!r} are called", "keep one for each client")
+    check_once([file.stem for file in tables], "files (clients in a folder)", "keep one for each client")
     others = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in _UNREAD)
     if others:
         warnings.warn(
@@ -43,43 +42,39 @@ def find_tables(files: str | Mapping[str, str]) -> dict[str, Path]:
             "they are clients' tables",
             stacklevel=2,
         )
-    if not tables:
-        raise DatasetLayoutError(f"folder files={files!r} must hold tables ({', '.join(SUFFIXES)}), got none")
+    check_data(bool(tables), "files", f"a folder with tables ({', '.join(SUFFIXES)})", f"{files!r} without any")
     return {file.stem: file for file in tables}
 
 
 def split_by_site(path: Path, site: str, reader: TableReader, key: Callable[[str], object]) -> dict[str, pd.DataFrame]:
     """Return each client's rows of one file, by the column ``site``; clients of one ``key`` are refused."""
-    table = reader.read(path)
-    names = texts_of(column(table, site, "site", repr(str(path))))
-    nameless = table.index[names.isna()]
-    if len(nameless):
-        raise DatasetLayoutError(
-            f"{len(nameless)} rows of {str(path)!r} have no {site!r} ({lines(nameless)}): name their client, or leave "
-            "them out"
-        )
+    table, what = reader.read(path), f"site ({site!r} of {path})"
+    names = texts_of(column(table, site, "site", str(path)))
+    _check_named(names, what)
     for group in alike(dict.fromkeys(names), key):
         rows = " and ".join(str(int((names == name).sum())) for name in group)
-        raise DatasetLayoutError(
-            f"site={site!r} of {str(path)!r} has {shown(group)}, with {rows} rows, which differ in "
-            f"{difference(group)}: write them alike, or rename one if they are different clients"
-        )
+        way_out = "write them alike, or rename one if they are different clients"
+        got = f"{shown(group)} in {rows} rows, which differ in {difference(group)}"
+        refuse_data(what, "of different names", got, way_out)
     return {name: reader.numbers_in(table[names == name].copy()) for name in dict.fromkeys(names)}
 
 
 def check_ids(table: pd.DataFrame, name: str | None, where: str) -> None:
     """Refuse rows without an id in the column ``name``, or with that of another."""
-    if name is None:
-        return
-    ids = texts_of(column(table, name, "id", where))
-    nameless = table.index[ids.isna()]
-    if len(nameless):
-        raise DatasetLayoutError(f"{len(nameless)} rows of {where} have no {name!r} ({lines(nameless)}): name all rows")
-    twice = ids[ids.duplicated(keep=False)]
-    if len(twice):
-        raise DatasetLayoutError(
-            f"rows of {where} have the {name!r} {some(twice)} more than once: keep one of each ({lines(twice.index)})"
+    if name is not None:
+        ids, what = texts_of(column(table, name, "id", where)), f"id ({name!r} of {where})"
+        _check_named(ids, what)
+        twice = ids[ids.duplicated(keep=False)]
+        check_data(
+            not len(twice), what, "another one in each row", f"{cells(twice)} more than once", "keep one of each"
         )
+
+
+def _check_named(names: pd.Series[str], what: str) -> None:
+    """Refuse rows without a name."""
+    nameless = names.index[names.isna()]
+    shown = f"none in {len(nameless)} rows, {lines(nameless)}"
+    check_data(not len(nameless), what, "in all rows", shown, "fill it in, or leave the rows out")
 
 
 def read_new_rows(
@@ -87,30 +82,25 @@ def read_new_rows(
 ) -> pd.DataFrame:
     """Return the target's rows to predict, of a table with the columns of the training data."""
     table = reader.read(path, [*features.categories])
-    where = f"predict_file={str(path)!r}"
-    if not len(table):
-        raise DatasetLayoutError(f"{where} has no rows: give it those that are to be predicted")
+    where, what = str(path), f"predict_file ({path})"
+    check_data(len(table) > 0, what, "of rows to predict", "none")
     check_ids(table, id_column, where)
     if site is not None and site in table:
         names = texts_of(table[site])
         others = names[names.notna() & (names != target)]
-        if len(others):
-            raise DatasetLayoutError(
-                f"{where} has rows of {cells(others)}, and those of the target ({target!r}) are predicted: leave the "
-                "others out"
-            )
+        check_data(not len(others), what, f"of rows of the target ({target!r})", cells(others), "leave the others out")
     for name in features.numbers:
-        values, what = column(table, name, None, where), f"column {name!r} of {where}"
-        if type_of(values, what, False, reader.numbers) == "category":
-            raise DatasetLayoutError(
-                f"{what} must be numbers, as in training, got {cells(values.dropna())}: mend them, or name those that "
-                "stand for missing values in missing_values"
-            )
+        values = column(table, name, "predict_file", where)
+        if type_of(name, values, where, False, reader.numbers) == "category":
+            way_out = "mend them, or name those that stand for missing values in missing_values"
+            rule = f"of numbers in column {name!r}, as in training"
+            refuse_data(what, rule, cells(values.dropna()), way_out)
     for name, levels in features.categories.items():
-        new = [text for text in texts_of(column(table, name, None, where)).dropna().unique() if text not in levels]
-        if new:
+        texts = texts_of(column(table, name, "predict_file", where)).dropna()
+        new = texts[~texts.isin(levels)]
+        if len(new):
             warnings.warn(
-                f"column {name!r} of {where} has {new[:SHOWN]}, which no client had in training: they count as none of "
+                f"column {name!r} of {where} has {some(new)}, which no client had in training: they count as none of "
                 "its levels",
                 stacklevel=2,
             )

@@ -1,20 +1,19 @@
-"""One table from a CSV or Parquet file: read, or refused with the file, the column and a way out."""
+"""One table from a CSV or Parquet file: read, or refused with the file, the line or column, and a way out."""
 
 from __future__ import annotations
 
+import csv
+import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedlit.checks import check
-from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError
-from fedlit.data.tables.csv_rows import check_rows, is_padded
-from fedlit.data.tables.messages import cells, check_once, lines
-from fedlit.data.tables.numbers import NumberFormat, holds_numbers
+from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, check_data, refuse_data
+from fedlit.data.tables.values import NumberFormat, cells, check_once, holds_numbers, lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +22,8 @@ SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
 _NAMELESS = r"Unnamed: \d+|__index_level_\d+__"
 """What pandas and pyarrow call a table's index that was saved without a name."""
 
+_PADDED = re.compile(r"0\d+")
+_SEPARATORS = (";", "\t", "|")
 _USUAL = [
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"),
     *("NULL", "NaN", "None", "n/a", "nan", "null"),
@@ -61,14 +62,14 @@ class TableReader:
         check(len(separator) == 1, "separator", "one sign, such as ',', ';' or '\\t'", separator)
         self.separator = separator
         self.numbers = numbers
-        self.encoding = encoding
         self.missing_values = list(missing_values)
         self.texts = tuple(texts)
         self.names = names
         self.columns = {*texts, *columns}
         self.has_groups = False
-        missing = {*_USUAL, *missing_values}
-        self.known = {name: {*some} & missing for name, some in known.items() if {*some} & missing}
+        self.known = known
+        # a table that Excel has saved begins with a mark, which would be part of the first column's name
+        self.encoding = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
 
     def read(self, path: Path, texts: Collection[str] = ()) -> pd.DataFrame:
         """Return the table of a file, with columns named by its first line, and rows by their lines in the file.
@@ -79,74 +80,51 @@ class TableReader:
             raise DatasetNotFoundError(
                 f"no table {str(path)!r} (looked for {str(path.absolute())!r}): give a file of {', '.join(SUFFIXES)}"
             )
-        texts = (*self.texts, *texts)
         try:
-            table, padded = self._parquet(path) if path.suffix.lower() == ".parquet" else self._csv(path, texts)
-            table = self.numbers_in(self._without_missing(table), texts)
+            table = self._parquet(path) if path.suffix.lower() == ".parquet" else self._csv(path)
+            table = self._without_missing(table)
+            padded = {name: column[column.map(_is_padded).astype(bool)] for name, column in table.items()}
+            table = self.numbers_in(table, (*self.texts, *texts))
         except (DatasetLayoutError, ImportError):
             raise
         except UnicodeError as error:
-            raise DatasetLayoutError(
-                f"{str(path)!r} is not written in encoding={self.encoding!r} ({error}): give its encoding, such as "
-                "'latin-1' or 'utf-16'"
-            ) from error
+            rule = f"written in encoding={self.encoding.removesuffix('-sig')!r}"
+            refuse_data(str(path), rule, error, "give its encoding, such as 'latin-1' or 'utf-16'")
         except Exception as error:  # at bytes of another format, libraries raise errors of any kind
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise DatasetLayoutError(
-                f"{str(path)!r} cannot be read as a table ({reason}): mend or export it again"
-            ) from error
-        self._check(table, path)
-        for name in [name for name in padded if name not in self.columns and holds_numbers(table[name])]:
-            warnings.warn(
-                f"column {name!r} of {str(path)!r} has {cells(padded[name])}, which are read as numbers, without the "
-                "zeros in front: name the column in categories if they are codes",
-                stacklevel=2,
-            )
+            refuse_data(str(path), "a table", reason, "mend or export it again")
+        empty = table.index[table.isna().all(axis=1)]
+        check_data(not len(empty), str(path), "of rows with values", f"empty ones ({lines(empty)})", "take them out")
+        nameless = [*table.columns[table.columns.str.fullmatch(_NAMELESS) & ~table.columns.isin([*self.columns])]]
+        way_out = "name it in leave_out, or write the table without it (in pandas, to_csv(index=False))"
+        check_data(not nameless, str(path), "without numbers of rows, which are no feature", nameless, way_out)
+        for name, digits in padded.items():
+            if len(digits) and name not in self.columns and holds_numbers(table[name]):
+                warnings.warn(
+                    f"column {name!r} of {str(path)!r} has {cells(digits)}, which are read as numbers, without the "
+                    "zeros in front: name the column in categories if they are codes",
+                    stacklevel=2,
+                )
         return table
 
-    def _check(self, table: pd.DataFrame, path: Path) -> None:
-        """Refuse empty rows, and a saved index, which would be a feature."""
-        empty = table.index[table.isna().all(axis=1)]
-        if len(empty):
-            raise DatasetLayoutError(
-                f"{len(empty)} rows of {str(path)!r} have no value in any column ({lines(empty)}): take them out"
-            )
-        nameless = [*table.columns[table.columns.str.fullmatch(_NAMELESS) & ~table.columns.isin([*self.columns])]]
-        if nameless:
-            raise DatasetLayoutError(
-                f"column {nameless[0]!r} of {str(path)!r} is the index of a table that was saved without a name, and "
-                "numbers of rows are no feature: name it in leave_out, or write the table without it (in pandas, "
-                "to_csv(index=False))"
-            )
-
-    def _csv(self, path: Path, texts: Collection[str]) -> tuple[pd.DataFrame, dict[str, pd.Series[Any]]]:
-        """Return the table of a file, and of each column the cells that are digits behind a zero."""
+    def _csv(self, path: Path) -> pd.DataFrame:
+        """Return the cells of a file, all of them texts."""
         import pandas as pd
 
-        rows = check_rows(path, self.separator, self._encoding)
+        rows: dict[int, list[str]] = {}
+        with path.open(encoding=self.encoding, newline="") as file:
+            reader = csv.reader(file, delimiter=self.separator, skipinitialspace=True)
+            names = [name.strip() for name in next(reader, [])]
+            _check_header(path, names, self.separator, self.encoding)
+            first = reader.line_num + 1
+            for row in reader:
+                _check_row(path, row, names, self.separator, first, reader.line_num)
+                if row:
+                    rows[first] = row
+                first = reader.line_num + 1
+        return pd.DataFrame([*rows.values()], pd.Index([*rows], name="line"), names, dtype=object)
 
-        def read(texts: Collection[str]) -> pd.DataFrame:
-            types = dict.fromkeys(texts, str)
-            options = self.options(rows.names)
-            table: pd.DataFrame = pd.read_csv(
-                path, header=0, names=rows.names, dtype=types, low_memory=False, **options
-            )
-            return table
-
-        table = read(texts)
-        # pandas turns TRUE into True, but not beside other texts, and not at another client
-        truths = [str(name) for name in table if {*map(type, table[name].dropna().head(1))} & {bool, np.bool_}]
-        table = read((*texts, *truths)) if truths else table
-        if len(table) != len(rows.lines):
-            raise DatasetLayoutError(
-                f"{str(path)!r} has {len(rows.lines)} rows, and pandas finds {len(table)}: put quotes around texts "
-                "with line breaks or quotes, or export it again"
-            )
-        table.index = pd.Index(rows.lines, name="line")
-        return table, {name: pd.Series(found).rename_axis("line") for name, found in rows.padded.items()}
-
-    def _parquet(self, path: Path) -> tuple[pd.DataFrame, dict[str, pd.Series[Any]]]:
-        """As `_csv`."""
+    def _parquet(self, path: Path) -> pd.DataFrame:
         import pandas as pd
 
         table = pd.read_parquet(path)
@@ -160,79 +138,112 @@ class TableReader:
             )
         table = table.reset_index(level=[name for name in index if name not in unused])
         table.columns = pd.Index([str(name).strip() for name in table.columns])
-        check_once([*table.columns], f"columns of {str(path)!r} are called", "rename them")
+        check_once([*table.columns], f"{path} (names of columns)", "rename them")
         for name in table.columns:
             if {*map(type, table[name].dropna())} == {Decimal}:  # exact decimals, which databases write
                 table[name] = table[name].astype(float)
         table.index = pd.RangeIndex(1, len(table) + 1, name="row")
-        texts = [str(name) for name in table if not holds_numbers(table[name])]
-        padded = {name: table[name][table[name].map(is_padded).astype(bool)] for name in texts}
-        return table, {name: found for name, found in padded.items() if len(found)}
+        return table
+
+    def _missing(self, name: str) -> list[str]:
+        """Return texts that stand for missing values in a column."""
+        return [text for text in dict.fromkeys([*_USUAL, *self.missing_values]) if text not in self.known.get(name, ())]
 
     def _without_missing(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Strip texts, and replace values that stand for missing ones."""
+        """Strip texts, and replace those that stand for missing values."""
         import pandas as pd
 
-        for name in table.columns:
-            values, known = table[name], self.known.get(name, ())
-            named = [text for text in self.missing_values if text not in known]
-            if holds_numbers(values):
-                numbers = [number for number in map(self.numbers.number, named) if number is not None]
-                table[name] = values.mask(values.isin(numbers)) if numbers else values
-            elif values.dtype == object or isinstance(values.dtype, pd.StringDtype):
-                missing = {text for text in (*_USUAL, *named) if text not in known}
-                table[name] = values.map(lambda value, missing=missing: _stripped(value, missing), na_action="ignore")
+        for name, values in table.items():
+            if values.dtype == object or isinstance(values.dtype, pd.StringDtype):
+                texts = values.map(lambda value: value.strip() if isinstance(value, str) else value)
+                table[name] = texts.mask(texts.isin(self._missing(str(name))))
         return table
 
     def numbers_in(self, table: pd.DataFrame, texts: Collection[str] | None = None) -> pd.DataFrame:
         """Convert columns of numbers alone, but ``texts``, to numbers, and whole numbers among texts to one form."""
         import pandas as pd
 
-        for name in table.columns:
-            values = table[name]
-            stays = name in (self.texts if texts is None else texts)
-            if holds_numbers(values) and stays and name != self.names:
-                table[name] = values.astype(object).map(self.numbers.text, na_action="ignore")
-            if holds_numbers(values) or isinstance(values.dtype, pd.CategoricalDtype) or name == self.names:
-                continue
-            known = values.dropna()
-            are_texts = len(known) > 0 and all(isinstance(value, str) for value in known)
-            numbers = self.numbers.numbers(values)
-            if not stays and len(known) and numbers[values.notna()].notna().all():
-                self.has_groups |= are_texts and any(map(self.numbers.has_groups, known))
-                table[name] = numbers
-            elif are_texts:
-                table[name] = values.map(self.numbers.without_decimals, na_action="ignore")
+        for name in map(str, table.columns):
+            values, stays = table[name], name in (self.texts if texts is None else texts)
+            if holds_numbers(values):
+                values = self._known_numbers(name, values)
+                if stays and name != self.names:
+                    values = values.astype(object).map(self.numbers.text, na_action="ignore")
+            elif name != self.names and not isinstance(values.dtype, pd.CategoricalDtype):
+                known = values.dropna()
+                are_texts = len(known) > 0 and all(isinstance(value, str) for value in known)
+                numbers = None if stays or not len(known) else self.numbers.all_numbers(values)
+                if numbers is not None:
+                    self.has_groups |= are_texts and any(map(self.numbers.has_groups, known))
+                    values = self._known_numbers(name, numbers)
+                elif are_texts:
+                    values = values.map(self.numbers.without_decimals, na_action="ignore")
+            table[name] = values
         return table
 
-    def options(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return arguments by which pandas reads these columns of such a file."""
-        written = {"sep": self.separator, "decimal": self.numbers.decimal, "encoding": self._encoding}
+    def _known_numbers(self, name: str, values: pd.Series[Any]) -> pd.Series[Any]:
+        """Replace numbers that stand for missing values."""
+        missing = [number for number in map(self.numbers.number, self._missing(name)) if number is not None]
+        return values.mask(values.isin(missing)) if missing else values
+
+    def reading(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return arguments by which pandas reads these columns of such a file, for a program that has pandas alone."""
+        written = {"sep": self.separator, "decimal": self.numbers.decimal, "encoding": self.encoding}
         usual = {"sep": ",", "decimal": ".", "encoding": "utf-8"}
         options: dict[str, Any] = {name: value for name, value in written.items() if value != usual[name]}
-        missing = [*dict.fromkeys([*_USUAL, *self.missing_values])]
-        if self.known.keys() & {*names}:
-            options["na_values"] = {
-                name: [text for text in missing if text not in self.known.get(name, ())] for name in names
-            }
-            options["keep_default_na"] = False
+        if any(set(self.known.get(name, ())) & {*_USUAL, *self.missing_values} for name in names):
+            options |= {"na_values": {name: self._missing(name) for name in names}, "keep_default_na": False}
         elif self.missing_values:
             options["na_values"] = self.missing_values
-        return options | {"skipinitialspace": True}
-
-    def options_for_others(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the same for a program that has pandas alone, and thus reads numbers once."""
-        return self.options(names) | ({"thousands": self.numbers.thousands} if self.has_groups else {})
-
-    @property
-    def _encoding(self) -> str:
-        # a table that Excel has saved begins with a mark, which would be part of the first column's name
-        return "utf-8-sig" if self.encoding.lower().replace("_", "-") in ("utf-8", "utf8") else self.encoding
+        options["skipinitialspace"] = True
+        return options | ({"thousands": self.numbers.thousands} if self.has_groups else {})
 
 
-def _stripped(value: Any, missing: Collection[str]) -> Any:
-    """A value, a text without outer blanks; ``None`` if that stands for a missing one."""
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
-    return None if text in missing else text
+def _is_padded(value: object) -> bool:
+    """Whether a cell is digits behind a zero, which a number loses."""
+    return isinstance(value, str) and _PADDED.fullmatch(value) is not None
+
+
+def _check_header(path: Path, names: list[str], separator: str, encoding: str) -> None:
+    way_out = "give encoding='utf-8', or 'utf-16'"
+    marked = bool(names) and names[0].startswith(("\ufeff", "\u00ef\u00bb\u00bf"))
+    check_data(not marked, str(path), "without a mark of Unicode", f"one with encoding={encoding!r}", way_out)
+    _check_encoding(path, encoding)
+    line = repr(separator.join(names)[:80])
+    if len(names) < 2:
+        other = next((sign for sign in _SEPARATORS if names and sign in names[0]), None)
+        way_out = f"give separator={other!r}" if other else "give a table with a header line"
+        refuse_data(str(path), f"of 2 columns or more with separator={separator!r}", f"{len(names)} ({line})", way_out)
+    way_out = "take the line out, which is a note for Excel"
+    check_data(not re.fullmatch(r"sep=.?", names[0], re.I), str(path), "of names in its first line", line, way_out)
+    check_once(names, f"{path} (names of columns)", "rename them")
+    way_out = "name it in the first line, or write the table without it (in pandas, to_csv(index=False))"
+    check_data("" not in names, str(path), "of columns with a name each", f"none in its first line {line}", way_out)
+
+
+def _check_encoding(path: Path, encoding: str) -> None:
+    """Refuse UTF-8 that is read as one byte for each letter, which no decoder refuses."""
+    if len("é".encode(encoding, "ignore")) != 1:
+        return
+    content = path.read_bytes()
+    with suppress(UnicodeDecodeError):
+        text = "" if content.isascii() else content.decode("utf-8")
+        line = next((line for line in text.splitlines() if not line.isascii()), "")[:40]
+        shown = f"UTF-8, whose {line!r} would be read as {line.encode().decode(encoding, 'replace')!r}"
+        way_out = "give encoding='utf-8' if all tables are, or write this one as the others"
+        check_data(not line, str(path), f"written in encoding={encoding!r}", shown, way_out)
+
+
+def _check_row(path: Path, row: list[str], names: list[str], separator: str, first: int, last: int) -> None:
+    way_out = f"mend it, put quotes around texts with {separator!r}, or give another separator"
+    fits = len(row) in (0, len(names))
+    check_data(fits, str(path), f"of {len(names)} fields in each line", f"{len(row)} in line {last}", way_out)
+    way_out = "it was not written to its end, export it again"
+    check_data("\0" not in "".join(row), str(path), "of text", f"a NUL byte in line {last}", way_out)
+    inside = [line for cell in row if "\n" in cell for line in cell.splitlines()[1:]]
+    if any(line.count(separator) == len(names) - 1 for line in inside):
+        warnings.warn(
+            f"lines {first} to {last} of {str(path)!r} are one row, as there are quotes around what looks like other "
+            "rows: see whether there is a quote too many",
+            stacklevel=2,
+        )

@@ -1,9 +1,11 @@
-"""Numbers and texts of tables: read by the signs for decimals and thousands that the user names, and by no others."""
+"""Cells of tables: numbers by the signs for decimals and thousands that the user names, and texts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedlit.checks import check
-from fedlit.data.tables.messages import check_once
+from fedlit.data.samples import check_data
 from fedlit.federation.names import check_list, not_text
 
 if TYPE_CHECKING:
     import pandas as pd
+
+SHOWN = 5
+"""Cells, lines or names that a message has of many."""
 
 _SAME_SIGNS = {" ": " \u00a0\u2009\u202f", "'": "'\u2019"}
 """Signs that count as one: blanks of several widths, and apostrophes."""
@@ -98,6 +103,16 @@ class NumberFormat:
             return float(value) if is_number else np.nan
 
         return pd.Series([number(value) for value in values], index=values.index, dtype=np.float64)
+
+    def all_numbers(self, values: pd.Series[Any]) -> pd.Series[Any] | None:
+        """Return the number of each value, NaN where it is missing; ``None`` if one is none in this format."""
+        import pandas as pd
+
+        if all(isinstance(value, str) for value in values.dropna()):
+            with suppress(ValueError):  # whole numbers keep all of their digits
+                return pd.to_numeric(values.str.translate(str.maketrans(f".{self.decimal}", ";.")))
+        numbers = self.numbers(values)
+        return numbers if numbers[values.notna()].notna().all() else None
 
     def text(self, number: float) -> str:
         """Return a number as a table has it, a whole one without decimals."""
@@ -188,3 +203,33 @@ def named_levels(argument: str, levels: Sequence[object], numbers: NumberFormat)
     names = [numbers.without_decimals(name) for name in as_texts(argument, levels, numbers)]
     check_once(names, f"{argument} has", "name each once")
     return names
+
+
+# ---------------------------------------------------------------- for errors
+
+
+def some(values: Iterable[object]) -> str:
+    """Return different ones of some values."""
+    different = [*dict.fromkeys(values)]
+    return f"{different[:SHOWN]}{_more(different)}"
+
+
+def lines(index: pd.Index[Any]) -> str:
+    """Return where rows are in their file."""
+    name = f"{index.name or 'row'}{'s' if len(index) > 1 else ''}"
+    return f"{name} {', '.join(map(str, index[:SHOWN]))}{_more(index)}"
+
+
+def _more(values: Sequence[object] | pd.Index[Any]) -> str:
+    return f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
+
+
+def cells(values: pd.Series[Any]) -> str:
+    """Return different values of some cells, and where they are: the index has the line or row of each."""
+    return f"{some(values)} ({lines(values.index)})"
+
+
+def check_once(values: Sequence[Any], what: str, way_out: str) -> None:
+    """Raise a `DatasetLayoutError` if a value occurs more than once."""
+    twice = [value for value, times in Counter(values).items() if times > 1]
+    check_data(not twice, what, "different", f"{some(twice)} more than once", way_out)

@@ -1,26 +1,117 @@
-"""Fashion-MNIST dealt out to one target and several sources, with the controlled shifts of FedGP."""
+"""MNIST and Fashion-MNIST as federations: coloured digits, and clothes with the controlled shifts of FedGP."""
 
 from __future__ import annotations
 
 from functools import cached_property, partial
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedlit.checks import check, check_at_least
+from fedlit.checks import check, check_at_least, check_between, check_one_of
 from fedlit.data.base import DomainDataModule
-from fedlit.data.idx import load_idx
+from fedlit.data.files import unzipped
 from fedlit.data.raw_inputs import PixelNetwork, RawInputs
-from fedlit.data.samples import Domain, DomainDataset, Transform
+from fedlit.data.samples import DatasetNotFoundError, Domain, DomainDataset, Transform, check_data, refuse_data, to_unit
 from fedlit.data.shifts import add_noise, check_shifts, label_share, source_labels
 from fedlit.data.splits import apportion, shuffled_by_class
-from fedlit.data.transforms import to_unit
 from fedlit.federation.errors import RosterError
+from fedlit.federation.streams import stable_seed
+
+_PARTS = ("train", "t10k")
+_FILES = [f"{part}-{content}-ubyte" for part in _PARTS for content in ("images-idx3", "labels-idx1")]
+
+COLOUR_NOISE = {"plus90": 0.1, "plus80": 0.2, "minus90": 0.9}
+"""Probability that the colour disagrees with the label, by domain."""
 
 CLASSES = ["T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
 TARGET = "target"
+
+
+class ColoredMNIST(DomainDataModule):
+    """Coloured MNIST (Arjovsky et al., Invariant Risk Minimization, 2019), three domains of a third of MNIST each.
+
+    A digit below 5 is of class 1 and any other of class 0, but a quarter of these labels (``label_noise``) are flipped.
+    The digit is then drawn in the colour of its label (class 0 red, class 1 green), which is flipped with probability
+    0.1 in domain ``plus90`` (the papers' "+90%"), 0.2 in ``plus80`` and 0.9 in ``minus90``. Images have two channels,
+    red and green, of which one is empty, in [0, 1].
+
+    Args:
+        root: Folder with the four idx files of MNIST (gzipped or not), or with them in ``raw/`` or ``MNIST/raw/``.
+        download: Let torchvision download them into ``root`` if they are not there.
+        image_size: 14 leaves out every second row and column, as Arjovsky et al. do; 28 keeps all, as DomainBed and
+            FedGP do.
+        label_noise: Share of the labels that are flipped, in [0, 0.5].
+        target: The domain that is adapted to.
+        kwargs: See `DomainDataModule`.
+
+    Raises:
+        ValueError: If a number is out of its range.
+        DatasetNotFoundError: If the files are not there.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        download: bool = False,
+        image_size: Literal[14, 28] = 14,
+        label_noise: float = 0.25,
+        target: str = "minus90",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(target=target, **kwargs)
+        check_one_of("image_size", image_size, (14, 28))
+        check_between("label_noise", label_noise, 0, 0.5)
+        self.root = root
+        self.download = download
+        self.image_size = image_size
+        self.label_noise = label_noise
+        self.check_roster()
+
+    def domain_names(self) -> list[str]:
+        """Return the three domains."""
+        return list(COLOUR_NOISE)
+
+    def class_names(self) -> list[str]:
+        """Return what the digits of each class are, but for the flipped labels."""
+        return ["5 to 9", "0 to 4"]
+
+    @cached_property
+    def _images(self) -> tuple[Tensor, Tensor]:
+        return load_idx(self.root, "MNIST", self.download)
+
+    def positions(self, domain: str) -> Tensor:
+        """Return positions of a domain's digits among the 70,000 (training files first), ascending, always the same."""
+        count = len(self._images[1])
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(stable_seed("ColoredMNIST", "parts")))
+        return order[self.domain_names().index(domain) :: len(COLOUR_NOISE)].sort().values
+
+    def load(self, domain: str) -> Domain:
+        """Flip labels, then colour the digits of one domain."""
+        images, digits = self._images
+        chosen = self.positions(domain)
+        generator = torch.Generator().manual_seed(stable_seed("ColoredMNIST", "flips", domain))
+        flipped = torch.rand(len(chosen), generator=generator) < self.label_noise
+        disagrees = torch.rand(len(chosen), generator=generator) < COLOUR_NOISE[domain]
+        y = ((digits[chosen] < 5) ^ flipped).long()
+        colour = y ^ disagrees.long()
+        step = 28 // self.image_size
+        grey = images[chosen][:, ::step, ::step]
+        x = torch.zeros(len(grey), 2, *grey.shape[1:], dtype=torch.uint8)
+        x[torch.arange(len(grey)), colour] = grey
+        return Domain(x, y)
+
+    def transform(self, training: bool) -> Transform:
+        """Convert bytes to floats in [0, 1]."""
+        return to_unit
+
+    def raw_inputs(self) -> RawInputs:
+        """Return bytes of pixels, of a red and a green channel."""
+        return bytes_of_pixels((2, self.image_size, self.image_size))
 
 
 class FashionMNIST(DomainDataModule):
@@ -168,3 +259,72 @@ def with_new_noise(x: Tensor, std: float) -> Tensor:
     """Return images in [0, 1] with Gaussian noise from torch's global generator."""
     x = to_unit(x)
     return x + std * torch.randn(x.shape)
+
+
+def load_idx(root: str, name: str, download: bool, elsewhere: str = "") -> tuple[Tensor, Tensor]:
+    """Read all 70,000 images of an MNIST-like data set, the 60,000 training images first.
+
+    The four idx files are in ``root``, in its ``raw/`` or, as torchvision puts them, in ``NAME/raw/``; the class
+    ``name`` of ``torchvision.datasets`` downloads them there if asked to. Errors add how to get them ``elsewhere``.
+
+    Returns:
+        Images, uint8, shape (n, height, width), and labels, int64, shape (n,).
+    """
+    folders = [Path(root), Path(root) / "raw", Path(root) / name / "raw"]
+    files = _find(folders)
+    if files is None and download:
+        _download(root, name)
+        files = _find(folders)
+    if files is None:
+        raise DatasetNotFoundError(
+            f"no idx files of {name} ({', '.join(_FILES)}, each with or without .gz) in {[*map(str, folders)]}: set "
+            f"download=True, or root to the folder that has them{elsewhere}"
+        )
+    images = [_read(files[f"{part}-images-idx3-ubyte"]) for part in _PARTS]
+    labels = torch.cat([_read(files[f"{part}-labels-idx1-ubyte"]) for part in _PARTS])
+    folder = str(files[_FILES[0]].parent)
+    fits = images[0].shape[1:] == images[1].shape[1:] and sum(map(len, images)) == len(labels)
+    shown = f"images of shapes {[tuple(x.shape) for x in images]} and {len(labels)} labels"
+    check_data(fits, folder, "files that belong together", shown, "get them again")
+    return torch.cat(images), labels
+
+
+def _find(folders: list[Path]) -> dict[str, Path] | None:
+    """The four files, if a folder has all of them; where one is there twice, not the gzipped one."""
+    for folder in folders:
+        files = {name: f for name in _FILES for f in (folder / f"{name}.gz", folder / name) if f.is_file()}
+        if len(files) == len(_FILES):
+            return files
+    return None
+
+
+def _download(root: str, name: str) -> None:
+    from filelock import FileLock  # comes with torch
+    from torchvision import datasets
+
+    Path(root).mkdir(parents=True, exist_ok=True)
+    with FileLock(Path(root) / f".{name}.lock"):  # several processes of one run may get here at once
+        try:
+            getattr(datasets, name)(root, download=True)
+        except (RuntimeError, OSError) as error:
+            raise DatasetNotFoundError(
+                f"{name} could not be downloaded into root={root!r} ({error}): look at the connection, or get "
+                "the idx files another way and set root to their folder"
+            ) from error
+
+
+def _read(file: Path) -> Tensor:
+    """The images or labels of a file."""
+    from torchvision.datasets.mnist import read_image_file, read_label_file
+
+    read = read_image_file if "images" in file.name else read_label_file
+    with TemporaryDirectory() as folder:
+        path = file
+        if file.suffix == ".gz":
+            path = Path(folder, file.stem)
+            path.write_bytes(unzipped(file))
+        try:
+            values: Tensor = read(str(path))
+        except Exception as error:  # assertions among them
+            refuse_data(str(file), "an idx file of bytes", error or "one that is cut short", "get it again")
+    return values
