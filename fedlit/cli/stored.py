@@ -14,7 +14,7 @@ from fedlit.cli.lightning_cli import FedlitCLI
 from fedlit.export.target import check_path, export_target
 from fedlit.federation import RosterError
 from fedlit.module import FederatedModule
-from fedlit.run.checkpoint import check_there, class_path, complete, join
+from fedlit.run.checkpoint import check_there, class_path, public_path, complete, join
 from fedlit.run.checkpoint_files import files_of, read
 from fedlit.run.component import Component
 
@@ -94,7 +94,7 @@ def _load(module: FederatedModule, path: Path, data: Any) -> int:
         checkpoint = read(path, _read)
         check_there(checkpoint, [module.target.name])
         module.federation.roster.check(checkpoint["federation"]["roster"])
-        if checkpoint["method"] != class_path(module.run):
+        if public_path(checkpoint["method"]) != class_path(module.run):
             sys.exit(
                 f"fedlit: '{path}' is a checkpoint of {checkpoint['method']}, the run's config.yaml has "
                 f"{class_path(module.run)}: give one of the same run"

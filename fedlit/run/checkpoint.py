@@ -5,6 +5,7 @@ Lightning saves all clients together: `split` puts each one's share under its na
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
@@ -29,7 +30,12 @@ SERVER = "server"
 
 def class_path(run: Run) -> str:
     """Return the import path of a method's class, its name in checkpoints and between processes."""
-    return f"{type(run.module).__module__}.{type(run.module).__qualname__}"
+    return public_path(f"{type(run.module).__module__}.{type(run.module).__qualname__}")
+
+
+def public_path(path: str) -> str:
+    """Return a class's import path without the file of fedlit that has it, which may change."""
+    return re.sub(r"^fedlit\.methods\.\w+\.(?=\w+$)", "fedlit.methods.", path)
 
 
 def save(run: Run, checkpoint: dict[str, Any]) -> None:
@@ -76,7 +82,7 @@ def load(run: Run, checkpoint: dict[str, Any]) -> None:
 
 def _check_resumed(run: Run, checkpoint: Mapping[str, Any]) -> None:
     """Refuse a checkpoint that training cannot go on from; warn of changed arguments."""
-    if checkpoint["method"] != class_path(run):
+    if public_path(checkpoint["method"]) != class_path(run):
         raise RosterError(
             f"the checkpoint is one of {checkpoint['method']}, this run trains {class_path(run)}: resume with the "
             "same method, or load the weights alone with load_from_checkpoint"
