@@ -14,7 +14,7 @@ from fedlit.cli.lightning_cli import FedlitCLI
 from fedlit.export.target import check_path, export_target
 from fedlit.federation import RosterError
 from fedlit.module import FederatedModule
-from fedlit.run.checkpoint import check_there, class_path, public_path, complete, join
+from fedlit.run.checkpoint import check_there, class_path, complete, join, public_path
 from fedlit.run.checkpoint_files import files_of, read
 from fedlit.run.component import Component
 
