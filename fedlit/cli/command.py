@@ -240,7 +240,7 @@ def _in_words(error: Exception) -> str | None:
         place = f" for '{error.filename}'" if error.filename else f" in or below '{os.getcwd()}'"
         return f"there is no space left{place} ({error.strerror}): make some, and give the same command again"
     clear: tuple[type[Exception], ...] = load("fedlit.cli.lightning_cli:CLEAR_ERRORS")
-    is_clear = isinstance(error, clear) or getattr(error, "says_what_to_do", False)  # see fedlit.run.monitors
+    is_clear = isinstance(error, clear) or getattr(error, "says_what_to_do", False)  # see fedlit.run.trainer_checks
     is_clear = is_clear or (type(error) in (ValueError, TypeError, ArgumentError) and _is_raised_here(error))
     return f"{name_of(error)}: {error}" if is_clear else None
 

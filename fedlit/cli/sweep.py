@@ -195,7 +195,7 @@ def _metric(metric: Any) -> tuple[str | None, bool]:
             f"metric {name!r} is of hidden labels, which nobody has who must choose: rank by one that needs none, "
             "such as {name: target/score, goal: maximize}; the table has the oracle beside it"
         )
-    if name is not None and "goal" not in metric and load("fedlit.run.monitors:best_mode")(name) == "max":
+    if name is not None and "goal" not in metric and load("fedlit.run.trainer_checks:best_mode")(name) == "max":
         raise ValueError(
             f"metric {name!r} is the better the higher, but without a goal W&B takes the lowest: write goal: maximize"
         )

@@ -23,14 +23,13 @@ from fedlit.federation import DivergedError, FederatedLoader
 from fedlit.federation.leaks import with_samples
 from fedlit.privacy import PrivacyWarning
 from fedlit.run.checkpoint import arrange
-from fedlit.run.monitors import check_modes, explain_monitor
 from fedlit.run.optimisation import ClientSchedules, check_resumed
-from fedlit.run.phase_change import change_optimizer, set_epoch_length
-from fedlit.run.planning import plan_rounds
+from fedlit.run.planning import change_optimizer, plan_rounds, set_epoch_length
 from fedlit.run.returns import come_together, welcome
 from fedlit.run.run import Run, run_of
 from fedlit.run.standstill import Standstill
 from fedlit.run.tasks import Regression
+from fedlit.run.trainer_checks import check_modes, explain_monitor
 
 
 @dataclass

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from fedlit.federation import FederationError, RosterError
 from fedlit.federation.client import reports_by_client
 from fedlit.federation.errors import AheadOfServerError
-from fedlit.run.phase_change import change_optimizer, set_epoch_length
+from fedlit.run.planning import change_optimizer, set_epoch_length
 from fedlit.run.run import Run
 
 

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from fedlit import methods
-from fedlit.run.collapse import CollapseWatch
 from fedlit.run.component import Component
+from fedlit.run.evaluation import CollapseWatch
 from fedlit.run.run import Run
 from small_federation import Blobs, build, trainer
 
