@@ -11,8 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
-from fedlit.callbacks.shared import CALIBRATION, federated
-from fedlit.callbacks.source_statistics import SourceStatistics, report_target, triangle, unfold
+from fedlit.callbacks.shared import CALIBRATION, SourceStatistics, federated, report_target, triangle, unfold
 from fedlit.checks import check_one_of
 from fedlit.federation import Channel, RosterError, Summed
 from fedlit.federation.nested import Inputs

@@ -11,8 +11,15 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from fedlit import functional as fn
-from fedlit.callbacks.shared import CLASS_MEANS, SOURCE_MOMENTS, federated
-from fedlit.callbacks.source_statistics import SourceStatistics, report_target, triangle, unfold
+from fedlit.callbacks.shared import (
+    CLASS_MEANS,
+    SOURCE_MOMENTS,
+    SourceStatistics,
+    federated,
+    report_target,
+    triangle,
+    unfold,
+)
 from fedlit.checks import check_at_least, check_one_of, check_positive
 from fedlit.federation import Channel, RosterError, Summed
 from fedlit.federation.nested import Inputs, leaves

@@ -188,6 +188,7 @@ def _listed(args: Sequence[str]) -> dict[str, set[str]]:
         trainer = tree.get("trainer") if isinstance(tree, dict) else None
         for key, items in trainer.items() if isinstance(trainer, dict) else ():
             name = key.removesuffix("+")
+            items = content_of(items) if isinstance(items, str) else items  # an option may be false, or null
             if name not in _LISTS or items is None or (isinstance(items, dict) and "class_path" not in items):
                 continue  # or arguments of what was appended before
             if key == name:

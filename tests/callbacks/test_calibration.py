@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 import processes
 from commands import rows as rows_of
 from fedlit.callbacks import Calibration, OracleAccuracy, TargetPredictions, summarise
-from fedlit.callbacks.source_statistics import RandomBasis
+from fedlit.callbacks.shared import RandomBasis
 from fedlit.data import FederatedLoader, HeartDisease
 from fedlit.export import export_target, target_model
 from fedlit.federation import RosterError

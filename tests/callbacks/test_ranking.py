@@ -16,16 +16,16 @@ from summaries import summary, write_run
 
 
 def write(
-    folder: Path,
-    method: str,
-    accuracy: float | None,
-    trust: float | None,
-    seed: int = 0,
-    target: str = "fonts",
-    data: str = "fedlit.data.Digits",
-    data_args: dict[str, Any] | None = None,
+    folder,
+    method,
+    accuracy,
+    trust,
+    seed=0,
+    target="fonts",
+    data="fedlit.data.Digits",
+    data_args=None,
     **of_summary: Any,
-) -> None:
+):
     config = {
         "seed_everything": seed,
         "model": {"class_path": f"fedlit.methods.{method}"},

@@ -18,9 +18,7 @@ from small_federation import Blobs, EveryMetric, build, trainer
 from summaries import summary
 
 
-def left(
-    method: str, curve: dict[int, float], target: str = "fonts", seed: int = 0, name: str | None = None
-) -> RunFolder:
+def left(method, curve, target="fonts", seed=0, name=None):
     config: dict[str, object] = {
         "model.class_path": f"fedlit.methods.{method}",
         "data.init_args.target": target,

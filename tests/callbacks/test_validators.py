@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,29 +27,14 @@ NAMES = ["certainty", "diversity", "information", "density", "iwv", "dev"]
 NAMES += ["calibrated", "neighbourhood", "trust", "class_means"]
 
 
-def run(
-    folder: Path,
-    rounds: int = 2,
-    callbacks: Any = (),
-    data: Any = None,
-    module: Any = None,
-    validators: Validators | None = None,
-    **kwargs: Any,
-) -> Any:
+def run(folder, rounds=2, callbacks=(), data=None, module=None, validators=None, **kwargs: Any):
     module = module or build()
     done = trainer(rounds, [validators or Validators(), *callbacks], folder, **kwargs)
     done.fit(module, data or Blobs())
     return module, {name: float(done.callback_metrics[f"validator/{name}"]) for name in NAMES}
 
 
-def by_hand(
-    module: Any,
-    sources: Sequence[str] = CLIENTS[:-1],
-    data: Any = None,
-    bandwidth: float = 0.5,
-    ridge: float = 0.1,
-    temperature: float = 0.05,
-) -> dict[str, float]:
+def by_hand(module, sources=CLIENTS[:-1], data=None, bandwidth=0.5, ridge=0.1, temperature=0.05):
     """The scores of the trained clients on all their validation samples at once; sources count equally."""
     samples = {name: part.tensors for name, part in (data or Blobs()).parts["val"].items()}
     grid, target = fn.temperature_grid(), samples[TARGET][0]
