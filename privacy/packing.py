@@ -32,18 +32,18 @@ def schema_of(payload: Payload) -> Schema:
     return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in payload.items())
 
 
-def check_equal(schemas: Mapping[str, Schema]) -> Schema:
-    """The schema that all clients share; raises an `InputError` if there is none."""
+def check_equal(schemas: Mapping[str, Schema], what: str = "payloads", error: type[Exception] = InputError) -> Schema:
+    """The schema that all clients share; raises an ``error`` if there is none."""
     first = next(iter(schemas))
     for name, schema in schemas.items():
         if schema != schemas[first]:
-            difference = schema_difference(first, schemas[first], name, schema)
-            raise InputError(f"payloads must agree to be added: {difference}")
+            difference = _difference(first, schemas[first], name, schema)
+            raise error(f"{what} must agree to be added: {difference}")
     return schemas[first]
 
 
-def schema_difference(first: str, schema: Schema, name: str, other: Schema) -> str:
-    """Text: how the payload of client ``name`` differs from that of ``first``."""
+def _difference(first: str, schema: Schema, name: str, other: Schema) -> str:
+    """How the payload of client ``name`` differs from that of ``first``."""
     ours = {entry[0]: entry[1:] for entry in schema}
     theirs = {entry[0]: entry[1:] for entry in other}
     keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
