@@ -81,13 +81,16 @@ class Exchange:
         self,
         channel: Resolved,
         outgoing: Mapping[Any, Message],
-        receivers_of: Mapping[str, Sequence[str]],
+        receivers_of: Mapping[str, Sequence[str]] | None,  # ``None`` is all others
         kind: str,
         seals: Seals | None,
     ) -> Received:
         messenger, (mac, wrap) = self._messenger, (0, 0) if seals is None else (MAC_BYTES, WRAP_BYTES)
         announced = {party: wire_size(message) + mac for party, message in outgoing.items()}
         sizes = messenger.announce(channel.name, announced, KINDS.index(kind))
+        if receivers_of is None:  # after the announcement, which shows who is lost
+            here = [name for name in messenger.rank_of if not messenger.is_lost(name)]
+            receivers_of = {name: [other for other in here if other != name] for name in messenger.rank_of}
         ways: dict[Pair, Party] = {}
         for party in sizes:
             sender = party if isinstance(party, str) else party[0]
@@ -109,9 +112,7 @@ class Exchange:
         seals, messenger = self._seals, self._messenger
         if seals is None or seals.introduced:
             return
-        here = [name for name in messenger.rank_of if not messenger.is_lost(name)]
-        others = {name: [other for other in here if other != name] for name in messenger.rank_of}
-        received = self._send(channel, seals.public_keys(), others, "keys", None)
+        received = self._send(channel, seals.public_keys(), None, "keys", None)
         try:
             seals.introduce(received)
         except (KeyCheckError, DecodeError) as error:
