@@ -236,7 +236,7 @@ def _digits(name: str, flat: Tensor, codec: FixedPoint) -> list[Tensor]:
                 f"entry {name!r} has a number of {float(flat.abs().max()):g}, but two digits on the grid {codec} hold "
                 f"only |x| <= {base * base / 2 / codec.scale:g}: lower fraction_bits, or send it scaled down"
             )
-    low = steps - high * base
+    low = steps - high * base  # balanced: at most half a base, either side of 0
     return [(high / codec.scale).to(torch.float32), (low / codec.scale).to(torch.float32)]
 
 

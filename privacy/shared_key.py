@@ -223,7 +223,7 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
             )
         private, public = self._backend.generate_keys()
         mac = os.urandom(KEY_BYTES)
-        about = _about_deal(self._roster, public)
+        about = _about_deal(self._roster, public)  # a swapped roster or public key makes the deal fail to open
         deal = {"public": public}
         for party, key in publics.items():
             link = Link(derive(self._identity.agree(key, party), about, party), party)
@@ -269,7 +269,7 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
         if added != num_clients:
             raise AuthenticationError(f"the total is of {added} vectors, {num_clients} were announced")
         round_id = bound_to.round_id
-        self._check_newest(round_id)
+        self._check_newest(round_id)  # before decryption, which is the slow part
         if bound_to.digest == _about_sealed(round_id, length, added):
             numbers = _numbers(self._among_clients.open(body, bound_to.digest), length)
         else:

@@ -125,7 +125,7 @@ def _neighbours(clients: Sequence[str], degree: int, seed: bytes) -> dict[str, t
         return {name: tuple(other for other in clients if other != name) for name in clients}
     circle = sorted(clients, key=lambda name: digest("place on the circle", seed, name))
     order = {name: index for index, name in enumerate(clients)}
-    steps = [step for step in range(-(degree // 2), degree // 2 + 1) if step]
+    steps = [step for step in range(-(degree // 2), degree // 2 + 1) if step]  # half of them to either side
     return {
         name: tuple(sorted((circle[(position + step) % len(circle)] for step in steps), key=order.__getitem__))
         for position, name in enumerate(circle)

@@ -150,6 +150,7 @@ class MaskingServer(AggregationServer):
         added: list[bytes] = []
         subtracted: list[bytes] = []
         survivors = set(opened.survivors)
+        # pairwise masks of survivors cancel; left are their own masks, and those shared with clients that dropped out
         for name in opened.survivors:
             added.append(agreed.self_mask_key(self._restore_seed(name, shares[name], opened, agreed)))
         for name in opened.commitments:
@@ -160,7 +161,7 @@ class MaskingServer(AggregationServer):
                 if peer in survivors:
                     key = agreed.mask_key(keys, name, peer)
                     (added if agreed.adds(peer, name) else subtracted).append(key)
-        masks = Masks(subtracted, added, self._backend.dtype)
+        masks = Masks(subtracted, added, self._backend.dtype)  # taken off: added and subtracted change places
         self._round = None  # from here on the total changes: a second try would start from half of one
         total = self._signed(opened)
         numbers = total.numpy().view(self._backend.dtype)

@@ -128,7 +128,7 @@ class Sums:
             for name, vector in vectors.items():
                 with working(name):
                     messages[name] = {"schema": schema, "sum": parties.clients[name].protect(vector)}
-        vectors.clear()
+        vectors.clear()  # a client's vector is in its message now, and long ones fill memory
         kind = KINDS.index("sum" if recipe.weights is None else "mean")
         sizes = messenger.announce(
             channel, {name: wire_size(message) for name, message in messages.items()}, kind, recipe.weights
