@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedlit.checks import check
 from fedlit.privacy import shamir
 from fedlit.privacy.base import AggregationServer, RoundId
 from fedlit.privacy.errors import AuthenticationError, DecodeError, QuorumError, ReplayError
@@ -223,8 +224,9 @@ class MaskingServer(AggregationServer):
 
     def _numbers(self, name: str, message: Tensor, agreed: MaskedRound) -> NDArray[Any]:
         """Masked numbers of one vector, in the message's memory."""
-        if message.dtype != torch.uint8 or message.dim() != 1:
-            raise DecodeError(f"a masked vector is a row of bytes, got {tuple(message.shape)} of {message.dtype}")
+        form = f"{message.dtype} of shape {tuple(message.shape)}"
+        is_row = message.dtype == torch.uint8 and message.dim() == 1
+        check(is_row, f"vector of client {name!r}", "a row of bytes", form, error=DecodeError, shown=form)
         data = message.cpu().contiguous().numpy()
         bound_to, numbers = read_header(data, self._backend.dtype)
         if bound_to != agreed.digest:
