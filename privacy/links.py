@@ -115,8 +115,8 @@ class Link:
             return self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], about)
         except (InvalidTag, ValueError) as error:
             raise AuthenticationError(
-                f"a message sealed for {self.peer!r} does not open: it was changed, made for another round or roster, "
-                "or its sender holds another key"
+                f"a message encrypted for {self.peer!r} does not open: it was changed, made for another round or "
+                "roster, or its sender holds another key"
             ) from error
 
     def tag(self, message: Buffer, about: bytes) -> bytes:

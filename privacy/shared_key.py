@@ -1,7 +1,7 @@
 """Sums under additively homomorphic encryption, with one key that the clients share and the server never has.
 
 The first client of the roster makes the key pair and deals it: the public key goes to everybody, the private key to
-each other client, sealed for it alone, through the server. A second key, known to the server too, authenticates what
+each other client, encrypted for it alone, through the server. A second key, known to the server too, authenticates what
 crosses, so that no byte is loaded that a stranger made or a wire has changed. Each scheme only defines how it makes
 keys, encrypts, adds and decrypts.
 

@@ -206,7 +206,7 @@ class MaskingClient(AggregationClient):
         if set(fates) != set(opened.shared) or not set(fates.values()) <= {SURVIVED, DROPPED}:
             raise DecodeError(f"the server must state who of {list(opened.shared)} survived, got {list(fates)}")
         if fates[self.name] != SURVIVED:
-            raise AuthenticationError(f"client {self.name!r} is asked to confirm that it vanished")
+            raise AuthenticationError(f"client {self.name!r} is asked to confirm that it dropped out")
         survivors = tuple(name for name in opened.shared if fates[name] == SURVIVED)
         agreed.check_left(survivors, "survived")
         opened.survivors, opened.due = survivors, "unmask"  # a second list could be another
