@@ -105,6 +105,7 @@ class AffineSource(_AffineParty):
         """
         bound_to = self._opened(answering=False)
         check_at_least("max_outputs", max_outputs, 1)
+        # `_count` is set after: what cannot be encrypted leaves the round open
         body = self._encrypt(_check_floats("moments", moments, 1))
         self._count = int(max_outputs)
         return _frame("protect", bound_to, len(moments), body)

@@ -98,7 +98,7 @@ class _PaillierTarget(AffineTarget):
         def product(first_row: int) -> int:
             """Noise times the ciphertexts raised to the coefficients of the rows that share one reply."""
             noise = PowerTable(modulus.random_unit(), modulus.square)
-            factors = noise.factors(modulus.n)
+            factors = noise.factors(modulus.n)  # fresh noise, without which S recognises A in that of its ciphertexts
             for slot, row in enumerate(rows[first_row : first_row + slots.count]):
                 for table, entry in zip(tables, row, strict=True):
                     factors += table.factors(entry, shift=slot * slot_bits)

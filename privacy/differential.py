@@ -67,8 +67,8 @@ class GaussianMechanism:
         differences = {name: tensor.detach().to(torch.float64) for name, tensor in payload.items()}
         if around is not None:
             missing = [name for name in payload if name not in around or around[name].shape != payload[name].shape]
-            if missing:
-                raise InputError(f"around must have the entries of the payload in their shapes, missing {missing}")
+            rule = "a value in the shape of each entry of the payload"
+            check(not missing, "around", rule, missing, "", InputError, f"none for {missing}")
             around = {name: around[name].detach().to(tensor.device) for name, tensor in payload.items()}
             differences = {name: tensor - around[name] for name, tensor in differences.items()}
         norm = math.sqrt(sum(float(tensor.square().sum()) for tensor in differences.values()))

@@ -58,8 +58,8 @@ class FixedPoint:
 
         An `InputError` at NaN, infinity or another type, a `RangeError` beyond the bound.
         """
-        if not vector.is_floating_point():
-            raise InputError(f"a vector to protect must hold floating-point numbers, got {vector.dtype}: convert it")
+        is_floating = vector.is_floating_point()
+        check(is_floating, "vector", "of floating-point numbers", vector.dtype, "convert it", InputError)
         if not vector.numel():
             return
         low, high = (float(end) for end in torch.aminmax(vector))

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from fedlit.checks import check
 from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, PrivacyError
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ class KeyPair:
 
         Raises a `KeyCheckError` if the key is none, or one of low order, with which anybody could guess the secret.
         """
-        if len(public) != KEY_BYTES:
-            raise KeyCheckError(f"public key of {owner!r} must have {KEY_BYTES} bytes, got {len(public)}")
+        valid = len(public) == KEY_BYTES
+        check(valid, f"public key of {owner!r}", f"of {KEY_BYTES} bytes", len(public), error=KeyCheckError)
         try:
             return self._private.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError as error:
@@ -114,8 +115,8 @@ class Link:
             return self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], about)
         except (InvalidTag, ValueError) as error:
             raise AuthenticationError(
-                f"a message sealed for {self.peer!r} does not open: it was changed, made for another round or roster, "
-                "or its sender holds another key"
+                f"a message encrypted for {self.peer!r} does not open: it was changed, made for another round or "
+                "roster, or its sender holds another key"
             ) from error
 
     def tag(self, message: Buffer, about: bytes) -> bytes:
@@ -233,9 +234,7 @@ def unpack_fields(message: bytes) -> dict[str, bytes]:
 
 def field_of(fields: Mapping[str, bytes], name: str, size: int | None = None) -> bytes:
     """One field of an unpacked message; raises a `DecodeError` if it is missing, or not of ``size`` bytes."""
-    if name not in fields:
-        raise DecodeError(f"message lacks the field {name!r}, it has {list(fields)}")
-    value = fields[name]
-    if size is not None and len(value) != size:
-        raise DecodeError(f"field {name!r} must have {size} bytes, got {len(value)}")
-    return value
+    check(name in fields, f"field {name!r}", "in the message", [*fields], error=DecodeError)
+    valid = size is None or len(fields[name]) == size
+    check(valid, f"field {name!r}", f"of {size} bytes", len(fields[name]), error=DecodeError)
+    return fields[name]

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from fedlit.checks import check
 from fedlit.privacy.errors import DecodeError, InputError, RangeError
 from fedlit.privacy.fixed_point import FixedPoint
 
@@ -32,18 +33,18 @@ def schema_of(payload: Payload) -> Schema:
     return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in payload.items())
 
 
-def check_equal(schemas: Mapping[str, Schema]) -> Schema:
-    """The schema that all clients share; raises an `InputError` if there is none."""
+def check_equal(schemas: Mapping[str, Schema], what: str = "payloads", error: type[Exception] = InputError) -> Schema:
+    """The schema that all clients share; raises an ``error`` if there is none."""
     first = next(iter(schemas))
     for name, schema in schemas.items():
         if schema != schemas[first]:
-            difference = schema_difference(first, schemas[first], name, schema)
-            raise InputError(f"payloads must agree to be added: {difference}")
+            difference = _difference(first, schemas[first], name, schema)
+            raise error(f"{what} must agree to be added: {difference}")
     return schemas[first]
 
 
-def schema_difference(first: str, schema: Schema, name: str, other: Schema) -> str:
-    """Text: how the payload of client ``name`` differs from that of ``first``."""
+def _difference(first: str, schema: Schema, name: str, other: Schema) -> str:
+    """How the payload of client ``name`` differs from that of ``first``."""
     ours = {entry[0]: entry[1:] for entry in schema}
     theirs = {entry[0]: entry[1:] for entry in other}
     keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
@@ -59,11 +60,9 @@ def relative_weights(weights: Mapping[str, float], names: Sequence[str], codec: 
     positive or not finite.
     """
     missing = [name for name in names if name not in weights]
-    if missing:
-        raise InputError(f"weights must name every client that sends, missing {missing}")
+    check(not missing, "weights", "given for each client that sends", missing, "", InputError, f"none for {missing}")
     bad = {name: weights[name] for name in names if not 0 < weights[name] < math.inf}
-    if bad:
-        raise InputError(f"weights must be positive and finite, got {bad}: leave a client out instead")
+    check(not bad, "weights", "positive and finite", bad, "leave a client out instead", InputError)
     largest = max((float(weights[name]) for name in names), default=1.0)
     shares = {name: float(weights[name]) / largest for name in names}
     if codec is None:
@@ -79,14 +78,12 @@ def _weight_steps(codec: FixedPoint) -> int:
 
 def check_row(what: str, vector: Tensor) -> None:
     """Raise an `InputError` unless ``vector`` has shape (n,); ``what`` names it."""
-    if vector.dim() != 1:
-        raise InputError(f"a {what} must have shape (n,), got {tuple(vector.shape)}: flatten it")
+    check(vector.dim() == 1, what, "of shape (n,)", tuple(vector.shape), "flatten it", InputError)
 
 
 def check_equally_long(lengths: Mapping[str, int]) -> None:
     """Raise a `DecodeError` unless the vectors of all clients, of these lengths, can be added."""
-    if len(set(lengths.values())) > 1:
-        raise DecodeError(f"vectors to be added must be equally long, got {lengths}")
+    check(len(set(lengths.values())) < 2, "vectors", "equally long, to be added", lengths, error=DecodeError)
 
 
 def is_wide(dtype: torch.dtype) -> bool:
@@ -141,18 +138,19 @@ def unpack(
     Integer entries are rounded half to even; a sum of flags shows whether any is set. Raises a `DecodeError` if the
     vector does not have the length of such a payload, a `RangeError` if a sum does not fit the type of its entry.
     """
-    if vector.dim() != 1 or not vector.is_floating_point():
-        raise DecodeError(f"a total is a row of floats, got {vector.dtype} of shape {tuple(vector.shape)}")
+    form = f"{vector.dtype} of shape {tuple(vector.shape)}"
+    is_row = vector.dim() == 1 and vector.is_floating_point()
+    check(is_row, "total", "a row of floats", form, error=DecodeError, shown=form)
     vector = vector if device is None else vector.to(device)
     if weighted:
         vector, weight = _weight_apart(vector, codec)
-        if not float(weight) > 0:
-            raise DecodeError(f"the weights of a weighted total add up to {float(weight)}, which must be above 0")
+        check(float(weight) > 0, "sum of the weights in a total", "above 0", float(weight), error=DecodeError)
     sizes = [math.prod(shape) for _, _, shape in schema]
     if codec is not None:
         sizes = [2 * size if is_wide(dtype) else size for size, (_, dtype, _) in zip(sizes, schema, strict=True)]
-    if sum(sizes) != len(vector):
-        raise DecodeError(f"a total of {len(vector)} numbers is no sum of payloads with {sum(sizes)}")
+    check(
+        len(vector) == sum(sizes), "numbers of a total", f"{sum(sizes)}, as of payloads", len(vector), error=DecodeError
+    )
     payload: dict[str, Tensor] = {}
     for (name, dtype, shape), part in zip(schema, torch.split(vector, sizes), strict=True):
         if codec is not None and is_wide(dtype):
@@ -209,8 +207,8 @@ def _check_fits(name: str, part: Tensor, dtype: torch.dtype) -> None:
     if dtype == torch.bool or not part.numel():
         return
     # sums come as float64, which has 53 digits, or as float32 of entries that are no wider than that
-    if not bool(part.isfinite().all()):
-        raise DecodeError(f"the sum of entry {name!r}, of {dtype}, has numbers that are not finite")
+    finite = bool(part.isfinite().all())
+    check(finite, f"sum of entry {name!r}", f"finite, as {dtype}", "NaN or infinity", error=DecodeError)
     low, high = (int(end) for end in torch.aminmax(part))
     minimum, maximum = max(torch.iinfo(dtype).min, -(2**53)), min(torch.iinfo(dtype).max, 2**53)
     if low < minimum or high > maximum:
@@ -236,7 +234,7 @@ def _digits(name: str, flat: Tensor, codec: FixedPoint) -> list[Tensor]:
                 f"entry {name!r} has a number of {float(flat.abs().max()):g}, but two digits on the grid {codec} hold "
                 f"only |x| <= {base * base / 2 / codec.scale:g}: lower fraction_bits, or send it scaled down"
             )
-    low = steps - high * base
+    low = steps - high * base  # balanced: at most half a base, either side of 0
     return [(high / codec.scale).to(torch.float32), (low / codec.scale).to(torch.float32)]
 
 

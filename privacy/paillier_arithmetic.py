@@ -81,10 +81,8 @@ class Slots:
         self.count = 0
         while base ** (self.count + 1) <= 2 ** (key_bits - 1):
             self.count += 1
-        if not self.count:
-            raise RangeError(
-                f"key_bits must be at least {base.bit_length() + 1} to hold one number up to {largest}, got {key_bits}"
-            )
+        rule = f"at least {base.bit_length() + 1}, to hold one number up to {largest}"
+        check(self.count > 0, "key_bits", rule, key_bits, error=RangeError)
         self._shift = largest * (base**self.count - 1) // (base - 1)
 
     def integers(self, length: int) -> int:
@@ -126,8 +124,7 @@ def to_bytes(numbers: Sequence[int], size: int) -> bytes:
 
 def from_bytes(body: bytes, count: int, size: int, limit: int, what: str) -> list[int]:
     """Inverse of `to_bytes` for exactly ``count`` numbers in [0, ``limit``); raises a `DecodeError` at others."""
-    if len(body) != count * size:
-        raise DecodeError(f"{count} {what} of {size} bytes each were expected, got {len(body)} bytes")
+    check(len(body) == count * size, f"bytes of {count} {what}", f"{size} each", len(body), error=DecodeError)
     numbers = [_fast(int.from_bytes(body[first : first + size], "big")) for first in range(0, len(body), size)]
     if any(number >= limit for number in numbers):
         raise DecodeError(f"{what} must be less than the modulus: made under another key, or changed")
@@ -138,8 +135,8 @@ class PublicModulus:
     """The public half of a key, n (big-endian), and what can be done with it; a `KeyCheckError` if n is malformed."""
 
     def __init__(self, public: bytes, key_bits: int) -> None:
-        if len(public) * 8 != key_bits:
-            raise KeyCheckError(f"a Paillier public key of {key_bits} bits was expected, got {len(public) * 8} bits")
+        bits = len(public) * 8
+        check(bits == key_bits, "public key of Paillier", f"of {key_bits} bits", bits, error=KeyCheckError)
         n = int.from_bytes(public, "big")
         if n.bit_length() != key_bits or n % 2 == 0:
             raise KeyCheckError(f"a Paillier modulus of {key_bits} bits must be odd and have its top bit set")
@@ -192,8 +189,8 @@ class PrivateModulus(PublicModulus):
     def __init__(self, private: bytes, public: bytes, key_bits: int) -> None:
         super().__init__(public, key_bits)
         half = key_bits // 16
-        if len(private) != 2 * half:
-            raise KeyCheckError(f"a Paillier private key of {2 * half} bytes was expected, got {len(private)}")
+        size = len(private)
+        check(size == 2 * half, "private key of Paillier", f"of {2 * half} bytes", size, error=KeyCheckError)
         p, q = (_fast(int.from_bytes(part, "big")) for part in (private[:half], private[half:]))
         if p * q != self.n or 1 in (p, q) or p == q:
             raise KeyCheckError("the private and the public half of this Paillier key do not belong together")

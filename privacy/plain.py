@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
+from fedlit.checks import check
 from fedlit.privacy.base import AggregationClient, AggregationServer, Description, RoundId, SecureAggregation
 from fedlit.privacy.errors import DecodeError, QuorumError
 from fedlit.privacy.fixed_point import FixedPoint
@@ -90,10 +91,10 @@ class _PlainServer(AggregationServer):
         total, self._total = self._total, None
         form = (message.dtype, tuple(message.shape))
         expected = form if total is None else (total.dtype, tuple(total.shape))
-        if message.dim() != 1 or form != expected:
-            raise DecodeError(f"vectors to be added must be rows of equal type and length, got {form} and {expected}")
-        if message.dtype not in dtypes:
-            raise DecodeError(f"vectors to be added must be of {' or '.join(map(str, dtypes))}, got {form}")
+        equal = message.dim() == 1 and form == expected
+        check(equal, "vectors", f"rows of equal type and length, as {expected}", form, error=DecodeError)
+        types = " or ".join(map(str, dtypes))
+        check(message.dtype in dtypes, "vectors", f"of {types}", message.dtype, error=DecodeError)
         self._total = message.clone() if total is None else total.add_(message)
 
     def total(self) -> Tensor:

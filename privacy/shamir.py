@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
-from fedlit.checks import check, check_between
+from fedlit.checks import check, check_at_least, check_between
 from fedlit.privacy.errors import DecodeError, QuorumError
 
 PRIME = 2**256 + 297
@@ -34,8 +34,7 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     Wrong shares give a wrong secret: check it against something published by its owner. Raises a `QuorumError` if there
     are fewer than the threshold, a `DecodeError` if they are not shares of a secret of 32 bytes.
     """
-    if len(shares) < threshold:
-        raise QuorumError(f"a secret needs {threshold} shares, got {len(shares)}: too few clients are left")
+    check_at_least("shares", len(shares), threshold, "for a secret", "too few clients are left", QuorumError)
     values = {point: int.from_bytes(share, "big") for point, share in list(shares.items())[:threshold]}
     for point, value in values.items():
         if len(shares[point]) != SHARE_BYTES or value >= PRIME or not 1 <= point < PRIME:

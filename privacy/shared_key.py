@@ -1,7 +1,7 @@
 """Sums under additively homomorphic encryption, with one key that the clients share and the server never has.
 
 The first client of the roster makes the key pair and deals it: the public key goes to everybody, the private key to
-each other client, sealed for it alone, through the server. A second key, known to the server too, authenticates what
+each other client, encrypted for it alone, through the server. A second key, known to the server too, authenticates what
 crosses, so that no byte is loaded that a stranger made or a wire has changed. Each scheme only defines how it makes
 keys, encrypts, adds and decrypts.
 
@@ -22,7 +22,7 @@ from typing import ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from fedlit.checks import check_one_of
+from fedlit.checks import check, check_at_least, check_one_of
 from fedlit.privacy.base import AggregationClient, AggregationServer, Party, RoundId, SecureAggregation
 from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, QuorumError, RangeError, ReplayError
 from fedlit.privacy.fixed_point import FixedPoint
@@ -112,8 +112,7 @@ class SharedKeyAggregation(SecureAggregation):
 
     def check_headroom(self, num_clients: int) -> None:
         """Raise a `RangeError` unless there are at most ``max_clients``."""
-        if num_clients > self.max_clients:
-            raise RangeError(f"a sum over {num_clients} clients was asked for, but max_clients is {self.max_clients}")
+        check_at_least("max_clients", self.max_clients, num_clients, "for the clients of this sum", error=RangeError)
 
     def check_round(self, clients: Sequence[str], roster: Sequence[str]) -> None:
         """Raise a `QuorumError` at too few clients, a `RangeError` at too many, a `KeyCheckError` at strangers."""
@@ -223,7 +222,7 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
             )
         private, public = self._backend.generate_keys()
         mac = os.urandom(KEY_BYTES)
-        about = _about_deal(self._roster, public)
+        about = _about_deal(self._roster, public)  # a swapped roster or public key makes the deal fail to open
         deal = {"public": public}
         for party, key in publics.items():
             link = Link(derive(self._identity.agree(key, party), about, party), party)
@@ -266,10 +265,10 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
         """
         key, link = self._enrolled()
         bound_to, length, added, body = _unframe(link, "total", total)
-        if added != num_clients:
-            raise AuthenticationError(f"the total is of {added} vectors, {num_clients} were announced")
+        rule = f"{num_clients}, as announced"
+        check(added == num_clients, "vectors in the total", rule, added, error=AuthenticationError)
         round_id = bound_to.round_id
-        self._check_newest(round_id)
+        self._check_newest(round_id)  # before decryption, which is the slow part
         if bound_to.digest == _about_sealed(round_id, length, added):
             numbers = _numbers(self._among_clients.open(body, bound_to.digest), length)
         else:
@@ -404,8 +403,8 @@ def _about_sealed(round_id: RoundId, length: int, added: int) -> bytes:
 
 def _numbers(data: bytes, length: int) -> Tensor:
     """A decrypted total from its bytes."""
-    if len(data) != length * torch.float64.itemsize:
-        raise DecodeError(f"a sealed total of {length} numbers must have 8 bytes each, got {len(data)} bytes")
+    size = length * torch.float64.itemsize
+    check(len(data) == size, f"bytes of a total of {length} numbers", str(size), len(data), error=DecodeError)
     return torch.frombuffer(bytearray(data), dtype=torch.float64) if length else torch.zeros(0, dtype=torch.float64)
 
 
@@ -426,10 +425,10 @@ def _frame(link: Link, what: str, bound_to: _Binding, length: int, added: int, b
 def _unframe(link: Link, what: str, message: Tensor) -> tuple[_Binding, int, int, bytes]:
     """Round, number of entries, number of vectors and ciphertexts of a message, once its tag has been checked."""
     smallest = TAG_BYTES + _HEAD.size
-    if not isinstance(message, Tensor):
-        raise DecodeError(f"a {what} must be a tensor of bytes, got {type(message).__name__}")
-    if message.dtype != torch.uint8 or message.dim() != 1 or len(message) < smallest:
-        raise DecodeError(f"a {what} must be at least {smallest} bytes, got {tuple(message.shape)} of {message.dtype}")
+    check(isinstance(message, Tensor), what, "a tensor of bytes", type(message).__name__, error=DecodeError)
+    form = f"{message.dtype} of shape {tuple(message.shape)}"
+    valid = message.dtype == torch.uint8 and message.dim() == 1 and len(message) >= smallest
+    check(valid, what, f"at least {smallest} bytes", form, error=DecodeError, shown=form)
     data = message.cpu().contiguous().numpy().tobytes()
     tag, covered = data[:TAG_BYTES], data[TAG_BYTES:]
     link.verify(covered, what.encode(), tag)

@@ -189,6 +189,7 @@ class Channels(Mapping[str, Resolved]):
         """Lay what was chosen over more channels; of several of one name the first counts."""
         if self._any_name:
             return
+        # backwards, so that of one name the first declaration is what stays in the dictionary
         new = {channel.name: channel for channel in reversed([*channels]) if channel.name not in self}
         self._resolved |= {name: self._resolve(channel) for name, channel in reversed(new.items())}
         for name in reversed(new):

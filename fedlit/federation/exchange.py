@@ -75,16 +75,31 @@ class Exchange:
     ) -> Received:
         """Carry and book messages of local clients, by sender or (sender, receiver); ``receivers_of`` has receivers."""
         self._meet(channel)
-        messenger, seals = self._messenger, self._seals
-        longer = 0 if seals is None else MAC_BYTES
-        announced = {party: wire_size(message) + longer for party, message in outgoing.items()}
+        return self._send(channel, outgoing, receivers_of, kind, self._seals)
+
+    def _send(
+        self,
+        channel: Resolved,
+        outgoing: Mapping[Any, Message],
+        receivers_of: Mapping[str, Sequence[str]] | None,  # ``None`` is all others
+        kind: str,
+        seals: Seals | None,
+    ) -> Received:
+        messenger, (mac, wrap) = self._messenger, (0, 0) if seals is None else (MAC_BYTES, WRAP_BYTES)
+        announced = {party: wire_size(message) + mac for party, message in outgoing.items()}
         sizes = messenger.announce(channel.name, announced, KINDS.index(kind))
-        ways = self._ways(sizes, receivers_of)
+        if receivers_of is None:  # after the announcement, which shows who is lost
+            here = [name for name in messenger.rank_of if not messenger.is_lost(name)]
+            receivers_of = {name: [other for other in here if other != name] for name in messenger.rank_of}
+        ways: dict[Pair, Party] = {}
+        for party in sizes:
+            sender = party if isinstance(party, str) else party[0]
+            ways |= {(sender, to): party for to in receivers_of.get(sender, ()) if party in (sender, (sender, to))}
         for party in dict.fromkeys(ways.values()) if kind == "exchange" else ():
             self._releases.account(channel, {party if isinstance(party, str) else party[0]: 1.0})
-        longer = 0 if seals is None else WRAP_BYTES
+        booked = channel.name + (KEYS if kind == "keys" else "")
         for (sender, receiver), party in ways.items():
-            messenger.book(channel.name, sender, receiver, sizes[party] + longer)
+            messenger.book(booked, sender, receiver, sizes[party] + wrap)
         return messenger.deliver(channel.name, outgoing, sizes, ways, seals)
 
     def forget(self) -> None:
@@ -92,29 +107,14 @@ class Exchange:
         if self._seals is not None:
             self._seals = Seals([name for name in self._messenger.rank_of if self._messenger.is_local(name)])
 
-    def _ways(self, sizes: Mapping[Any, int], receivers_of: Mapping[str, Sequence[str]]) -> dict[Pair, Party]:
-        """Return the `Party` of each message, by (sender, receiver)."""
-        ways: dict[Pair, Party] = {}
-        for party in sizes:
-            sender = party if isinstance(party, str) else party[0]
-            ways |= {(sender, to): party for to in receivers_of.get(sender, ()) if party in (sender, (sender, to))}
-        return ways
-
     def _meet(self, channel: Resolved) -> None:
         """Exchange public keys before the first encrypted message."""
         seals, messenger = self._seals, self._messenger
         if seals is None or seals.introduced:
             return
-        keys = seals.public_keys()
-        sizes = messenger.announce(
-            channel.name, {name: wire_size(key) for name, key in keys.items()}, KINDS.index("keys")
-        )
-        here = [name for name in messenger.rank_of if not messenger.is_lost(name)]
-        ways = self._ways(sizes, {name: [other for other in here if other != name] for name in sizes})
-        for (sender, receiver), party in ways.items():
-            messenger.book(channel.name + KEYS, sender, receiver, sizes[party])
+        received = self._send(channel, seals.public_keys(), None, "keys", None)
         try:
-            seals.introduce(messenger.deliver(channel.name, keys, sizes, ways))
+            seals.introduce(received)
         except (KeyCheckError, DecodeError) as error:
             messenger.fail(error)
         messenger.announce(channel.name, {}, KINDS.index("check"))

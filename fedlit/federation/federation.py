@@ -265,13 +265,10 @@ class Federation(Participants):
             nobody was present to send, or too few (see `Summed`).
 
         Raises:
-            OutOfStepError: On every process, if another one is in a different exchange.
-            DivergedError: On every process, if a payload has NaN or infinite entries.
             PayloadError: On every process, if payloads differ in names, types or shapes, or the weight of a sender is
                 missing or not positive.
-            ChannelError: If the channel is not declared, or for others.
-            RosterError: If a client is unknown, or a sender not hosted here.
-            FederationError: On every process, if fewer clients send than the backend needs to hide them.
+            FederationError: On every process, if fewer clients send than the backend needs to hide them; and what
+                `exchange` raises.
         """
         shares = dict.fromkeys(self.roster.rank_of, 1.0) if weights is None else dict(weights)
         return self._aggregate(channel, payloads, among, to, shares, around, absent_too)
@@ -310,10 +307,6 @@ class Federation(Participants):
 
         Returns:
             ``{client: {name: number}}`` of all clients that reported, in roster order; empty where ``reports`` are off.
-
-        Raises:
-            OutOfStepError: On every process, if another one is in a different exchange.
-            RosterError: If a client is unknown or not hosted here.
         """
         with self._timed("exchange"):
             resolved, reports = self.channels.over(channel, Open), self.channels.reports

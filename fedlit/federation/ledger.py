@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._book: dict[tuple[int, str, str, str], list[int]] = {}
-        self._by_round: dict[int, dict[str, int]] = {}
+        self._by_round: dict[int, Counter[str]] = {}
         self._total = 0
 
     def record(self, round_idx: int, channel: str, sender: str, receiver: str, num_bytes: int) -> None:
@@ -56,8 +57,7 @@ class Ledger:
         self._add(round_idx, channel, num_bytes)
 
     def _add(self, round_idx: int, channel: str, num_bytes: int) -> None:
-        channels = self._by_round.setdefault(round_idx, {})
-        channels[channel] = channels.get(channel, 0) + num_bytes
+        self._by_round.setdefault(round_idx, Counter())[channel] += num_bytes
         self._total += num_bytes
 
     @property
@@ -80,13 +80,10 @@ class Ledger:
 
     def bytes_by_channel(self, round_idx: int | None = None) -> dict[str, int]:
         """Bytes per channel, of one round or of all of them."""
-        if round_idx is not None:
-            return dict(self._by_round.get(round_idx, {}))
-        totals: dict[str, int] = {}
-        for channels in self._by_round.values():
-            for channel, num_bytes in channels.items():
-                totals[channel] = totals.get(channel, 0) + num_bytes
-        return totals
+        totals: Counter[str] = Counter()
+        for each in [*self._by_round] if round_idx is None else [round_idx]:
+            totals.update(self._by_round.get(each, {}))
+        return dict(totals)
 
     def bytes_up_and_down(self, channel: str) -> tuple[int, int]:
         """Bytes of ``channel`` sent by clients and sent by the server."""
@@ -101,10 +98,10 @@ class Ledger:
 
     def messages_by_channel(self) -> dict[str, int]:
         """Messages per channel, all rounds."""
-        totals: dict[str, int] = {}
+        totals: Counter[str] = Counter()
         for (_, channel, _, _), (messages, _) in self._book.items():
-            totals[channel] = totals.get(channel, 0) + messages
-        return totals
+            totals[channel] += messages
+        return dict(totals)
 
     def state_dict(self) -> dict[str, Any]:
         """The entries as plain values and one tensor, so that a checkpoint loads with ``weights_only=True``."""

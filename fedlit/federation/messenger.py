@@ -158,6 +158,7 @@ class Messenger:
         head = [kind, call, round_idx, failure is not None, _fingerprint(weights)]
         channel_name = torch.frombuffer(bytearray(name.ljust(NAME_BYTES)), dtype=torch.int64)
         body = torch.tensor([routed, *(sizes.get(party, 0) for party in parties)], dtype=torch.int64)
+        # of equal length everywhere, whatever is sent: frames of unequal size cannot meet
         frame = torch.cat([torch.tensor(head, dtype=torch.int64), channel_name, body])
         frames = self.transport.meet(frame, self._doing(channel))
         if any(bool(other[3]) for other in frames):

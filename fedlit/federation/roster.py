@@ -103,6 +103,7 @@ class Roster:
         """Clients present in a round; with ``channel``, those who participate on it."""
         key = (round_idx, channel if channel in self.participating else None)
         if key not in self._present:
+            # draws of earlier rounds are not asked for again
             self._present = {past: clients for past, clients in self._present.items() if past[0] == round_idx}
             self._present[key] = self._drawn(round_idx, key[1], self.away)
         return self._present[key]

@@ -52,7 +52,7 @@ class TwoPartyExchange:
         own: dict[str, Tensor] = {}
         for name in [name for name in moments if name in holders]:
             own |= self._releases.of(resolved, name, {name: moments[name]}, None)
-        self._releases.account(resolved, dict.fromkeys(holders, 1.0))
+        self._releases.account(resolved, dict.fromkeys(holders, 1.0))  # of all, the same on every process
         call, round_idx = self._messenger.position
         round_id = RoundId(round_idx, channel, call)
         pairs = self._still_there(pairs)

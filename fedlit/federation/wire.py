@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from fedlit.checks import check
 from fedlit.federation.errors import PayloadError
 from fedlit.privacy import DecodeError
 from fedlit.privacy.packing import Payload, Schema, schema_of
@@ -76,13 +77,11 @@ def wire_size(payload: Payload) -> int:
 
 def part(message: Payload, name: str, dtype: torch.dtype | None = None) -> Tensor:
     """One entry of a received message; a `DecodeError` if it is missing, or not a row of ``dtype``."""
-    if name not in message:
-        raise DecodeError(f"a message lacks the part {name!r}, it has {list(message)}")
+    check(name in message, f"part {name!r}", "in the message", [*message], error=DecodeError)
     entry = message[name]
-    if dtype is not None and (entry.dtype != dtype or entry.dim() != 1):
-        raise DecodeError(
-            f"part {name!r} of a message must be a row of {dtype}, got {entry.dtype} {tuple(entry.shape)}"
-        )
+    form = f"{entry.dtype} of shape {tuple(entry.shape)}"
+    valid = dtype is None or (entry.dtype == dtype and entry.dim() == 1)
+    check(valid, f"part {name!r}", f"a row of {dtype}", form, error=DecodeError, shown=form)
     return entry
 
 

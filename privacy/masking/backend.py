@@ -24,7 +24,7 @@ _LARGEST_TRIED = 200
 
 @final
 class PairwiseMasking(SecureAggregation):
-    """Masks that cancel in the sum, and can be removed when clients vanish within a round.
+    """Masks that cancel in the sum, and can be removed when clients drop out within a round.
 
     Args:
         codec: Grid on which numbers travel; ``None`` is `FixedPoint()`.
@@ -33,7 +33,7 @@ class PairwiseMasking(SecureAggregation):
         threshold: Shares that restore a client's secrets, out of one for each neighbour and one for itself, more than
             half: a fraction from 0.5 (exclusive) to 1, or a number of shares; ``None`` is the fewest above two thirds.
             So many of a round's clients must also confirm who survived. The higher, the more clients may collude with
-            the server (`colluders_borne`), and the fewer may vanish.
+            the server (`colluders_borne`), and the fewer may drop out.
         neighbours: Clients with which each one shares masks, even; ``None`` is all of up to 20 clients, and beyond,
             as many as keep the masks safe: see `default_degree`.
         colluders: Clients that may collude with a server that lies, at least: a round that bears fewer is refused. Of

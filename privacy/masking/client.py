@@ -152,7 +152,7 @@ class MaskingClient(AggregationClient):
     def _receive_keys(self, message: bytes) -> None:
         opened = self._due("keys")
         keys = unpack_fields(read(self._identity, SERVER, "keys", opened.opening, message))
-        if keys.get(self.name) != opened.keys.public:
+        if keys.get(self.name) != opened.keys.public:  # or its peers would derive masks that it cannot
             raise KeyCheckError(f"the server names another round key of client {self.name!r} than it has")
         agreed = self._backend.agree(opened.opening, opened.roster, self._identity, keys)
         opened.mask_keys = {
@@ -172,6 +172,7 @@ class MaskingClient(AggregationClient):
             if holder == self.name:
                 opened.shares[holder] = of_seed[point], of_key[point]
             else:
+                # bound to its holder, so that the server cannot hand one client the shares of another
                 about = binding("shares", self._identity.owner, agreed.digest, party(holder))
                 deal[party(holder)] = self._identity.link(party(holder)).seal(of_seed[point] + of_key[point], about)
         return write(self._identity, SERVER, "shares", agreed.digest, pack_fields(deal))
@@ -205,7 +206,7 @@ class MaskingClient(AggregationClient):
         if set(fates) != set(opened.shared) or not set(fates.values()) <= {SURVIVED, DROPPED}:
             raise DecodeError(f"the server must state who of {list(opened.shared)} survived, got {list(fates)}")
         if fates[self.name] != SURVIVED:
-            raise AuthenticationError(f"client {self.name!r} is asked to confirm that it vanished")
+            raise AuthenticationError(f"client {self.name!r} is asked to confirm that it dropped out")
         survivors = tuple(name for name in opened.shared if fates[name] == SURVIVED)
         agreed.check_left(survivors, "survived")
         opened.survivors, opened.due = survivors, "unmask"  # a second list could be another

@@ -12,6 +12,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
+from fedlit.checks import check_at_least
 from fedlit.privacy.errors import DecodeError, KeyCheckError, QuorumError
 from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, Identity, KeyPair, Link, check_members, derive, digest
 
@@ -125,7 +126,7 @@ def _neighbours(clients: Sequence[str], degree: int, seed: bytes) -> dict[str, t
         return {name: tuple(other for other in clients if other != name) for name in clients}
     circle = sorted(clients, key=lambda name: digest("place on the circle", seed, name))
     order = {name: index for index, name in enumerate(clients)}
-    steps = [step for step in range(-(degree // 2), degree // 2 + 1) if step]
+    steps = [step for step in range(-(degree // 2), degree // 2 + 1) if step]  # half of them to either side
     return {
         name: tuple(sorted((circle[(position + step) % len(circle)] for step in steps), key=order.__getitem__))
         for position, name in enumerate(circle)
@@ -238,8 +239,7 @@ def read_header(message: NDArray[np.uint8], dtype: np.dtype[Any]) -> tuple[bytes
 
     Raises a `DecodeError` if it is no such message.
     """
-    if len(message) < HEADER_BYTES:
-        raise DecodeError(f"a masked vector has at least {HEADER_BYTES} bytes, got {len(message)}")
+    check_at_least("bytes of a masked vector", len(message), HEADER_BYTES, error=DecodeError)
     bound_to, bits, length = _HEADER.unpack_from(message.data, TAG_BYTES)
     if bits != 8 * dtype.itemsize or len(message) != HEADER_BYTES + length * dtype.itemsize:
         raise DecodeError(

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedlit.checks import check
 from fedlit.privacy import shamir
 from fedlit.privacy.base import AggregationServer, RoundId
 from fedlit.privacy.errors import AuthenticationError, DecodeError, QuorumError, ReplayError
@@ -150,6 +151,7 @@ class MaskingServer(AggregationServer):
         added: list[bytes] = []
         subtracted: list[bytes] = []
         survivors = set(opened.survivors)
+        # pairwise masks of survivors cancel; left are their own masks, and those shared with clients that dropped out
         for name in opened.survivors:
             added.append(agreed.self_mask_key(self._restore_seed(name, shares[name], opened, agreed)))
         for name in opened.commitments:
@@ -160,7 +162,7 @@ class MaskingServer(AggregationServer):
                 if peer in survivors:
                     key = agreed.mask_key(keys, name, peer)
                     (added if agreed.adds(peer, name) else subtracted).append(key)
-        masks = Masks(subtracted, added, self._backend.dtype)
+        masks = Masks(subtracted, added, self._backend.dtype)  # taken off: added and subtracted change places
         self._round = None  # from here on the total changes: a second try would start from half of one
         total = self._signed(opened)
         numbers = total.numpy().view(self._backend.dtype)
@@ -222,8 +224,9 @@ class MaskingServer(AggregationServer):
 
     def _numbers(self, name: str, message: Tensor, agreed: MaskedRound) -> NDArray[Any]:
         """Masked numbers of one vector, in the message's memory."""
-        if message.dtype != torch.uint8 or message.dim() != 1:
-            raise DecodeError(f"a masked vector is a row of bytes, got {tuple(message.shape)} of {message.dtype}")
+        form = f"{message.dtype} of shape {tuple(message.shape)}"
+        is_row = message.dtype == torch.uint8 and message.dim() == 1
+        check(is_row, f"vector of client {name!r}", "a row of bytes", form, error=DecodeError, shown=form)
         data = message.cpu().contiguous().numpy()
         bound_to, numbers = read_header(data, self._backend.dtype)
         if bound_to != agreed.digest:

@@ -223,7 +223,7 @@ def test_within_a_step_a_total_that_does_not_open_for_one_fails_elsewhere_at_the
             then(federation, mine)
         return first, str(error.value)
 
-    text = "a message lacks the part 'sum', it has []"
+    text = "part 'sum' must be in the message, got []"
     assert on_ranks(both, 2) == [(False, f"{text} [raised by rank 1]"), (True, text)]
 
 

@@ -130,7 +130,7 @@ FAILURES = [
         ("wide", "RangeError", ["bound"]),
         ("blank", "InputError", ["matrix"]),
         ("ragged", "InputError", ["matrix must be of shape"]),
-        ("greedy", "DecodeError", ["the reply holds 3 numbers"]),
+        ("greedy", "DecodeError", ["numbers of the reply", "got 3"]),
     ]),
     ("nan under noise", "DivergedError", []),
     ("affine out of step", "OutOfStepError", []),

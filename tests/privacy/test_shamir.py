@@ -60,10 +60,9 @@ def test_one_share_less_than_the_threshold_is_consistent_with_every_secret() -> 
 
 def test_too_few_shares_are_refused() -> None:
     shares = shamir.split(SECRET, 3, [1, 2, 3])
-    with pytest.raises(QuorumError, match="needs 3 shares, got 2"):
-        shamir.combine({1: shares[1], 2: shares[2]}, 3)
-    with pytest.raises(QuorumError, match="got 0"):
-        shamir.combine({}, 1)
+    for some, threshold in (({1: shares[1], 2: shares[2]}, 3), ({}, 1)):
+        with refused("shares", QuorumError):
+            shamir.combine(some, threshold)
 
 
 @pytest.mark.parametrize(

@@ -11,21 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fedlit.federation import FederationError
 from fedlit.remote import BrokenError, RefusedError, ServerLostError
 from fedlit.remote.carrier import PIECE_BYTES, Pieces
 from fedlit.remote.certificates import make_certificates
-from fedlit.remote.star import ServerStar, SiteStar
-from loopback import Echo, Loopback, around_a_star, masked_sums, soon
+from loopback import Echo, around_a_star, masked_sums, soon
 from processes import results
 
 grpc = pytest.importorskip("grpc")
 import late_server  # noqa: E402
 from fedlit.remote.grpc_carrier import GrpcCaller, GrpcListener  # noqa: E402
 
-SITES = {"north": ["north"], "south": ["south"]}
+SITES = ("north", "south", "west")
 Call = Callable[[str], GrpcCaller]
 
 
@@ -211,107 +209,53 @@ class Cable:
             end.close()
 
 
+def with_a_cable(folder: Path, sites: dict[str, list[str]], name: str) -> tuple[Cable, Any]:
+    """The cable of one site, and the ends of a carrier between all of them and the server."""
+    port = free_port()
+    cable = Cable(port)
+
+    def caller(site: str) -> GrpcCaller:
+        return GrpcCaller(f"localhost:{cable.port if site == name else port}", *of(folder, site))
+
+    return cable, (GrpcListener(f"127.0.0.1:{port}", *of(folder, "server"), names=[*sites]), caller)
+
+
 @pytest.mark.parametrize("seconds", [0.5, None], ids=["for a moment", "for good"])
 def test_a_cable_that_is_out_disconnects_a_site_for_good_only_after_the_patience(
     seconds: float | None, files: Path
 ) -> None:
-    """Pulled while the site waits for the others."""
-    patience = 4.0 if seconds else 1.0
-    listener = GrpcListener("127.0.0.1:0", *of(files, "server"), names=[*SITES])
-    server = ServerStar(listener, SITES, {}, wait_for=10.0, patience=patience)
-    opening = threading.Thread(target=server.open)
-    opening.start()
-    assert soon(lambda: server.address)
-    cable = Cable(port_of(server.address))
-    ports = {"north": cable.port, "south": cable.to}
-    frames: dict[str, list[Any]] = {name: [] for name in ("server", *SITES)}
-    pulled = threading.Event()
+    """Pulled while the site waits for another one."""
+    sites = {name: [name] for name in SITES}
+    cable, ends = with_a_cable(files, sites, "north")
 
-    def meet(star: Any, name: str, number: int) -> None:
-        frames[name].append([int(each) for each in star.meet(torch.tensor([star.rank + number]), "a test")])
-
-    def site(name: str) -> None:
-        star = SiteStar(GrpcCaller(f"localhost:{ports[name]}", *of(files, name)), {}, None, 10.0, patience)
-        star.open()
-        try:
-            for number in range(6):
-                if name == "south" and number in (2, 4):  # north waits meanwhile
-                    pulled.wait(10) if number == 2 else time.sleep(0.1)
-                meet(star, name, number)
-        except ServerLostError as error:
-            frames[name].append(error)
-        star.close()
-
-    threads = [threading.Thread(target=site, args=(name,)) for name in SITES]
-    for thread in threads:
-        thread.start()
-    opening.join(10)
-    server.begin(())
-    for number in range(6):
-        if number == 2:
+    def strike(star: Any, caller: Any, round_idx: int) -> None:
+        if (star.rank, round_idx) == (2, 1):
             time.sleep(0.1)
             cable.pull()
             if seconds:
                 time.sleep(seconds)
                 cable.is_in = True
-            pulled.set()
-        meet(server, "server", number)
-    for thread in threads:
-        thread.join(15)
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    whole = [[number, number + 1, number + 2] for number in range(6)]
-    assert frames["server"] == frames["south"]
+
+    received = around_a_star(sites, masked_sums(sites, 3, strike), 4.0 if seconds else 1.0, ends)
     if seconds:
-        assert frames["server"] == frames["north"] == whole
-        assert not server.lost
-    else:  # in the third meeting counts what had arrived before the cable was out
-        assert frames["server"][:2] == whole[:2]
-        assert frames["server"][3:] == [[number, 0, number + 2] for number in range(3, 6)]
-        assert isinstance(frames["north"][-1], ServerLostError)
-        assert server.lost == {1}
-    cable.pull()
-    cable.listening.close()
-    server.close()
+        assert received == [[], *[[6.0] * 3] * 3]
+    else:
+        assert isinstance(received.pop(1), ServerLostError)
+        assert received == [[], *[[6.0, 5.0, 5.0]] * 2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("carrier", ["loopback", "gRPC"])
-def test_fifty_sites_add_up_and_one_of_them_dies(carrier: str, tmp_path: Path) -> None:
-    sites = {f"site{number:02d}": [f"site{number:02d}"] for number in range(50)}
-    loopback = Loopback()
-    ends: Any = (loopback, loopback.caller)
-    if carrier == "gRPC":
-        make_certificates(tmp_path, "localhost", [*sites])
-        port = free_port()
-        listener = GrpcListener(f"127.0.0.1:{port}", *of(tmp_path, "server"), names=[*sites])
-        ends = (listener, lambda name: Mortal(f"localhost:{port}", *of(tmp_path, name)))
+def test_thirty_sites_add_up_and_one_of_them_disconnects(tmp_path: Path) -> None:
+    sites = {f"site{number:02d}": [f"site{number:02d}"] for number in range(30)}
+    make_certificates(tmp_path, "localhost", [*sites])
+    cable, ends = with_a_cable(tmp_path, sites, "site06")
 
     def strike(star: Any, caller: Any, round_idx: int) -> None:
         if (star.rank, round_idx) == (7, 2):
-            caller.die()
+            cable.pull()
 
     received = around_a_star(sites, masked_sums(sites, 4, strike, 1000), patience=2.0, ends=ends, timeout=200.0)
-    everyone = float(sum(range(1, 51)))
+    everyone = float(sum(range(1, 31)))
     assert isinstance(received.pop(7), ServerLostError)
     assert received.pop(0) == []
-    assert received == [[everyone, everyone, everyone - 7, everyone - 7]] * 49
-
-
-class Mortal:
-    """A caller over gRPC that can die."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.caller = GrpcCaller(*arguments)
-        self.dead = False
-
-    def call(self, request: Pieces) -> Pieces:
-        if self.dead:
-            raise BrokenError("dead")
-        return self.caller.call(request)
-
-    def die(self) -> None:
-        self.dead = True
-        self.caller.close()
-
-    def close(self) -> None:
-        self.caller.close()
+    assert received == [[everyone, everyone, everyone - 7, everyone - 7]] * 29

@@ -23,7 +23,7 @@ from fedlit.federation.sums.totals import Total, Totals, schema_bytes, schema_in
 from fedlit.federation.wire import part, wire_size
 from fedlit.privacy import FixedPoint, InputError, PrivacyError, PrivacyWarning
 from fedlit.privacy.driver import Parties
-from fedlit.privacy.packing import Payload, Schema, pack, relative_weights, schema_difference, schema_of
+from fedlit.privacy.packing import Payload, Schema, check_equal, pack, relative_weights, schema_of
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Sums:
             for name, vector in vectors.items():
                 with working(name):
                     messages[name] = {"schema": schema, "sum": parties.clients[name].protect(vector)}
-        vectors.clear()
+        vectors.clear()  # a client's vector is in its message now, and long ones fill memory
         kind = KINDS.index("sum" if recipe.weights is None else "mean")
         sizes = messenger.announce(
             channel, {name: wire_size(message) for name, message in messages.items()}, kind, recipe.weights
@@ -192,8 +192,7 @@ class Sums:
         codec, vectors = self._channels[recipe.channel].backend.codec, {}
         schema = nothing
         with working():
-            self._check_schemas(recipe.channel, schemas)
-            schema = schema_bytes(next(iter(schemas.values())))
+            schema = schema_bytes(check_equal(schemas, f"payloads of channel {recipe.channel!r}", PayloadError))
         if self._messenger.failed:
             return {}, nothing
         for name, payload in payloads.items():
@@ -204,13 +203,6 @@ class Sums:
                 self._messenger.check_finite(recipe.channel, name, vector)
                 vectors[name] = vector
         return vectors, schema
-
-    def _check_schemas(self, channel: str, schemas: Mapping[str, Schema]) -> None:
-        first = next(iter(schemas))
-        for name, schema in schemas.items():
-            if schema != schemas[first]:
-                difference = schema_difference(first, schemas[first], name, schema)
-                raise PayloadError(f"payloads of channel {channel!r} must agree to be added: {difference}")
 
     def _total(
         self, recipe: Recipe, parties: Parties, messages: Mapping[str, Message], sizes: Mapping[str, int]
@@ -223,7 +215,7 @@ class Sums:
             with working():
                 schemas[name] = schema_in(part(message, "schema", torch.uint8))
                 if not messenger.failed:
-                    self._check_schemas(recipe.channel, schemas)
+                    check_equal(schemas, f"payloads of channel {recipe.channel!r}", PayloadError)
                     parties.server.add(name, part(message, "sum"))
 
         messenger.gather_each(recipe.channel, messages, sizes, take)

@@ -163,7 +163,7 @@ class ServerStar(Transport):
         carried: dict[int, Outgoing] = dict(zip(senders.pop(0, []), outgoing, strict=True))
         receivers = {there for _, there, _ in ways if there}
         waiting = {there for here, there, _ in ways if here and there}
-        at_once = ({*senders} | receivers) - waiting
+        at_once = ({*senders} | receivers) - waiting  # their reply needs nothing of another site
         due = {rank: [ways[index][2] for index in indices] for rank, indices in senders.items() if rank in present}
         received = board.collect(due, doing, {rank: self._reply(rank, ways, carried) for rank in at_once & present})
         for rank, messages in received.items():
