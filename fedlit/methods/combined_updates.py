@@ -1,7 +1,7 @@
 """Rounds in which everyone trains from one model and the target combines updates: FedDA's, FedGP's and FADA's.
 
-An update is the change of a client's weights since the round's start, which it remembers (`RoundMemory`). The target
-also computes the gradient of each batch there, for its variance.
+An update is the change of a client's weights since the round's start, which it remembers (`RoundMemory`), as the target
+does the gradient of each batch there, for its variance.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ round's local steps less those before.
 Differences from the paper, where it leaves something open or states two things:
 
 - beta weights the source, as in the definitions and the published code; appendix C.9 prints the opposite.
-- The projection is that of Definition 4.3. That of appendix C.9, which scales a source's update by its cosine, is
-  ``projection="cosine"``.
+- The projection is that of Definition 4.3; appendix C.9's, scaled by a cosine, is ``projection="cosine"``.
 - Auto-weights compare the updates that are combined, aligned by learning rates and steps (``align_magnitudes``). The
   published code scales one side only, or both alike.
 - The target's variance is that of its batch gradients at the round's start, scaled to its update by their lengths. The
