@@ -71,7 +71,7 @@ class CombinedUpdates(FederatedModule):
 
     def hand_out_(self) -> None:
         """Send the target's weights, the newest model."""
-        self._behind = {client.name for client in self.sources}
+        self._behind = {client.name for client in self.sources}  # absent ones stay in it until they return
         self.send_model_()
 
     def send_model_(self) -> None:

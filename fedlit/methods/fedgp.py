@@ -311,7 +311,7 @@ class FedGP(FedDA):
         parts = [self.parts(update) for update in (target, *sources)]
         (own, *layers), (own_rest, *rests) = zip(*parts, strict=True)
         if self.projection == "cosine":
-            ones = [1.0] * len(sources)
+            ones = [1.0] * len(sources)  # updates are as long as they are to be: see align_magnitudes
             step = fn.fedgp_cosine(own, layers, betas, ones, shares, self.granularity, products)
         else:
             step = fn.fedgp(own, layers, betas, shares, self.granularity, products)

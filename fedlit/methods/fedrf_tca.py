@@ -160,7 +160,7 @@ class FedRFTCA(FederatedModule):
             client.name: self.replicas[client].random_features(samples[0])
             for client, samples in self.run.in_streams(batch)
         }
-        if self.federation.batch_idx == 0:
+        if self.federation.batch_idx == 0:  # for all steps of the round
             self.exchange_means({name: own.mean(dim=0) for name, own in features.items()})
         losses = {
             client.name: self.aligned_loss(client, features[client.name], samples)

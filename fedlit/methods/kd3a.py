@@ -249,6 +249,7 @@ class KD3A(TaughtTarget):
             state = {key: tensor for key, tensor in self.run.weights.of(name).items() if key.startswith("extractor.")}
             if self.bn == "moments":
                 state = as_second_moments(state, variances_of(self.replicas[name]))
+            # shares go along, as the total is divided by the sum of those that arrived
             scaled = {key: share[0] * tensor for key, tensor in state.items() if tensor.is_floating_point()}
             payloads[name] = {**scaled, "share": share}
         self.load_mean_(self.federation.sum("backbone", payloads, among=among))

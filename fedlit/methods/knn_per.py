@@ -148,5 +148,5 @@ class KNNPer(FedAvg):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Fill the datastores first, so that the checkpoint predicts as the clients do."""
         self.on_evaluation_start(self.run)
-        checkpoint["state_dict"] = self.state_dict()
+        checkpoint["state_dict"] = self.state_dict()  # Lightning took it with datastores as they were
         super().on_save_checkpoint(checkpoint)

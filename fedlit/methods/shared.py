@@ -88,7 +88,7 @@ def send_classifiers(run: Run, channel: str, absent_too: bool = False) -> dict[s
 
 def divided(groups: Sequence[dict[str, Any]], part_of: Callable[[str], nn.Module | None]) -> list[dict[str, Any]]:
     """Divide clients' parameter groups: parameters of a client's part, if it has one, get a group behind the others."""
-    parts: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []  # a client's in this order, by which checkpoints tell them apart
     for group in groups:
         part = part_of(group["client"])
         within = set() if part is None else {id(param) for param in part.parameters()}
