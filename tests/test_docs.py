@@ -159,7 +159,7 @@ def test_examples_in_docstrings_are_right() -> None:
         found = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch}, report=True)
         assert found.failed == 0, name
         attempted += found.attempted
-    assert attempted >= 30
+    assert attempted >= 15
 
 
 @pytest.fixture(scope="module")

@@ -4,136 +4,61 @@ Arguments that are not as described (shape, range, finite) raise a `ValueError` 
 a floating type raise a `TypeError`.
 """
 
-from fedlit.functional.adversarial import (
-    annealing,
-    domain_adversarial_loss,
-    domain_loss,
-    entropy_weights,
-    gradient_penalty,
-    multilinear_map,
-    reversal_weight,
-)
+# isort: off
+# fmt: off
 from fedlit.functional.aggregation import (
-    Granularity,
-    UpdateProducts,
-    fedavg,
-    fedda,
-    fedgp,
-    fedgp_cosine,
-    inner_products,
-    products_with_sources,
-    projection_coefficients,
-    scale_layers,
+    Granularity, UpdateProducts, fedavg, fedda, fedgp, fedgp_cosine, inner_products, products_with_sources,
+    projection_coefficients, scale_layers,
 )
 from fedlit.functional.auto_weights import AutoBeta, BatchStatistics, auto_beta, auto_weights
 from fedlit.functional.barycenter import Barycenter, wasserstein_barycenter
 from fedlit.functional.calibration import (
-    best_temperature,
-    brier_score,
-    decide,
-    fit_temperature,
-    losses_at,
-    temperature_grid,
+    best_temperature, brier_score, decide, fit_temperature, losses_at, temperature_grid,
 )
 from fedlit.functional.clustering import clustering_gains, intra_cluster_distance, k_means, relative_scatter
 from fedlit.functional.correlation import Ridge, central_moments, coral_loss, coral_map, second_moments
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
-from fedlit.functional.eigenproblems import Scaling
 from fedlit.functional.geodesic import geodesic_flow_factor, geodesic_flow_kernel, principal_axes, subspace_dimension
 from fedlit.functional.joint_distribution import (
-    JointAligner,
-    JointComponents,
-    Labelling,
-    jda,
-    jda_from_sums,
-    joint_gaps,
+    JointAligner, JointComponents, Labelling, jda, jda_from_sums, joint_gaps,
 )
 from fedlit.functional.kernels import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
 from fedlit.functional.knowledge import (
-    Knowledge,
-    between_class_variance,
-    confident_votes,
-    consensus_focus,
-    hard_vote,
-    knowledge_vote,
-    left_out_focus,
+    Knowledge, between_class_variance, confident_votes, consensus_focus, hard_vote, knowledge_vote, left_out_focus,
     mixup,
 )
 from fedlit.functional.losses import (
-    alignment_loss,
-    information_maximisation_loss,
-    loss_from_gradient,
-    minimax_entropy_loss,
-    mutual_information_bound,
-    uniform_cross_entropy,
+    alignment_loss, annealing, domain_adversarial_loss, domain_loss, entropy_weights, gradient_penalty,
+    information_maximisation_loss, loss_from_gradient, minimax_entropy_loss, multilinear_map,
+    mutual_information_bound, reversal_weight, uniform_cross_entropy,
 )
 from fedlit.functional.mixtures import mixture_variance
 from fedlit.functional.mmd import (
-    bandwidth_ladder,
-    kernel_ladder,
-    mean_pair_distance,
-    mixture_frequencies,
-    mmd_squared,
-    multi_kernel_mmd,
+    bandwidth_ladder, kernel_ladder, mean_pair_distance, mixture_frequencies, mmd_squared, multi_kernel_mmd,
     rff_mmd_squared,
 )
 from fedlit.functional.random_features import (
-    RandomFeatureSums,
-    random_feature_sums,
-    random_fourier_features,
-    sample_frequencies,
+    RandomFeatureSums, random_feature_sums, random_fourier_features, sample_frequencies,
 )
 from fedlit.functional.refinement import (
-    adaptive_shares,
-    neighbour_graph,
-    normal_scores,
-    propagate_labels,
-    refine_labels,
-    to_class_shares,
-    to_confidence,
+    adaptive_shares, neighbour_graph, normal_scores, propagate_labels, refine_labels, to_class_shares, to_confidence,
 )
 from fedlit.functional.scores import (
-    SourceMoments,
-    calibrated_information,
-    certainty_score,
-    class_mean_match,
-    diversity_score,
-    feature_hash,
-    importance_weighted_scores,
-    importance_weights,
-    information_score,
-    nearest_neighbours,
-    neighbourhood_information,
-    soft_neighbourhood_density,
-    standardised_directions,
-    trust_score,
+    SourceMoments, calibrated_information, certainty_score, class_mean_match, diversity_score, feature_hash,
+    importance_weighted_scores, importance_weights, information_score, nearest_neighbours,
+    neighbourhood_information, soft_neighbourhood_density, standardised_directions, trust_score,
 )
 from fedlit.functional.taylor_mmd import (
-    exact_between_domains_mean,
-    exact_within_domain_mean,
-    gradient_map,
-    mean_squared_distance,
-    moments_to_send,
-    num_taylor_moments,
-    pair_with_kernel,
-    repelling_distance,
-    taylor_coefficients,
-    taylor_mmd_squared,
-    taylor_moments,
-    within_domain_mean,
+    exact_between_domains_mean, exact_within_domain_mean, gradient_map, mean_squared_distance, moments_to_send,
+    num_taylor_moments, pair_with_kernel, repelling_distance, taylor_coefficients, taylor_mmd_squared,
+    taylor_moments, within_domain_mean,
 )
-from fedlit.functional.transfer_components import TransferComponents, r_tca, rf_tca, rf_tca_from_sums, tca
+from fedlit.functional.transfer_components import Scaling, TransferComponents, r_tca, rf_tca, rf_tca_from_sums, tca
 from fedlit.functional.wasserstein import (
-    balanced_weights,
-    barycentric_mapping,
-    joint_cost,
-    joint_ot_loss,
-    nearest_class_mean,
-    project_simplex,
+    balanced_weights, barycentric_mapping, joint_cost, joint_ot_loss, nearest_class_mean, project_simplex,
     transport_plan,
 )
 
-# fmt: off
 __all__ = [
     "AutoBeta", "Barycenter", "BatchStatistics", "Granularity", "JointAligner", "JointComponents", "Kernel",
     "Knowledge", "Labelling", "RandomFeatureSums", "Ridge", "Scaling", "SourceMoments", "TransferComponents",
@@ -161,3 +86,4 @@ __all__ = [
     "wasserstein_barycenter", "within_domain_mean",
 ]
 # fmt: on
+# isort: on

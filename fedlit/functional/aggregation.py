@@ -251,11 +251,6 @@ def fedavg(updates: Sequence[dict[str, Tensor]], weights: Sequence[float] | Tens
         updates: One dictionary per client, at least one, with the same names and shapes.
         weights: One finite number per update, none negative, in any unit: they are divided by their sum. ``None``
             weighs all updates alike.
-
-    Example:
-        >>> updates = [{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([4.0, 3.0])}]
-        >>> fedavg(updates, weights=[2, 1])
-        {'w': tensor([2., 1.])}
     """
     check(len(updates) > 0, "updates", "at least 1 update", updates, "skip the average when no client is present")
     shares = _normalise(weights, len(updates))
@@ -324,7 +319,9 @@ def fedda(
 
     .. math:: \sum_i w_i \left[ (1 - \beta_i) g_T + \beta_i g_{S_i} \right]
 
-    Integer entries keep the target's value: they are counters.
+    Integer entries keep the target's value: they are counters. See Jiang et al., Principled federated domain
+    adaptation, ICLR 2024, definition 4.1. There the result is a gradient, which is subtracted from the parameters; an
+    update is added.
 
     Args:
         target: The target's update (g_T).
@@ -332,10 +329,6 @@ def fedda(
         beta: Weight of the source, from 0 (target alone) to 1 (sources alone): one number, or one per source.
         weights: One finite number per source, none negative, in any unit; ``None`` weighs all alike, as in the paper
             (its experiments use numbers of samples).
-
-    References:
-        Jiang et al., Principled federated domain adaptation, ICLR 2024, definition 4.1. There the result is a gradient,
-        which is subtracted from the parameters; an update is added.
     """
     target_share, shares = _shares(target, sources, beta, weights)
     return _combine(target, sources, target_share, shares)
@@ -357,7 +350,8 @@ def fedgp(
 
     The result is no longer than the target's update and never points against it. A source whose update is opposed,
     orthogonal or zero adds nothing. BatchNorm's ``running_mean`` and ``running_var`` are averaged as in `fedda`.
-    Gradients do not pass through.
+    Gradients do not pass through. See Jiang et al., ICLR 2024, definition 4.3. The published code scales with the
+    cosine: `fedgp_cosine`.
 
     Args:
         target: As for `fedda`.
@@ -372,9 +366,6 @@ def fedgp(
         >>> target, source = {"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([5.0, 0.0])}
         >>> fedgp(target, [source], beta=0.5)  # half of the target, half of its projection on the source, (1, 0)
         {'w': tensor([1.0000, 0.5000])}
-
-    References:
-        Jiang et al., ICLR 2024, definition 4.3. The published code scales with the cosine: `fedgp_cosine`.
     """
     check_granularity(granularity)
     target_share, shares = _shares(target, sources, beta, weights)
@@ -399,7 +390,9 @@ def fedgp_cosine(
 
     With :math:`s_i = \lVert g_T \rVert / \lVert g_{S_i} \rVert` this is `fedgp`; the paper puts a ratio of learning
     rates and numbers of local steps there, so that the result can be longer than the target's update. BatchNorm
-    statistics are averaged as in `fedda`, without ``scales``.
+    statistics are averaged as in `fedda`, without ``scales``. See Jiang et al., ICLR 2024, appendix C.9, where (1 -
+    beta) stands before the projection; its code and definition 4.3 have beta there. The cosine has no epsilon: it is 0
+    where an update is 0.
 
     Args:
         target: As for `fedda`.
@@ -409,10 +402,6 @@ def fedgp_cosine(
         weights: As for `fedda`.
         granularity: ``"layer"`` takes a cosine per entry (the paper's experiments), ``"model"`` one for all.
         products: As for `fedgp`.
-
-    References:
-        Jiang et al., ICLR 2024, appendix C.9, where (1 - beta) stands before the projection; its code and definition
-        4.3 have beta there. The cosine has no epsilon: it is 0 where an update is 0.
     """
     check_granularity(granularity)
     target_share, shares = _shares(target, sources, beta, weights)

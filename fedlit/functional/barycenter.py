@@ -48,7 +48,9 @@ def wasserstein_barycenter(
 
     It lowers the mean cost of transport to the distributions' samples, weighted by the coordinates; with a label cost
     that is a number, no update raises it. Labels stay probabilities. Inner products of all pairs of samples are held,
-    in float64, so that updates do not depend on d.
+    in float64, so that updates do not depend on d. See Montesuma et al. 2023 (DaDiL), algorithm 1; Montesuma et al.
+    2024 (FedDaDiL), equation 14; Cuturi and Doucet, ICML 2014. Unlike in their code the objective is weighted by the
+    coordinates, and the start is near the result.
 
     Args:
         supports: Samples of K distributions, of shapes (n_k, d).
@@ -67,10 +69,6 @@ def wasserstein_barycenter(
         >>> labels = [torch.eye(2), torch.eye(2)]
         >>> wasserstein_barycenter(supports, labels, torch.tensor([0.5, 0.5])).support.squeeze(1).sort().values
         tensor([5., 6.])
-
-    References:
-        Montesuma et al. 2023 (DaDiL), algorithm 1; Montesuma et al. 2024 (FedDaDiL), equation 14; Cuturi and Doucet,
-        ICML 2014. Unlike in their code the objective is weighted by the coordinates, and the start is near the result.
     """
     _check_barycenter(supports, labels, coordinates, num_points, num_iterations)
     labels = None if labels is None else [each.to(supports[0].dtype) for each in labels]

@@ -86,16 +86,15 @@ def coral_map(source_covariance: Tensor, target_covariance: Tensor, reg: Ridge =
 
     .. math:: A = (C_S + r_S I)^{-1/2} (C_T + r_T I)^{1/2}, \qquad A^\top (C_S + r_S I) A = C_T + r_T I
 
+    See Sun, Feng and Saenko, AAAI 2016, Algorithm 1. Symmetric square roots by eigenvalues, in place of powers of
+    matrices that need not be real after rounding.
+
     Args:
         source_covariance: C_S, shape (p, p); with r added it must have an inverse.
         target_covariance: C_T, shape (p, p).
         reg: r of both, at least 0. ``"auto"`` takes a tenth of the mean eigenvalue of each, whatever the units of the
             samples; the paper's 1 presumes z-scores, and for samples of length 1 it leaves next to nothing of the map.
             0 needs more samples than features.
-
-    References:
-        Sun, Feng and Saenko, AAAI 2016, Algorithm 1. Symmetric square roots by eigenvalues, in place of powers of
-        matrices that need not be real after rounding.
     """
     width = math.isqrt(source_covariance.numel())
     check_shape("source_covariance", source_covariance, width, width)

@@ -23,6 +23,9 @@ def linear_discriminant(
 
     .. math:: \mathrm{logit}_c(f) = \mu_c^\top\Sigma^{-1}f - \tfrac12\mu_c^\top\Sigma^{-1}\mu_c + \log\pi_c
 
+    See Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, equation 4.10; shrinkage as of Ledoit and
+    Wolf, Journal of Multivariate Analysis 2004, with a fixed weight.
+
     Args:
         second_moment: Mean of :math:`f f^\top` over samples, shape (m, m); they must vary within classes.
         class_moments: Mean over samples of :math:`f` times the indicator of each class, shape (m, C).
@@ -31,10 +34,6 @@ def linear_discriminant(
 
     Returns:
         Weights of shape (C, m) and biases of shape (C,), float64.
-
-    References:
-        Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, equation 4.10; shrinkage as of Ledoit and
-        Wolf, Journal of Multivariate Analysis 2004, with a fixed weight.
     """
     check_shape("class_moments", class_moments, "m", "C")
     width, num_classes = class_moments.shape

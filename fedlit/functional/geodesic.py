@@ -41,15 +41,12 @@ def geodesic_flow_factor(source_basis: Tensor, target_basis: Tensor) -> Tensor:
               \frac{1 - \cos 2\theta}{2\theta} & 1 - \frac{\sin 2\theta}{2\theta} \end{pmatrix}
 
     on the axes (a_i, q_i), of which F has the Cholesky factor. The entry of largest magnitude in each column is
-    positive.
+    positive. See Gong et al., CVPR 2012, equations 5 and 6. The published code takes the principal angles from a
+    generalised SVD of a D x D orthogonal matrix, and features from a fractional power of G; neither is needed.
 
     Args:
         source_basis: Orthonormal basis P_S of the source's subspace, shape (D, d), d at most D / 2.
         target_basis: The target's, P_T, of the same shape.
-
-    References:
-        Gong et al., CVPR 2012, equations 5 and 6. The published code takes the principal angles from a generalised SVD
-        of a D x D orthogonal matrix, and features from a fractional power of G; neither is needed.
     """
     p_s, p_t = _checked_bases(source_basis, target_basis)
     u, cosines, vh = torch.linalg.svd(p_s.T @ p_t)

@@ -18,13 +18,17 @@ from torch import Tensor
 
 from fedlit.checks import check_at_least, check_one_of, check_positive, refuse
 from fedlit.functional.checks import check_finite, check_shape
-from fedlit.functional.eigenproblems import Scaling, centre, check_problem, scaled, solve_primal
 from fedlit.functional.transfer_components import (
+    Scaling,
     TransferComponents,
+    centre,
     check_domains,
+    check_problem,
     components,
     kernel_matrix,
     map_by_kernel,
+    scaled,
+    solve_primal,
 )
 from fedlit.functional.wasserstein import nearest_class_mean
 
@@ -171,7 +175,10 @@ def jda(
 
     The rows of :math:`\Phi` are the samples themselves, or with a kernel those of its matrix, source first; M is that
     of `joint_gaps` and H subtracts the mean. The first iteration has no class terms: it is `tca` with ``gamma`` times
-    the squared length of l. Each further one takes the classes that the target has in the components before.
+    the squared length of l. Each further one takes the classes that the target has in the components before. See Long
+    et al., ICCV 2013, equations 4, 6 and 8, and Algorithm 1. The factor C before the first term of M is that of the
+    published Python code, in which this term is wrong from the third iteration on, as a variable is used twice, and a
+    class without pseudo-labels divides by zero.
 
     Args:
         xs: Source samples, shape (nS, p).
@@ -185,11 +192,6 @@ def jda(
         labelling: ``"neighbour"`` gives a target sample the class of the source sample at the smallest angle in the
             components, as published; ``"class_mean"`` that of the nearest class mean, as in `jda_from_sums`.
         scaling: As for `tca`; the published code has ``"unit"``, by which pseudo-labels differ.
-
-    References:
-        Long et al., ICCV 2013, equations 4, 6 and 8, and Algorithm 1. The factor C before the first term of M is that
-        of the published Python code, in which this term is wrong from the third iteration on, as a variable is used
-        twice, and a class without pseudo-labels divides by zero.
     """
     check_domains(xs, xt)
     _check_labels(ys, len(xs))

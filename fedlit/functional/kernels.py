@@ -42,10 +42,6 @@ def gaussian_kernel(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
         x: Samples, shape (n, p).
         y: Samples, shape (k, p).
         bandwidth: Width sigma, a positive length in the units of ``x``; gamma = 1/(2 sigma^2) in scikit-learn.
-
-    Example:
-        >>> gaussian_kernel(torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [3.0, 4.0]]), bandwidth=5.0)
-        tensor([[1.0000, 0.6065]])
     """
     dtype = _common_dtype(x, y, bandwidth)
     return torch.exp(squared_distances(x, y) / (-2 * bandwidth**2)).to(dtype)

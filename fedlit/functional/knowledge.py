@@ -78,10 +78,10 @@ def knowledge_vote(probabilities: Tensor, gate: float, soft: bool = False) -> Kn
     .. math:: c^* = \arg\max_c \sum_{k: \max q_k > g} \max(q_k) \, [\arg\max q_k = c]
 
     and the confidence is that largest sum. Where nobody is confident all vote, and the weight is 0. The soft vote
-    takes the class of :math:`\sum_{k: \max q_k > g} q_k`, and the mean p of the probabilities of those n confident
-    sources whose own class it is; n is its weight, and n max p its confidence. Where there are none, p is the mean of
-    all, with a weight of 0.001. Of equals the smallest class is taken. See Feng et al. (KD3A), ICML 2021, section 3.2,
-    for the soft vote, and their code for the hard one.
+    (KD3A, Feng et al., ICML 2021, section 3.2; the hard one is its code's) takes the class of
+    :math:`\sum_{k: \max q_k > g} q_k`, and the mean p of the probabilities of those n confident sources whose own class
+    it is; n is its weight, and n max p its confidence. Where there are none, p is the mean of all, with a weight of
+    0.001. Of equals the smallest class is taken.
 
     Args:
         probabilities: Of K sources, shape (K, B, C).
@@ -271,14 +271,11 @@ def hard_vote(logits: Tensor) -> Tensor:
     .. math:: \log \frac{v_c + 10^{-3} [c = c^*] + 10^{-6}}{V + 10^{-3} + 10^{-6} C}
 
     The winner has most votes; of equals, the largest mean softmax probability (differences below 1e-12 are a tie);
-    of those, the smallest class index. The order of the voters does not matter. No gradient passes.
+    of those, the smallest class index. The order of the voters does not matter. No gradient passes. See Feng et al.
+    (FedRF-TCA, 2023), appendix, one-shot hard voting. The published code breaks ties by the smallest class alone.
 
     Args:
         logits: Outputs of the voters before or after log-softmax, shape (voters, batch, classes).
-
-    References:
-        Feng et al. (FedRF-TCA, 2023), appendix, one-shot hard voting. The published code breaks ties by the smallest
-        class alone.
     """
     check_shape("logits", logits, "voters > 0", "batch", "classes > 0")
     if not logits.is_floating_point():

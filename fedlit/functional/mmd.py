@@ -48,16 +48,13 @@ def rff_mmd_squared(mean_source: Tensor, mean_target: Tensor, aligner: Tensor | 
     .. math:: \left\|W^\top (\mu_S - \mu_T)\right\|^2
 
     Without an aligner, or with :math:`W W^\top = I`, it is the biased squared maximum mean discrepancy of the kernel
-    that the features have as inner product.
+    that the features have as inner product. See Feng et al. (FedRF-TCA, 2023), equation 11. The published code adds
+    several sources' messages without dividing by their number.
 
     Args:
         mean_source: Mean feature of the source, or mean over several sources, shape (2N,).
         mean_target: Mean feature of the target, shape (2N,).
         aligner: Matrix W, shape (2N, m), or ``None`` for the identity.
-
-    References:
-        Feng et al. (FedRF-TCA, 2023), equation 11. The published code adds several sources' messages without dividing
-        by their number.
     """
     check_shape("mean_source", mean_source, "2N")
     check_same_shape("mean_target", mean_target, "mean_source", mean_source)
@@ -124,15 +121,14 @@ def multi_kernel_mmd(x: Tensor, y: Tensor, bandwidths: Tensor | Sequence[float],
 
     .. math:: k(x, y) = \frac{1}{U} \sum_{u=1}^{U} \exp\left(-\frac{\|x - y\|^2}{b_u}\right)
 
+    See Long et al., ICML 2015, where kernels have weights that a quadratic programme finds; all published codes weigh
+    them alike, and add them (U times this).
+
     Args:
         x: Samples of the first domain, shape (n, p).
         y: Samples of the second domain, shape (k, p).
         bandwidths: The b_u, positive squared lengths: twice the square of the width sigma of `gaussian_kernel`.
         unbiased: See `mmd_squared`; biased, it is not negative.
-
-    References:
-        Long et al., ICML 2015, where kernels have weights that a quadratic programme finds; all published codes weigh
-        them alike, and add them (U times this).
     """
     check_pair(x, y)
     widths = [math.sqrt(b / 2) for b in _checked(bandwidths)]

@@ -66,15 +66,13 @@ def soft_neighbourhood_density(probabilities: Tensor, temperature: float = 0.05)
     .. math:: \frac{1}{n \log (n - 1)} \sum_i H(q_i), \quad
         q_{ij} \propto \exp\left(\frac{p_i^\top p_j}{|p_i| |p_j| \, \tau}\right), \; j \ne i
 
-    Equal predictions have 1: it does not show whether a model has collapsed.
+    Equal predictions have 1: it does not show whether a model has collapsed. See Saito et al., Tune it the right way,
+    ICCV 2021, equations 2 to 4, where it is not divided by its maximum; their code leaves a sample out of its
+    neighbours by a small similarity rather than altogether.
 
     Args:
         probabilities: Predicted class probabilities of target samples, shape (n, C), of at least three samples.
         temperature: tau, positive.
-
-    References:
-        Saito et al., Tune it the right way, ICCV 2021, equations 2 to 4, where it is not divided by its maximum; their
-        code leaves a sample out of its neighbours by a small similarity rather than altogether.
     """
     check_samples("probabilities", probabilities)
     check_at_least("probabilities", len(probabilities), 3, "samples, to have neighbours")
@@ -284,16 +282,14 @@ def importance_weighted_scores(source: SourceMoments, target: Tensor, ridge: flo
 
     Of the errors l and weights w(z) = theta^T phi(z), see `importance_weights`, importance-weighted validation gives
     1 - E_S[w l]; deep embedded validation takes 1 - (E_S[w l] + eta (E_S[w] - 1)), where eta = -Cov(w l, w) / Var(w)
-    minimises the variance. Returns both, scalars, float64, which may lie outside [0, 1].
+    minimises the variance. Returns both, scalars, float64, which may lie outside [0, 1]. See Sugiyama et al., JMLR
+    2007; You et al., Towards accurate model selection in deep unsupervised domain adaptation (DEV), ICML 2019, who take
+    the weights from a classifier of domains, which needs all samples in one place.
 
     Args:
         source: Moments of the features and of the sources' errors (0 or 1, or another loss).
         target: Mean features E_T[phi] of the target's samples, shape (m,).
         ridge: lambda, positive; features have length 1.
-
-    References:
-        Sugiyama et al., JMLR 2007; You et al., Towards accurate model selection in deep unsupervised domain adaptation
-        (DEV), ICML 2019, who take the weights from a classifier of domains, which needs all samples in one place.
     """
     theta = importance_weights(source.square, target, ridge)
     weight, risk = theta @ source.phi, theta @ source.loss

@@ -1,8 +1,8 @@
 """Mean and deviation of columns over all clients, from sums of numbers between -1 and 1.
 
 A secure sum adds fixed-point numbers of a small range, and measurements have any magnitude. So clients first agree on a
-power of two for each column: the largest that any of them needs. Passes keep the precision: about zero first, and then
-about the mean of the pass before.
+power of two for each column: the largest that any of them needs. Further passes, about the mean of the pass before,
+keep the precision.
 """
 
 from __future__ import annotations
@@ -74,16 +74,10 @@ def mean_and_deviation(moments: Tensor, centre: Tensor, scale: Tensor) -> tuple[
 def agree_on_moments(
     columns: int, numbers_of: Callable[[str], Tensor], samples: Mapping[str, int], total: Total
 ) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each number over all samples, from sums over ``"magnitudes"`` and ``"statistics"``.
+    """Mean and deviation of each of d ``columns`` over all samples, float64, shape (d,); that of a constant is 0.
 
-    Args:
-        columns: How many numbers d.
-        numbers_of: Those of a domain's training samples, shape (n, d), NaN where one is missing.
-        samples: The n of each domain.
-        total: Of all domains.
-
-    Returns:
-        Two of shape (d,), float64; the deviation is 0 where a column is constant.
+    ``numbers_of`` a domain are those of its training samples, shape (n, d), NaN where one is missing; ``samples`` has
+    each domain's n. ``total`` sums over all domains, over "magnitudes" and "statistics".
     """
     everyone = sum(samples.values())
     mean = deviation = torch.zeros(columns, dtype=torch.float64)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal, get_args
 
+import numpy as np
+import scipy.linalg
+import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from fedlit.checks import check_at_least
+from fedlit.checks import check_at_least, check_between, check_one_of, check_positive, refuse
 from fedlit.functional.checks import check_finite, check_pair, check_samples, check_shape
-from fedlit.functional.eigenproblems import Scaling, centre, check_problem, scaled, solve_dual, solve_primal
 from fedlit.functional.random_features import (
     CHUNK,
     RandomFeatureSums,
@@ -20,6 +24,113 @@ from fedlit.functional.random_features import (
     random_fourier_features,
     summed,
 )
+
+Scaling = Literal["constraint", "unit"]
+
+# The largest m = 100 eigenpairs, one core, in seconds: at size 1000 LAPACK's evr takes 0.6 (evx 0.9, Lanczos 1.2,
+# torch.linalg.eigh 3 to 10); at 1500 evr takes 0.39 and Lanczos 0.26, at 3000 2.6 and 1.2. All agree to 1e-12.
+_LANCZOS_FROM = 1500
+
+
+def check_problem(num_components: int, gamma: float, scaling: str, highest: int, why: str) -> None:
+    """Refuse numbers for which the problems of this family have no solution."""
+    way_out = f"{highest} is {why}; ask for fewer components"
+    check_between("num_components (m)", num_components, 1, highest, way_out)
+    check_positive("gamma", gamma, "take a small one to weigh the distance between domains most")
+    check_one_of("scaling", scaling, get_args(Scaling))
+
+
+def centre(matrix: Tensor) -> Tensor:
+    """H A: subtract from every column its mean."""
+    return matrix - matrix.mean(dim=0)
+
+
+def solve_primal(
+    scatter: Tensor, gaps: Tensor, gamma: float, num_components: int, norm: float
+) -> tuple[Tensor, Tensor]:
+    r"""Solve max W^T C W against W^T (V V^T + gamma I) W: W of shape (w, m) and eigenvalues (m,), descending.
+
+    C is symmetric, of shape (w, w), V of shape (w, k) or (w,); ``norm`` is that of the matrix that C was computed from,
+    which bounds its rounding error. With R = (V V^T + gamma I)^(-1/2), eigenvectors Y of R C R give W = R Y
+    Lambda^(-1/2).
+    """
+    left, right = _whitening(gaps, gamma)
+    half = scatter - left @ (right.T @ scatter)
+    pencil = half - (half @ right) @ left.T
+    values, vectors = _top_eigenpairs(pencil, num_components)
+    _check_rank(values, len(scatter), norm)
+    weights = (vectors - left @ (right.T @ vectors)) / values.sqrt()
+    return weights, values / gamma
+
+
+def solve_dual(gram: Tensor, contrast: Tensor, gamma: float, num_components: int) -> tuple[Tensor, Tensor]:
+    r"""Solve A_R U = U Lambda, with A_R = 1/gamma H (K - K l l^T K / (gamma + l^T K l)) H.
+
+    Return D = 1/gamma (I - l l^T K / (gamma + l^T K l)) H U Lambda^(-1), for which H K D = U, and Lambda. K is not
+    inverted, being singular as soon as two samples coincide.
+    """
+    reached = gram @ contrast
+    weight = gamma + (contrast @ reached).item()
+    pencil = centre(centre(gram - torch.outer(reached / weight, reached)).T)
+    values, vectors = _top_eigenpairs(pencil, num_components)
+    _check_rank(values, len(gram), torch.linalg.matrix_norm(gram).item())
+    vectors = centre(vectors) / values
+    return vectors - torch.outer(contrast / weight, reached @ vectors), values / gamma
+
+
+def scaled(weights: Tensor, scaling: Scaling) -> Tensor:
+    """Make the entry of largest magnitude in every column positive, since eigenvectors have no sign."""
+    largest = weights.gather(0, weights.abs().argmax(dim=0, keepdim=True))
+    weights = weights * torch.where(largest < 0, -1.0, 1.0)
+    return weights / weights.norm(dim=0) if scaling == "unit" else weights
+
+
+def _top_eigenpairs(matrix: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """Largest eigenvalues of a symmetric float64 matrix, descending, and their eigenvectors as columns."""
+    size = len(matrix)
+    dense = matrix.cpu().numpy()
+    pairs = _lanczos(dense, number) if size >= _LANCZOS_FROM and 10 * number <= size else None
+    if pairs is None:
+        first = size - number
+        pairs = scipy.linalg.eigh(dense, subset_by_index=[first, size - 1], driver="evr", check_finite=False)
+        if len(pairs[0]) < number:  # of equal eigenvalues, as of a multiple of the identity, evr can return none
+            values, vectors = scipy.linalg.eigh(dense, driver="evd", check_finite=False)
+            pairs = values[first:], vectors[:, first:]
+    order = np.argsort(-pairs[0], kind="stable")
+    values, vectors = pairs[0][order], np.ascontiguousarray(pairs[1][:, order])
+    return torch.from_numpy(values).to(matrix.device), torch.from_numpy(vectors).to(matrix.device)
+
+
+def _lanczos(matrix: Any, number: int) -> tuple[Any, Any] | None:
+    # from a fixed start the same matrix gives the same numbers
+    start = np.random.default_rng(0).standard_normal(len(matrix))
+    try:
+        pairs: tuple[Any, Any] = scipy.sparse.linalg.eigsh(
+            matrix, k=number, which="LA", v0=start, ncv=2 * number + 20, maxiter=20
+        )
+    except scipy.sparse.linalg.ArpackNoConvergence:
+        return None  # eigenvalues in a cluster, as for a bandwidth far below all distances
+    return pairs
+
+
+def _check_rank(eigenvalues: Tensor, size: int, norm: float) -> None:
+    """Refuse components that are round-off: eigenvalues below that of a matrix of this size and norm."""
+    floor = 10 * math.sqrt(size) * torch.finfo(torch.float64).eps * norm
+    rank = int((eigenvalues > floor).sum())
+    if rank < len(eigenvalues):
+        rule = f"at most {rank}, the numerical rank of the centred features"
+        refuse("num_components (m)", rule, len(eigenvalues), "more would be noise; or choose a smaller bandwidth")
+
+
+def _whitening(gaps: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """Matrices L and Q, shape (w, k), of (V V^T + gamma I)^(-1/2) = (I - L Q^T) / sqrt(gamma)."""
+    if gaps.dim() == 1:  # of rank one, without a decomposition
+        length = gaps.square().sum().item()
+        shrink = (1 - math.sqrt(gamma / (gamma + length))) / length if length > 0 else 0.0
+        return (shrink * gaps)[:, None], gaps[:, None]
+    directions, lengths, _ = torch.linalg.svd(gaps, full_matrices=False)
+    return directions * (1 - (gamma / (gamma + lengths.square())).sqrt()), directions
+
 
 _KEPT = 2**24
 """Random features (128 MB) that are kept for the projection rather than computed again."""
@@ -91,7 +202,10 @@ def tca(
               \quad \text{subject to} \quad W^\top K H K W = I_m
 
     Here K is the kernel matrix of all n samples, source first, :math:`\ell` is 1/nS on source rows and -1/nT on target
-    rows, and H subtracts the mean. Components of equal eigenvalue are determined up to a rotation.
+    rows, and H subtracts the mean. Components of equal eigenvalue are determined up to a rotation. See Pan et al.,
+    Domain adaptation via transfer component analysis, IEEE TNN 2011; Feng et al. (FedRF-TCA, 2023), equation 3 and
+    Lemma 1 with the factor 1/gamma that is missing there. The published code divides gamma by the squared length of l,
+    and mixes scaled and unscaled l.
 
     Args:
         xs: Source samples, shape (nS, p).
@@ -102,11 +216,6 @@ def tca(
             ``partial(gaussian_kernel, bandwidth=5.0)``. It is called with float64 samples.
         scaling: ``"constraint"`` fulfils the constraint above, so that centred components are orthonormal over
             samples; ``"unit"`` gives every column of W length 1. Both span the same space.
-
-    References:
-        Pan et al., Domain adaptation via transfer component analysis, IEEE TNN 2011; Feng et al. (FedRF-TCA, 2023),
-        equation 3 and Lemma 1 with the factor 1/gamma that is missing there. The published code divides gamma by
-        the squared length of l, and mixes scaled and unscaled l.
     """
 
     def solve(gram: Tensor, contrast: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,7 +241,8 @@ def r_tca(
               \quad \text{subject to} \quad W^\top K H K W = I_m
 
     Notation as in `tca`, from whose components these differ. It needs K rather than its square, and so resolves twice
-    as many decades of eigenvalues.
+    as many decades of eigenvalues. See Feng et al. (FedRF-TCA, 2023), R-TCA and Lemma 2. The published code has no
+    R-TCA: its function of that name computes RF-TCA, and another repeats vanilla TCA.
 
     Args:
         xs: As for `tca`.
@@ -142,10 +252,6 @@ def r_tca(
             discrepancy between the domains.
         kernel: As for `tca`.
         scaling: As for `tca`.
-
-    References:
-        Feng et al. (FedRF-TCA, 2023), R-TCA and Lemma 2. The published code has no R-TCA: its function of that name
-        computes RF-TCA, and another repeats vanilla TCA.
     """
     solve = partial(solve_dual, gamma=gamma, num_components=num_components)
     return _by_kernel(xs, xt, num_components, gamma, kernel, scaling, solve)
@@ -161,15 +267,14 @@ def rf_tca_from_sums(
 ) -> tuple[Tensor, Tensor]:
     """Aligner W of `rf_tca`, shape (2N, m), and eigenvalues, descending, from sums over random Fourier features.
 
+    See Feng et al. (FedRF-TCA, 2023), Algorithm 1, solved as a symmetric problem.
+
     Args:
         source: Sums over the source's features.
         target: Sums over the target's features, from the same frequencies.
         num_components: Number of components m, at most 2N, the number of samples less 1, and the features' rank.
         gamma: As for `rf_tca`.
         scaling: As for `rf_tca`.
-
-    References:
-        Feng et al. (FedRF-TCA, 2023), Algorithm 1, solved as a symmetric problem.
     """
     for name, sums in (("source", source), ("target", target)):
         check_at_least(f"{name} (its count)", sums.count, 1, "sample")
@@ -189,7 +294,10 @@ def rf_tca(
               \quad \text{subject to} \quad W^\top S H S^\top W = I_m
 
     Here S (2N x n) has the features of all samples as columns, source first; l and H are as in `tca`. The components
-    approach those of `r_tca` with the frequencies' kernel, at the rate :math:`N^{-1/2}`.
+    approach those of `r_tca` with the frequencies' kernel, at the rate :math:`N^{-1/2}`. See Feng et al. (FedRF-TCA,
+    2023), Algorithm 1 and equation 9, as the symmetric problem of the same eigenvalues and with the factor 1/gamma that
+    is missing there. The published code normalises the rows of the features afterwards, which undoes the alignment, and
+    mixes scaled and unscaled l.
 
     Args:
         xs: As for `tca`.
@@ -198,11 +306,6 @@ def rf_tca(
         gamma: Weight of the regularisation, positive. Its useful scale is the squared length of S l.
         frequencies: Matrix Omega, shape (N, p), from `sample_frequencies`.
         scaling: As for `tca`; the published code has ``"unit"``.
-
-    References:
-        Feng et al. (FedRF-TCA, 2023), Algorithm 1 and equation 9, as the symmetric problem of the same eigenvalues and
-        with the factor 1/gamma that is missing there. The published code normalises the rows of the features
-        afterwards, which undoes the alignment, and mixes scaled and unscaled l.
     """
     check_domains(xs, xt)
     num_features, num_samples = 2 * len(frequencies), len(xs) + len(xt)

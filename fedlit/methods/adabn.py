@@ -59,9 +59,6 @@ class AdaBN(SourceOnly):
     so that a small ``entropy_weight`` pulls as much as a source's loss, to predictions of one class.
 
     Args:
-        clients: The roster.
-        target: Name of the client adapted to.
-        num_classes: Number of classes.
         extractor: Network from inputs to features; it or the classifier has BatchNorm layers.
         classifier: Network from features to logits; ``None`` is a linear layer.
         mixing: Share alpha of a client's samples, in [1/2, 1]: 1 are separate statistics, 1/2 pooled ones;

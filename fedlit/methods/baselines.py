@@ -54,9 +54,6 @@ class FinetuneOffline(SourceOnly):
     Args:
         federated_rounds: Rounds over the sources, at least 1; the rounds after them train the target alone. Give the
             Trainer twice as many rounds for the paper's setting: 20, what the command trains by default, for 10.
-
-    Raises:
-        RosterError: When training starts, if the target has no labels.
     """
 
     requires: ClassVar[Requires] = Requires(target_labels=True)
@@ -82,11 +79,7 @@ class FinetuneOffline(SourceOnly):
 
 
 class TargetOnly(FederatedModule):
-    """The target trains on its own labelled samples; nothing is sent (as in Jiang et al., ICLR 2024, section 5).
-
-    Raises:
-        RosterError: When training starts, if the target has no labels.
-    """
+    """The target trains on its own labelled samples; nothing is sent (as in Jiang et al., ICLR 2024, section 5)."""
 
     requires: ClassVar[Requires] = Requires(target_labels=True, sources=False)
 

@@ -2,15 +2,13 @@
 
 Differences from that code:
 
-- ``exchange="votes"`` is new, and not the default: every source receives the target's samples, and the weighted mean of
-  their answers comes from one secure sum.
-- Five rounds of FedAvg over the sources (``warmup_rounds``) replace five in which the target waits, and give all an
-  extractor. Without them the sources' weights are never averaged.
-- All clients train at once, the target on answers of the round before.
+- ``exchange="votes"`` is new, and not the default.
+- Five rounds of FedAvg over the sources (``warmup_rounds``) replace five in which the target waits.
+- All clients train at once, the target on answers of the round before; its two networks train in the same steps.
 - The bias of young ensembles is corrected in all rounds; the code divides by the next round's correction.
 - Sources answer, and the target is evaluated, in evaluation mode; the code is always in training mode. Labels that the
   target's networks give themselves are of training mode: by running statistics a network follows itself into one class.
-- The target's two networks train in the same steps. At least two samples of a batch are kept.
+- At least two samples of a batch are kept.
 """
 
 from __future__ import annotations

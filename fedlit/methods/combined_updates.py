@@ -1,7 +1,7 @@
 """Rounds in which everyone trains from one model and the target combines updates: FedDA's, FedGP's and FADA's.
 
-An update is the change of a client's weights since the round's start, which it remembers (`RoundMemory`). The target
-also computes the gradient of each batch there, for its variance.
+An update is the change of a client's weights since the round's start, which it remembers (`RoundMemory`), as the target
+does the gradient of each batch there, for its variance.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CombinedUpdates(FederatedModule):
 
     def hand_out_(self) -> None:
         """Send the target's weights, the newest model."""
-        self._behind = {client.name for client in self.sources}
+        self._behind = {client.name for client in self.sources}  # absent ones stay in it until they return
         self.send_model_()
 
     def send_model_(self) -> None:

@@ -6,11 +6,10 @@ Differences from the paper:
   with the features, so that one source gets all the weight (``attention="paper"``). Gains are of a whole round;
   clusterings continue from each other, on the same samples.
 - Equation 5's source term, which makes sources easier to identify, is left out: sources train on labels alone, or are
-  reversed like the target (``reverse="both"``).
+  reversed like the target (``reverse="both"``). Equations 6 to 8 are an option of sources (``disentangle=True``).
 - Source and target exchange gradients of the identifier; the paper sends it features of every batch.
 - The target keeps the changes of its steps, but for statistics of BatchNorm, which are the sources': a sum of changes
   may have variances below 0.
-- Equations 6 to 8 are an option of sources alone (``disentangle=True``): see `fedlit.models.disentangling`.
 """
 
 from __future__ import annotations

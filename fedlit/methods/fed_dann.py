@@ -277,6 +277,7 @@ class FedDANN(DomainAdversarial):
     ) -> dict[str, Tensor]:
         """Losses by which extractors raise the domain loss in one step, and D's lower it."""
         losses, gradients = {}, {}
+        # times K, as the mean over clients at the round's end divides a single client's step
         shares, reversal = domain_shares(opponents), self.reversal() * (len(opponents) - 1)
         for client in (each for each in opponents if each.name in features):
             name, own = client.name, features[client.name]

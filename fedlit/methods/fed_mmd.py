@@ -4,13 +4,13 @@ Differences from the paper, where it leaves something open or does not work as p
 
 - Moments are of one batch and grouped: 21 numbers for 4 features at degree 2 (paper: 41), 14 for features of length 1.
 - All three terms have the truncated kernel. The paper truncates the third alone (``within="exact"``), and the sum does
-  not vanish between equal distributions.
-- The kernel is expanded around the domains' mean squared distance in each round's first step (paper: ``center=0``).
+  not vanish between equal distributions. The kernel is expanded around the domains' mean squared distance in each
+  round's first step (paper: ``center=0``).
 - Each source weighs its discrepancy with lambda; equation 18 divides by the number of sources.
 - The paper states neither alpha nor a scale of features: here length 1 and 1/4, at which no pair is repelled (an even
   degree repels pairs beyond a distance).
-- ``exchange="summed"``, a secure mean of moments, is not in the paper; ``"open"`` is its baseline.
-- The loss is not reported to the sources.
+- ``exchange="summed"``, a secure mean of moments, is not in the paper; ``"open"`` is its baseline. The loss is not
+  reported to the sources.
 """
 
 from __future__ import annotations

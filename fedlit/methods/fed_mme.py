@@ -55,9 +55,6 @@ class FedMME(FedAvg):
     labels, which hold the directions by their classes; without any it is unstable, and a warning states that.
 
     Args:
-        clients: The roster.
-        target: Name of the client adapted to.
-        num_classes: Number of classes.
         extractor: Network from inputs to features; each client gets a copy and trains it.
         classifier: Network from features of length 1 to similarities; ``None`` is a linear layer without bias.
         entropy_weight: Weight lambda of the entropy, at least 0; 0 leaves FedAvg with this classifier.

@@ -6,8 +6,7 @@ round's local steps less those before.
 Differences from the paper, where it leaves something open or states two things:
 
 - beta weights the source, as in the definitions and the published code; appendix C.9 prints the opposite.
-- The projection is that of Definition 4.3. That of appendix C.9, which scales a source's update by its cosine, is
-  ``projection="cosine"``.
+- The projection is that of Definition 4.3; appendix C.9's, scaled by a cosine, is ``projection="cosine"``.
 - Auto-weights compare the updates that are combined, aligned by learning rates and steps (``align_magnitudes``). The
   published code scales one side only, or both alike.
 - The target's variance is that of its batch gradients at the round's start, scaled to its update by their lengths. The
@@ -312,7 +311,7 @@ class FedGP(FedDA):
         parts = [self.parts(update) for update in (target, *sources)]
         (own, *layers), (own_rest, *rests) = zip(*parts, strict=True)
         if self.projection == "cosine":
-            ones = [1.0] * len(sources)
+            ones = [1.0] * len(sources)  # updates are as long as they are to be: see align_magnitudes
             step = fn.fedgp_cosine(own, layers, betas, ones, shares, self.granularity, products)
         else:
             step = fn.fedgp(own, layers, betas, shares, self.granularity, products)

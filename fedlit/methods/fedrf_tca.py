@@ -3,11 +3,10 @@
 Differences from the paper, where it leaves something open or does not work as printed:
 
 - The target's loss (11) uses the mean of the sources' messages. Their sum (published code) is smallest where the means
-  differ, at |S_t| mean_S = mean_T.
+  differ, at |S_t| mean_S = mean_T. Messages are exchanged in a round's first local step and kept for the others; the
+  target's goes to single sources, in plaintext.
 - In a round without sources, the target has no loss and nothing is averaged.
 - At the end of a run the target gets the sources' latest classifiers, whether or not T_C divides the number of rounds.
-- The target's message is sent in plaintext, as it goes to single sources.
-- Messages are exchanged in a round's first local step and kept for the others.
 - ``unit_norm`` (published code), ``unbiased`` and ``constraint`` are options.
 
 Differences from the published code: extractors are local and receive the MMD gradient (there one module is trained by
@@ -50,9 +49,6 @@ class FedRFTCA(FederatedModule):
     last. Selecting a round by ``target/score`` needs a T_C of few rounds, or a warm-up.
 
     Args:
-        clients: The roster.
-        target: Name of the client adapted to.
-        num_classes: Number of classes.
         extractor: Network from inputs to features; each client gets a copy and trains it.
         classifier: Network from ``num_components`` aligned features to logits; ``None`` is a linear layer.
         num_frequencies: Number N of random frequencies; messages have 2N numbers.
@@ -164,7 +160,7 @@ class FedRFTCA(FederatedModule):
             client.name: self.replicas[client].random_features(samples[0])
             for client, samples in self.run.in_streams(batch)
         }
-        if self.federation.batch_idx == 0:
+        if self.federation.batch_idx == 0:  # for all steps of the round
             self.exchange_means({name: own.mean(dim=0) for name, own in features.items()})
         losses = {
             client.name: self.aligned_loss(client, features[client.name], samples)

@@ -52,9 +52,6 @@ class FedRFTCAClosedForm(FederatedModule):
     one trained in them. Sources that are absent in it (by default nobody) are left out and get no model.
 
     Args:
-        clients: The roster.
-        target: Name of the client adapted to.
-        num_classes: Number of classes.
         extractor: Network from inputs to features, used as it is.
         num_frequencies: Number N of random frequencies.
         num_components: Width m of the aligned features, at most 2N.

@@ -3,11 +3,9 @@
 Differences from the paper, or from its code where the two differ:
 
 - All clients train at once, the target on votes of the sources' models of the round before; in the paper it waits.
-- ``exchange="votes"`` is new, and not the default: sources receive the target's samples, and votes, focus and means go
-  through secure sums, so that nobody learns a single source's.
+- ``exchange="votes"`` is new, and not the default.
 - The soft vote is the paper's, the hard one (default) the code's; its loss, the cross-entropy, differs from the paper's
-  divergence by a constant.
-- Leave-one-out focus is the paper's, Shapley values the code's (not rounded here); both of hard votes (code).
+  divergence by a constant. Leave-one-out focus is the paper's, Shapley values the code's; both of hard votes (code).
 - ``weighting="uniform"`` (default) and momentum are the code's shares, ``"samples"`` the paper's. Without a confident
   vote all sources count alike, and by the code's shares the target not at all.
 - Means of BatchNorm's statistics keep the spread of the means (paper, equation 17); the code averages variances.
@@ -251,6 +249,7 @@ class KD3A(TaughtTarget):
             state = {key: tensor for key, tensor in self.run.weights.of(name).items() if key.startswith("extractor.")}
             if self.bn == "moments":
                 state = as_second_moments(state, variances_of(self.replicas[name]))
+            # shares go along, as the total is divided by the sum of those that arrived
             scaled = {key: share[0] * tensor for key, tensor in state.items() if tensor.is_floating_point()}
             payloads[name] = {**scaled, "share": share}
         self.load_mean_(self.federation.sum("backbone", payloads, among=among))

@@ -7,8 +7,7 @@ data (Jiang et al., ICLR 2024, report the best on the test data). The datastore 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +17,7 @@ from fedlit import ReplicaSpec, Requires, Run
 from fedlit.checks import check_at_least, check_between
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
+from fedlit.run.local import evaluating
 from fedlit.run.replicas import Replicas
 
 
@@ -136,7 +136,8 @@ class KNNPer(FedAvg):
         if not empty or not run.is_attached or run.trainer.train_dataloader is None:
             return
         samples: dict[str, list[tuple[Tensor, Tensor]]] = {client.name: [] for client in empty}
-        with self._evaluating():
+        # inference tensors, such as validation would make, could not be loaded into later
+        with torch.inference_mode(False), evaluating(self):
             for name, inputs, labels in self.run.samples.labelled(empty):
                 with self.trainer.precision_plugin.forward_context():
                     features = self.replicas[name].extractor(inputs)
@@ -144,20 +145,8 @@ class KNNPer(FedAvg):
             for name, parts in samples.items():
                 self.replicas[name].memorise_(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
-            # Inference tensors, such as validation would make, could not be loaded into later.
-            with torch.inference_mode(False), torch.no_grad():
-                yield
-        finally:
-            for module, training in modes:
-                module.training = training
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Fill the datastores first, so that the checkpoint predicts as the clients do."""
         self.on_evaluation_start(self.run)
-        checkpoint["state_dict"] = self.state_dict()
+        checkpoint["state_dict"] = self.state_dict()  # Lightning took it with datastores as they were
         super().on_save_checkpoint(checkpoint)

@@ -156,7 +156,7 @@ class MomentMatching(FederatedModule):
         if self.every == "round" and self.federation.batch_idx:
             return {name: self.mean(name, own) for name, own in able.items() if local[name].share}
         for replica in local.values():
-            replica.share.zero_()
+            replica.share.zero_()  # unmatched, until messages of this step have arrived
         sources = self.matched_sources()
         if not sources or (self.follows_scale and not self.learn_scale_(sources, features)):
             return {}

@@ -3,8 +3,7 @@
 Differences from the papers, which have one source and no federation:
 
 - Losses are of means over samples, which a secure sum can give: FedDAN's of random features, FedCORAL's of second
-  moments. The gradients of all clients together are that of the joint loss.
-- Sources weigh the same, whatever the size of their batches: see `match`.
+  moments. The gradients of all clients together are that of the joint loss. Sources weigh the same: see `match`.
 - FedDAN's kernels weigh the same; the paper optimises their weights, no published code does. The middle bandwidth is
   the mean squared distance in a round's first batches (paper: the median, 33 kernels). The discrepancy is the biased
   estimate, 1/U of that of published codes, which add kernels.

@@ -1,9 +1,8 @@
 """What several methods share: messages of means of a map of samples and of classifiers, and parameter groups.
 
-For means m_k of the K sources and m_T of the target, all that a client needs for its gradient of
-
-- the pairwise distance (1/K) sum_k |m_k - m_T|^2 is the other side's mean: the mean over sources, or m_T;
-- the pooled distance |D|^2, with D = (1/K) sum_k m_k - m_T, is D, which one sum over everyone gives.
+For means m_k of the K sources and m_T of the target, a client needs for its gradient of the pairwise distance
+(1/K) sum_k |m_k - m_T|^2 the other side's mean: the mean over sources, or m_T; and of the pooled distance |D|^2, with
+D = (1/K) sum_k m_k - m_T, D itself, which one sum over everyone gives.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def send_classifiers(run: Run, channel: str, absent_too: bool = False) -> dict[s
 
 def divided(groups: Sequence[dict[str, Any]], part_of: Callable[[str], nn.Module | None]) -> list[dict[str, Any]]:
     """Divide clients' parameter groups: parameters of a client's part, if it has one, get a group behind the others."""
-    parts: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []  # a client's in this order, by which checkpoints tell them apart
     for group in groups:
         part = part_of(group["client"])
         within = set() if part is None else {id(param) for param in part.parameters()}

@@ -125,7 +125,7 @@ class TaughtTarget(FederatedModule):
                 name: self.answers(self.teacher(state), self.run.samples.inputs(self.target))
                 for name, state in received.get(target, {}).items()
             }
-        late = [name for name in teachers if name not in self._shown]
+        late = [name for name in teachers if name not in self._shown]  # samples go to a source once
         if late:
             own = [*self.run.samples.inputs(self.target)] if federation.is_local(target) else []
             message = {target: _message(concatenate([mapped(Tensor.cpu, inputs) for inputs in own]))} if own else {}

@@ -35,15 +35,6 @@ class CORAL(OneToOneFeatureMixin, DomainTransformer):  # type: ignore[misc]
 
     References:
         Sun, Feng and Saenko, AAAI 2016, Algorithm 1; :func:`fedlit.functional.coral_map`.
-
-    Example:
-        >>> import numpy as np
-        >>> draws = np.random.default_rng(0).normal(size=(400, 2))
-        >>> domain = np.repeat([1, -1], 200)
-        >>> samples = np.where(domain[:, None] > 0, draws * [5.0, 1.0], draws)
-        >>> adapted = CORAL(reg=0.0).fit_transform(samples, sample_domain=domain)
-        >>> bool(np.allclose(np.cov(adapted[domain > 0].T), np.cov(samples[domain < 0].T)))
-        True
     """
 
     def __init__(self, reg: Ridge = "auto", *, center: bool = False) -> None:

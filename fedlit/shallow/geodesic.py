@@ -34,19 +34,6 @@ class GFK(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[m
 
     References:
         Gong et al., CVPR 2012, equations 5 and 6, and section 3.4; :func:`fedlit.functional.geodesic_flow_kernel`.
-
-    Example:
-        >>> import numpy as np
-        >>> from sklearn.neighbors import KNeighborsClassifier
-        >>> labels, domain = np.arange(200) % 2, np.repeat([1, -1], 100)
-        >>> samples = np.random.default_rng(0).normal(size=(200, 6), scale=0.3)
-        >>> samples[:, 0] += 4 * labels
-        >>> samples[:, 1] += np.where(domain < 0, 2 * labels, 0)
-        >>> features = GFK(n_components=1).fit_transform(samples, sample_domain=domain)
-        >>> source = domain > 0
-        >>> classifier = KNeighborsClassifier(1).fit(features[source], labels[source])
-        >>> classifier.score(features[~source], labels[~source]) > 0.9
-        True
     """
 
     def __init__(self, n_components: int | Literal["auto"] = 20) -> None:

@@ -49,32 +49,12 @@ class Federated(Wrapped, FedAvg):
 
 
 class FederatedProx(Wrapped, FedProx):
-    """`Federated`, whose copies are held near the round's first model: see `FedProx`.
-
-    Args:
-        module: See `Federated`.
-        mu: Strength of the proximal term, at least 0.
-        kwargs: See `Federated`.
-    """
+    """`Federated`, whose copies are held near the round's first model: see `FedProx`."""
 
 
 class FederatedDAN(WrappedMatching, FedDAN):
-    """`Federated`, whose copies also make the features of all clients alike, by means of random features: see `FedDAN`.
-
-    Args:
-        module: See `Federated`.
-        features: Name of the part of the module that gives features.
-        width: Number of features; ``None`` is ``out_features`` of that part.
-        kwargs: See `Federated` and `FedDAN`.
-    """
+    """`Federated`, whose copies also make all clients' features alike, by means of random features: see `FedDAN`."""
 
 
 class FederatedCORAL(WrappedMatching, FedCORAL):
-    """`Federated`, whose copies also make covariances of the features of all clients alike: see `FedCORAL`.
-
-    Args:
-        module: See `Federated`.
-        features: Name of the part of the module that gives features.
-        width: Number of features; ``None`` is ``out_features`` of that part.
-        kwargs: See `Federated` and `FedCORAL`.
-    """
+    """`Federated`, whose copies also make covariances of the features of all clients alike: see `FedCORAL`."""

@@ -74,11 +74,10 @@ def check_module(module: object) -> None:
 
 
 class Wrapped(FederatedModule):
-    """Mixed in before a method, it trains a LightningModule in place of an extractor and a classifier.
+    """Mixed in before a method, it trains a LightningModule in place of an extractor and a classifier: see `Federated`.
 
-    Raises:
-        TypeError: If the module is no LightningModule.
-        ValueError: If it does something in training that its copies would not, or is given what it has its own of.
+    Args:
+        module: A LightningModule, not changed.
     """
 
     adds_to_the_loss: ClassVar[bool] = True

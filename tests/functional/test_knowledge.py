@@ -219,12 +219,6 @@ def test_neither_order_nor_repetition_of_voters_matters(generator: torch.Generat
     assert torch.equal(fn.hard_vote(torch.cat([logits, logits])).argmax(dim=1), vote.argmax(dim=1))
 
 
-def test_a_lone_voter_is_followed_and_an_empty_batch_stays_empty(generator: torch.Generator) -> None:
-    logits = torch.randn(1, 50, 5, generator=generator)
-    assert torch.equal(fn.hard_vote(logits).argmax(dim=1), logits[0].argmax(dim=1))
-    assert fn.hard_vote(logits[:, :0]).shape == (0, 5)
-
-
 def test_a_class_ruled_out_by_a_voter_is_no_error() -> None:
     vote = fn.hard_vote(torch.tensor([[[0.0, -math.inf]]]))
     assert vote.isfinite().all()

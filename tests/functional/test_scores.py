@@ -44,13 +44,6 @@ def test_neighbourhood_density_is_that_of_every_row_by_itself() -> None:
     assert float(fn.soft_neighbourhood_density(torch.from_numpy(p), 0.1)) == pytest.approx(expected)
 
 
-def test_equal_predictions_are_the_densest_neighbourhood() -> None:
-    assert float(fn.soft_neighbourhood_density(torch.full((5, 3), 1 / 3))) == pytest.approx(1.0)
-    assert float(fn.soft_neighbourhood_density(torch.eye(8))) == pytest.approx(1.0), "all alike far from each other"
-    pairs = torch.eye(4).repeat_interleave(2, dim=0)
-    assert float(fn.soft_neighbourhood_density(pairs)) < 0.01, "one neighbour each"
-
-
 def test_scores_of_moments_are_those_of_the_samples() -> None:
     """DEV as You et al.'s code writes it, on weights of every sample by itself."""
     generator = torch.Generator().manual_seed(1)
