@@ -266,6 +266,7 @@ def test_three_processes_give_what_one_gives(method: str) -> None:
         assert result["metrics"] == alone["metrics"]
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_site_that_comes_back_with_nothing_has_the_scale_of_all(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
