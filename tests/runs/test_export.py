@@ -331,7 +331,7 @@ def features(folder: Path) -> str:
     return str(folder / "features.npz")
 
 
-READERS: dict[str, Callable[[Path], DomainDataModule]] = {
+MODULES: dict[str, Callable[[Path], DomainDataModule]] = {
     "own data module": lambda folder: Explained(),
     "own, nothing prepared": lambda folder: Untouched(),
     "Digits": lambda folder: Digits(flatten=True, seed=0),
@@ -349,11 +349,11 @@ READERS: dict[str, Callable[[Path], DomainDataModule]] = {
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow if name.endswith((", unit", "zscore", "none")) else ())
-        for name in READERS
+        for name in MODULES
     ],
 )
 def test_files_predict_of_raw_samples_what_the_module_does_of_prepared_ones(name: str, tmp_path: Path) -> None:
-    data = READERS[name](tmp_path)
+    data = MODULES[name](tmp_path)
     module, expected = fitted(data)
     raw = data.load(data.target).x[data.split(data.target).test]
     if name == "Digits":

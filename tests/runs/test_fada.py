@@ -161,7 +161,8 @@ def test_sources_that_disentangle_take_steps_by_equations_6_to_8(batch_size: int
         for key, value in parts.items():
             torch.testing.assert_close(weights(module, name)[key], value, atol=1e-10, rtol=0)
             alone = key.startswith("estimator.") and batch_size == 1
-            assert torch.equal(value, start[name].state_dict()[key]) == alone
+            if key.endswith("weight"):  # the last bias moves both means of equation 8 alike
+                assert torch.equal(value, start[name].state_dict()[key]) == alone
 
 
 def test_what_disentangles_is_at_the_sources_alone_and_nothing_more_is_sent() -> None:
