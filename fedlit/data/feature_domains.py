@@ -51,7 +51,7 @@ class FeatureDomains(DomainDataModule):
     Args:
         path: The ``.npz`` file, or the folder of ``.npz`` or ``.mat`` files.
         normalise: ``"unit"`` scales each sample to Euclidean length 1 (a sample of zeros stays); ``"zscore"``
-            standardises each feature with mean and standard deviation of the client's own training split;
+            standardises each feature with mean and standard deviation of the client's training split;
             ``"zscore_unit"`` does both; ``"ranks"`` takes each feature's rank among the client's training split to
             `normal_scores`, interpolated, and scales to length 1; ``"none"`` leaves them. An exported model of
             ``"ranks"`` has all values of the target's training samples in it, each feature's in order.

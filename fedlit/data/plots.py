@@ -58,6 +58,8 @@ def plot_features(data: DomainDataModule) -> Figure:
 
 def plot_components(data: DomainDataModule, axis: Any) -> None:
     """Draw two principal components of all clients' samples together."""
+    from sklearn.decomposition import PCA
+
     samples = []
     for client in data.check_roster():
         x = data._domain(client.name).x
@@ -65,11 +67,9 @@ def plot_components(data: DomainDataModule, axis: Any) -> None:
         positions = torch.linspace(0, number - 1, min(number, _MAX_POINTS)).round().long()
         picked = leaves(take(x, positions)).values()
         samples.append(torch.cat([leaf.reshape(len(leaf), -1).double() for leaf in picked], dim=1))
-    centred = torch.cat(samples)
-    centred = centred - centred.mean(0)
-    _, values, directions = torch.linalg.svd(centred, full_matrices=False)
-    shares = values.square() / values.square().sum().clamp(min=1e-12)
-    points = (centred @ directions[:2].T).split([len(sample) for sample in samples])
+    components = PCA(2)
+    points = torch.from_numpy(components.fit_transform(torch.cat(samples).numpy())).split([*map(len, samples)])
+    shares = components.explained_variance_ratio_
     for client, point in zip(data.check_roster(), points, strict=True):
         marker = "x" if client.is_target else "o"
         axis.scatter(*point.T.numpy(), s=14, alpha=0.6, marker=marker, label=f"{client.name} ({client.role})")
