@@ -131,9 +131,7 @@ class FeatureDomains(DomainDataModule):
         labels = [self._labels_at(name) for name in self._arrays]
         highest, size = max(int(y.max(initial=0)) for y in labels), sum(map(len, labels))
         way_out = "number the classes from 0 without gaps, or name them in classes"
-        check_data(
-            highest <= size, f"labels in {self.path}", f"numbers up to {size}, that of samples", highest, way_out
-        )
+        check_data(highest <= size, f"labels in {self.path}", f"up to {size}, as many as samples", highest, way_out)
         return [str(label) for label in range(highest + 1)]
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:

@@ -132,7 +132,7 @@ class ImageDomains(DomainDataModule):
         here = self._names_here()
         by_client = {name: list(self._folders[name]) for name in here if not self._is_unlabelled(name)}
         rule = f"named where no client has class folders, as of {here} in {str(self.root)!r}"
-        check_data(self._wanted is not None or bool(by_client), "classes", rule, None, "give their labels' order")
+        check_data(self._wanted is not None or bool(by_client), "classes", rule, None, "in the order of labels")
         for name, classes in by_client.items():
             way_out = "name the domains in clients, or make a folder of images without classes the target"
             rule = "a folder with one folder per class (root/domain/class/*.jpg)"

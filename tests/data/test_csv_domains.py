@@ -69,6 +69,8 @@ def test_features_are_those_of_scikit_learn_on_all_training_samples(files, layou
             table = clinic(name).rename(columns={"sex": "größe"})
             table.to_csv(f"{name}.csv", index=False, sep=";", decimal=",", encoding="latin-1")
         data = make(files, separator=";", encoding="latin-1", decimal=",")
+        written = {"sep": ";", "decimal": ",", "encoding": "latin-1"}
+        assert data.raw_inputs().reading == written | {"skipinitialspace": True}
     assert data.feature_names() == [
         name.replace("sex", "größe" if layout == "other signs" else "sex") for name in COLUMNS
     ]
@@ -136,6 +138,13 @@ def test_new_rows_of_the_target_are_predicted(files):
     assert len(x) == len(new)
     assert x[:, 5:].sum() == 0
     assert data.ids("south", "predict") == new["patient"].tolist()
+
+
+def test_features_are_restored_from_a_checkpoint(files):
+    first, second = make(files), make({"south": "south.csv"}, clients=[*CLINICS], classes=["no", "yes"])
+    x = first.all_samples("south").x
+    second.load_state({"south": first.client_state("south")}, {}, resumes=False)
+    assert torch.equal(second.all_samples("south").x, x)
 
 
 ELSEWHERE = {"clients": [*CLINICS], "classes": ["no", "yes"]}

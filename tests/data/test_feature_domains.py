@@ -118,6 +118,14 @@ def test_ranks_between_training_samples_and_beyond_them():
     torch.testing.assert_close(found[:, 0] / found[:, 1], expected / score)
 
 
+@pytest.mark.parametrize("normalise", ["unit", "zscore", "zscore_unit", "ranks"])
+def test_an_exported_model_normalises_features_by_the_network_of_the_data(npz, normalise):
+    data = FeatureDomains(npz(), normalise=normalise)
+    raw = data.raw_inputs()
+    assert torch.equal(raw.network(data.load("dslr").x), data.all_samples("dslr").x)
+    assert raw.network(raw.sample).isfinite().all()
+
+
 def test_classes_can_be_named_and_others_are_left_out(npz):
     module = FeatureDomains(npz(), classes=["mouse", "bike"], normalise="none")
     assert module.classes == ["mouse", "bike"]
