@@ -43,9 +43,7 @@ _log = logging.getLogger("lightning.pytorch.fedlit.data")
 class DomainDataModule(DomainSource, L.LightningDataModule, Component):
     """One domain per client, and one loader over the clients that this process hosts.
 
-    A subclass names its domains and classes and loads one domain at a time; everything else is here. What a data set
-    *is* (which samples, which noise) never depends on ``seed``: the seed rules splits, kept labels and order.
-
+    A subclass names its domains and classes and loads one domain at a time, whose samples do not depend on ``seed``.
     Splits are stratified by class (in regression there are none), and depend on the client's samples and the seed
     alone. At least one sample of each of a client's classes stays in training.
 
@@ -59,8 +57,8 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
         test_fraction: Share of each client's samples held out for testing, in [0, 1); 0 means no test.
         target_labels: Training samples of the target that keep their labels: a number (an integer from 1) or a share
             of those that have one (a float in (0, 1]); 1 is one sample, 1.0 all of them. 0 makes it unlabelled.
-        target_label_draw: How these samples are chosen: at ``"random"``, as published experiments do (FedGP, Jiang et
-            al., 2024, appendices C.3 and C.11), or ``"balanced"``, with class counts as equal as possible.
+        target_label_draw: How they are chosen: at ``"random"``, as published experiments do (FedGP, Jiang et al., 2024,
+            appendices C.3 and C.11), or ``"balanced"``, with class counts as equal as possible.
         transductive: Train and test on all samples of the target, as adaptation benchmarks do; its labels stay hidden
             in training. Samples whose labels are kept (``target_labels``) are left out of its test set.
         pool_sources: Let all sources be one client, ``"sources"``: the baseline of data that could be pooled. Each
@@ -72,8 +70,6 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
     Raises:
         RosterError: If a client or the target is unknown, a name occurs twice or differs from another's in capitals,
             blanks or Unicode normal form alone, or there are fewer than two clients.
-        ValueError: If a number is out of its range.
-
     """
 
     def __init__(
@@ -110,10 +106,8 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
         self.batch_size, self.target_batch_size, self.eval_batch_size = batch_size, target_batch_size, eval_batch_size
         self.val_fraction, self.test_fraction = val_fraction, test_fraction
         self.target_labels, self.target_label_draw = target_labels, target_label_draw
-        self.transductive = transductive
-        self.pool_sources = pool_sources
-        self.drop_last = drop_last
-        self.num_workers = num_workers
+        self.transductive, self.pool_sources = transductive, pool_sources
+        self.drop_last, self.num_workers = drop_last, num_workers
         self._client_names, self._target_name = clients, target
         self._seed = seed
         self._roster: tuple[Client, ...] | None = None
@@ -129,11 +123,7 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
         return self._seed
 
     def check_roster(self) -> tuple[Client, ...]:
-        """Return the domains that take part; a subclass calls this at the end of its constructor.
-
-        Raises:
-            RosterError: If they cannot work together.
-        """
+        """Return the domains that take part, checked; a subclass calls this at the end of its constructor."""
         if self._roster is None:
             fits = self.target_label_draw != "balanced" or self.task != "regression"
             check(fits, "target_label_draw", "left out with task='regression', which has no classes", "balanced")
@@ -168,7 +158,7 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
     def _local_names(self) -> list[str]:
         """Clients whose data this process reads: those that it hosts in a run, else all that are here."""
         names = [client.name for client in self._roster_of_run()]
-        federation = getattr(getattr(self.trainer, "lightning_module", None), "federation", None)
+        federation = self._model_of_run("federation")
         if federation is None:
             return [name for name in names if all(map(self.is_here, self._members(name)))] or names
         check_same_clients(federation, names, self.target)
@@ -191,11 +181,7 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample as a model sees it, from the data of a client that are here.
-
-        Raises:
-            TypeError: If a sample has several tensors.
-        """
+        """Shape of one sample as a model sees it, from data that are here; a `TypeError` if it has several tensors."""
         shape = self._sample_shape()
         if not all(isinstance(size, int) for size in shape):
             raise TypeError(
@@ -230,10 +216,7 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
         return Split(**{stage: torch.cat([each[stage] for each in moved]) for stage in moved[0]})
 
     def dataset(self, client: str, stage: Stage) -> Dataset[Any]:
-        """Return the samples of one client in one stage.
-
-        In training, labels of the target are -1, or NaN, except for those that ``target_labels`` keeps.
-        """
+        """Return the samples of one client; in training, labels of the target that are not kept are -1 or NaN."""
         key = (client, stage)
         if key not in self._datasets:
             members = self._members(client)
@@ -291,8 +274,8 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
         """Refuse to read data in a process that has nobody's."""
         if self.elsewhere:
             raise DatasetNotFoundError(
-                f"the data of client {client!r} are not here: this process was given nobody's, as that of a server. "
-                "Train, predict and export where they are, from the checkpoint of that process, or give them here, too"
+                f"the data of client {client!r} are not here, in a process without any, such as a server's: train, "
+                "predict and export where they are, from the checkpoint of that process, or give them here, too"
             )
 
     def _check_here(self, client: str) -> None:
@@ -319,21 +302,14 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
     # ---------------------------------------------------------------- facts that clients announce before they train
 
     def setup(self, stage: str | None = None) -> None:
-        """Announce facts of this process's data to the others, and refuse data that do not fit together.
-
-        Raises:
-            DatasetLayoutError: On every process, if they do not.
-        """
+        """Announce facts of this process's data, and refuse data that do not fit together, on every process."""
         federation = self._federation()
         if federation is not None and stage == "fit":
             self._local_names()  # raises if these are the data of another model's clients
             self.check_facts(federation.all_gather("data", self.facts))
 
     def facts(self, client: str) -> dict[str, Any]:
-        """Return what a client announces of its data: shape and classes, never samples.
-
-        An unlabelled target does not announce which classes it has.
-        """
+        """Return what a client announces of its data: shape, and classes but of an unlabelled target."""
         domains = [self._domain(name) for name in self._members(client)]
         shapes = [sample_shape(domain.x) for domain in domains if tensors_of(domain.x)]
         has = self._classes_of(client, [domain.y for domain in domains])
@@ -347,16 +323,15 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
         return [bool((y == label).any()) for label in range(self.num_classes)]
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
-        """Raise a `DatasetLayoutError` unless what clients announced of their data fits together.
-
-        Args:
-            facts: What `facts` returned, by client.
-        """
+        """Raise a `DatasetLayoutError` unless what clients announced, `facts` by client, fits together."""
         check_common(facts, self.unshared_classes)
 
     def _federation(self) -> Federation | None:
-        federation = getattr(getattr(self.trainer, "lightning_module", None), "federation", None)
+        federation = self._model_of_run("federation")
         return federation if isinstance(federation, Federation) else None
+
+    def _model_of_run(self, attribute: str) -> Any:
+        return getattr(getattr(self.trainer, "lightning_module", None), attribute, None)
 
     # ---------------------------------------------------------------- loaders
 

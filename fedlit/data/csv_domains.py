@@ -45,12 +45,11 @@ if TYPE_CHECKING:
 class CSVDomains(DomainDataModule):
     """Tables, CSV or Parquet, of classes or numbers to predict from numbers and categories.
 
-    Each process reads the tables of its own clients; those of others need not be there, nor be named in ``files`` if
-    ``clients`` has the names of all. Names and types of columns are announced when training starts. They must be the
+    Each process reads the tables of its clients; those of others need not be there, nor be named in ``files`` if
+    ``clients`` has the names of all. Names and types of columns are announced when training starts, and must be the
     same at each client, in any order. A column of numbers is standardised, one of texts is a category; missing values
-    are allowed in both. What clients must agree on to write the same features is summed through the channels
-    ``"levels"``, ``"magnitudes"`` and ``"statistics"``, over all clients whoever is the target, and lies in the
-    checkpoint.
+    are allowed in both. What clients agree on is summed through the channels ``"levels"``, ``"magnitudes"`` and
+    ``"statistics"``, over all clients whoever is the target, and lies in the checkpoint.
 
     Args:
         files: File for each client; or a folder, in which each table is a client of its name; or one file, with
@@ -131,7 +130,8 @@ class CSVDomains(DomainDataModule):
         self._asks_for_levels = categories is None or None in self.categories.values()
         self.statistics = statistics
         self.predict_file = None if predict_file is None else Path(predict_file)
-        self._named_classes = None if classes is None else named_levels("classes", classes, numbers)
+        self._classes = None if classes is None else named_levels("classes", classes, numbers)
+        self._named_classes = self._classes
         texts = [*self.categories, *filter(None, (site, id, label if task == "classification" else None))]
         known = {name: levels or [] for name, levels in self.categories.items()}
         if task == "classification":
@@ -150,7 +150,6 @@ class CSVDomains(DomainDataModule):
         self._columns: Columns | None = None
         self._samples: dict[str, int] = {}
         self._features: dict[str, TableFeatures] = {}
-        self._classes: list[str] | None = None
         self._width: int | None = None
         self._file = files
         self._one = split_by_site(Path(str(files)), str(site), self.reader, self._key) if is_one else None
@@ -189,10 +188,7 @@ class CSVDomains(DomainDataModule):
         return self._tables[client]
 
     def ids(self, client: str, stage: str) -> list[str] | None:
-        """Return the ids of a client's rows in one stage, in order; without a column of ids ``None``.
-
-        Rows of ``predict_file`` are then counted from 0.
-        """
+        """Return ids of a client's rows; without a column of them ``None``, or numbers from 0 in ``predict_file``."""
         if stage == "predict" and self.predict_file is not None:
             rows = self._new_rows()
             return [str(number) for number in range(len(rows))] if self.id is None else [*texts_of(rows[self.id])]
@@ -207,8 +203,6 @@ class CSVDomains(DomainDataModule):
         """Return the classes, in the order of their labels; in regression, the column to predict."""
         if self.task == "regression":
             return [self.label]
-        if self._named_classes is not None:
-            return self._named_classes
         if self._classes is None:
             labels = self._label_reader
             texts = [labels.texts(self._label_column(name), self.where(name)).dropna() for name in self._names_here()]
@@ -322,7 +316,7 @@ class CSVDomains(DomainDataModule):
             levels |= agree_on_levels(asked, lambda domain: self._levels(domain, asked), total)
             way_out = "write them alike in all tables, or name all levels in categories if they are different things"
             for name in asked:
-                self._check_written_alike(f"{name} (column of categories)", levels[name], way_out)
+                self._check_written_alike(f"{name} (levels)", levels[name], way_out)
         columns = tuple(
             Column(name, missing, None if type_ == "number" else tuple(levels[name]))
             for name, (type_, missing) in self._columns.items()
@@ -357,15 +351,15 @@ class CSVDomains(DomainDataModule):
     def _check_written_alike(self, what: str, names: Sequence[str], way_out: str) -> None:
         """Refuse one class or level that is written in two ways, as true and TRUE of two programs are."""
         for group in alike(names, self._key):
-            refuse_data(what, "of different names", f"{shown(group)}, which differ in {difference(group)}", way_out)
+            refuse_data(what, "written in one way", f"{shown(group)}, which differ in {difference(group)}", way_out)
 
     def _hosted(self) -> list[str]:
         """Domains of the clients that this process hosts."""
         return [name for client in self._local_names() for name in self._members(client)]
 
-    def _set_features(self, features: Mapping[str, TableFeatures]) -> None:
+    def _set_features(self, features: dict[str, TableFeatures]) -> None:
         if features != self._features:
-            self._features = dict(features)
+            self._features = features
             self._domains.clear()
             self._datasets.clear()
 
@@ -375,7 +369,6 @@ class CSVDomains(DomainDataModule):
         """Return what makes features of a client's rows.
 
         Raises:
-            DatasetNotFoundError: If this process has no tables.
             RuntimeError: If clients have not agreed on it yet, and their tables are not all here.
         """
         if not self._features:
@@ -437,11 +430,7 @@ class CSVDomains(DomainDataModule):
         return {"data": features} if features else {}
 
     def load_state(self, clients: Mapping[str, Mapping[str, Any]], public: Mapping[str, Any], resumes: bool) -> None:
-        """Make features as in the run of a checkpoint.
-
-        Raises:
-            DatasetLayoutError: If training goes on from it, and clients have agreed on something else now.
-        """
+        """Make features as in the run of a checkpoint; refuse to go on if clients have agreed on others now."""
         states = {name: each for state in clients.values() for name, each in state.get("data", {}).items()}
         if not states:
             return

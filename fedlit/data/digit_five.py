@@ -59,7 +59,6 @@ class DigitFive(DomainDataModule):
         kwargs: See `DomainDataModule`.
 
     Raises:
-        ValueError: If a number is out of its range.
         DatasetNotFoundError: If there is nothing at ``path``.
         DatasetLayoutError: If it holds something else.
     """

@@ -57,9 +57,6 @@ class Digits(DomainDataModule):
         flatten: Give samples as vectors of 64 numbers, for networks without convolutions.
         target: The domain that is adapted to.
         kwargs: See `DomainDataModule`.
-
-    Raises:
-        ValueError: If a level is out of range.
     """
 
     def __init__(
@@ -79,11 +76,8 @@ class Digits(DomainDataModule):
         check_at_least("noise_level", noise_level, 0)
         check_between("photo_strength", photo_strength, 0, 1)
         check_shifts(NUM_CLASSES, label_shift, labels_per_source)
-        self.noisy_std = noisy_std
-        self.photo_strength = photo_strength
-        self.noise_level = noise_level
-        self.label_shift = label_shift
-        self.labels_per_source = labels_per_source
+        self.noisy_std, self.photo_strength, self.noise_level = noisy_std, photo_strength, noise_level
+        self.label_shift, self.labels_per_source = label_shift, labels_per_source
         self.flatten = flatten
         self.unshared_classes = label_shift is not None or labels_per_source is not None
         self.check_roster()

@@ -51,7 +51,7 @@ class FeatureDomains(DomainDataModule):
     Args:
         path: The ``.npz`` file, or the folder of ``.npz`` or ``.mat`` files.
         normalise: ``"unit"`` scales each sample to Euclidean length 1 (a sample of zeros stays); ``"zscore"``
-            standardises each feature with mean and standard deviation of the client's own training split;
+            standardises each feature with mean and standard deviation of the client's training split;
             ``"zscore_unit"`` does both; ``"ranks"`` takes each feature's rank among the client's training split to
             `normal_scores`, interpolated, and scales to length 1; ``"none"`` leaves them. An exported model of
             ``"ranks"`` has all values of the target's training samples in it, each feature's in order.
@@ -131,9 +131,7 @@ class FeatureDomains(DomainDataModule):
         labels = [self._labels_at(name) for name in self._arrays]
         highest, size = max(int(y.max(initial=0)) for y in labels), sum(map(len, labels))
         way_out = "number the classes from 0 without gaps, or name them in classes"
-        check_data(
-            highest <= size, f"labels in {self.path}", f"numbers up to {size}, that of samples", highest, way_out
-        )
+        check_data(highest <= size, f"labels in {self.path}", f"up to {size}, as many as samples", highest, way_out)
         return [str(label) for label in range(highest + 1)]
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:

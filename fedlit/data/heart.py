@@ -203,10 +203,10 @@ def _levels(name: str) -> tuple[str, ...]:
 
 
 def _vector(row: dict[str, str], numeric: Sequence[str]) -> list[float]:
-    numbers = [_measurement(row, name) for name in numeric]
-    marks = [math.isnan(_measurement(row, name)) for name in numeric if name not in NEVER_MISSING]
+    numbers = {name: _measurement(row, name) for name in numeric}
+    marks = [math.isnan(number) for name, number in numbers.items() if name not in NEVER_MISSING]
     one_hot = [level == (row[name] or "missing") for name in CATEGORIES for level in _levels(name)]
-    return [*numbers, *map(float, (*marks, *one_hot))]
+    return [*numbers.values(), *map(float, (*marks, *one_hot))]
 
 
 def _missing_share(domain: str, column: str) -> float:

@@ -13,12 +13,13 @@ from torch.utils.data import Dataset
 
 from fedlit.checks import check, check_at_least, check_one_of
 from fedlit.data.base import DomainDataModule
-from fedlit.data.decoding import VERSION, Interpolation
-from fedlit.data.image_files import (
+from fedlit.data.decoding import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    VERSION,
     ImageFiles,
     ImageTransform,
+    Interpolation,
     class_images,
     loose_images,
     subfolders,
@@ -33,10 +34,9 @@ from fedlit.federation.names import alike, check_list, difference, shown
 class ImageDomains(DomainDataModule):
     """Images in folders ``root/domain/class/*``: Office-Caltech, Office-Home, PACS, VLCS, VisDA, DomainNet, Office-31.
 
-    Also reads Office-31 as it is published, with one more folder: ``root/domain/images/class/*``. Files are JPEG, PNG,
-    BMP, WebP or TIFF. Hidden files and folders (``.name``) and files beside the folders are not looked at; other files
-    among the images give a warning. A target without class folders (``root/domain/*.jpg``) is unlabelled. Domains of
-    clients that another process hosts need not be there; then give ``clients``.
+    Office-31 may have one folder more, ``root/domain/images/class/*``. Files are JPEG, PNG, BMP, WebP or TIFF; hidden
+    ones and those beside the folders are not read. A target without class folders (``root/domain/*.jpg``) has no
+    labels. Domains of clients that another process hosts need not be there; then give ``clients``.
 
     An image is turned upright by its EXIF orientation, laid over white where it is transparent, and converted to 8 bits
     of red, green and blue: grey values of 12 or 16 bits by their full range, colours without their profiles (ICC).
@@ -65,7 +65,6 @@ class ImageDomains(DomainDataModule):
     Raises:
         DatasetNotFoundError: If there is no folder ``root``.
         DatasetLayoutError: If it is laid out in another way.
-        ValueError: If a number is out of its range.
     """
 
     spread = True
@@ -103,10 +102,7 @@ class ImageDomains(DomainDataModule):
         check_at_least("cache_limit_mb", cache_limit_mb, 0, "MiB")
         check_list("classes", classes)
         check_classes(classes)
-        self.root = Path(root)
-        self.augment = augment
-        self.cache_limit_mb = cache_limit_mb
-        self._wanted = classes
+        self.root, self.augment, self.cache_limit_mb, self._wanted = Path(root), augment, cache_limit_mb, classes
         self._decoded: dict[tuple[str, int, bytes], Tensor] = {}
         self.check_roster()
         self.class_names()
@@ -136,7 +132,7 @@ class ImageDomains(DomainDataModule):
         here = self._names_here()
         by_client = {name: list(self._folders[name]) for name in here if not self._is_unlabelled(name)}
         rule = f"named where no client has class folders, as of {here} in {str(self.root)!r}"
-        check_data(self._wanted is not None or bool(by_client), "classes", rule, None, "give their labels' order")
+        check_data(self._wanted is not None or bool(by_client), "classes", rule, None, "in the order of labels")
         for name, classes in by_client.items():
             way_out = "name the domains in clients, or make a folder of images without classes the target"
             rule = "a folder with one folder per class (root/domain/class/*.jpg)"
@@ -249,11 +245,7 @@ class ImageDomains(DomainDataModule):
         return RawInputs(PixelNetwork(self.mean, self.std), torch.zeros(1, 3, side, side, dtype=torch.uint8), text)
 
     def setup(self, stage: str | None = None) -> None:
-        """As the base class; and refuse images that are not what a pretrained network of the model was trained on.
-
-        Raises:
-            DatasetLayoutError: As the base class; or if a network's ``preprocessing`` differs from defaults here.
-        """
+        """As the base class; and refuse defaults here that differ from a pretrained network's ``preprocessing``."""
         module = getattr(self.trainer, "lightning_module", None)
         roots = [*getattr(module, "originals", ()), *([] if module is None else [module])]
         for network in (part for root in roots for part in root.modules()):
@@ -288,7 +280,8 @@ class ImageDomains(DomainDataModule):
 
     def pixels(self, client: str, positions: Tensor) -> Tensor:
         """Return images to look at, before normalisation: floats in [0, 1], shape (n, 3, image_size, image_size)."""
-        return self._files(client, positions, self.labels(client)[positions], training=False).pixels().float() / 255
+        files = self._files(client, positions, self.labels(client)[positions], training=False)
+        return files.decode(files.paths).float() / 255
 
 
 def _channels(name: str, values: Sequence[float]) -> tuple[float, ...]:

@@ -49,7 +49,6 @@ class ColoredMNIST(DomainDataModule):
         kwargs: See `DomainDataModule`.
 
     Raises:
-        ValueError: If a number is out of its range.
         DatasetNotFoundError: If the files are not there.
     """
 
@@ -140,7 +139,6 @@ class FashionMNIST(DomainDataModule):
         kwargs: See `DomainDataModule`.
 
     Raises:
-        ValueError: If a number is out of its range.
         DatasetNotFoundError: If the files are not there.
     """
 
@@ -199,8 +197,7 @@ class FashionMNIST(DomainDataModule):
     def _shares(self) -> dict[str, Tensor]:
         """Positions of each client's images, ascending; the same in every run."""
         y = self._images[1]
-        shuffled = shuffled_by_class(y, len(CLASSES), "FashionMNIST", "shares")
-        names = self.domain_names()
+        shuffled, names = shuffled_by_class(y, len(CLASSES), "FashionMNIST", "shares"), self.domain_names()
         shares: dict[str, list[Tensor]] = {name: [] for name in names}
         holds = {
             name: range(len(CLASSES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +59,8 @@ def plot_features(data: DomainDataModule) -> Figure:
 
 def plot_components(data: DomainDataModule, axis: Any) -> None:
     """Draw two principal components of all clients' samples together."""
+    from sklearn.decomposition import PCA
+
     samples = []
     for client in data.check_roster():
         x = data._domain(client.name).x
@@ -65,14 +68,12 @@ def plot_components(data: DomainDataModule, axis: Any) -> None:
         positions = torch.linspace(0, number - 1, min(number, _MAX_POINTS)).round().long()
         picked = leaves(take(x, positions)).values()
         samples.append(torch.cat([leaf.reshape(len(leaf), -1).double() for leaf in picked], dim=1))
-    centred = torch.cat(samples)
-    centred = centred - centred.mean(0)
-    _, values, directions = torch.linalg.svd(centred, full_matrices=False)
-    shares = values.square() / values.square().sum().clamp(min=1e-12)
-    points = (centred @ directions[:2].T).split([len(sample) for sample in samples])
+    components = PCA(2)
+    points = np.split(components.fit_transform(torch.cat(samples).numpy()), np.cumsum([*map(len, samples)])[:-1])
+    shares = components.explained_variance_ratio_
     for client, point in zip(data.check_roster(), points, strict=True):
         marker = "x" if client.is_target else "o"
-        axis.scatter(*point.T.numpy(), s=14, alpha=0.6, marker=marker, label=f"{client.name} ({client.role})")
+        axis.scatter(*point.T, s=14, alpha=0.6, marker=marker, label=f"{client.name} ({client.role})")
     axis.set_xlabel(f"component 1 ({shares[0]:.0%} of the variance)")
     axis.set_ylabel(f"component 2 ({shares[1]:.0%} of the variance)")
     axis.set_title("Two principal components of all clients' samples")

@@ -46,37 +46,43 @@ class RawRows(RawInputs):
         return [code.get(self.missing if value is None else value, -1) for value in values]
 
 
-class PixelNetwork(nn.Module):
-    """Bytes of pixels to numbers from 0 to 1, normalised by mean and standard deviation of each channel."""
+class _Standardising(nn.Module):
+    """Keeps a mean and a deviation, by which it standardises samples."""
 
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, mean: Sequence[float], deviation: Sequence[float]) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
-        self.register_buffer("deviation", torch.tensor(deviation).view(-1, 1, 1))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Normalise uint8, shape (n, channels, height, width), to float32."""
-        return (pixels.float() / 255 - self.mean) / self.deviation
-
-
-class VectorNetwork(nn.Module):
-    """Standardises features, and scales samples to length 1 if asked to."""
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, mean: Tensor, deviation: Tensor, unit: bool) -> None:
+    def __init__(self, mean: Tensor, deviation: Tensor) -> None:
         super().__init__()
         self.register_buffer("mean", mean)
         self.register_buffer("deviation", deviation)
+
+    def standardise(self, x: Tensor) -> Tensor:
+        """Samples with mean 0 and deviation 1."""
+        return (x - self.mean) / self.deviation
+
+
+class PixelNetwork(_Standardising):
+    """Bytes of pixels to numbers from 0 to 1, normalised by mean and standard deviation of each channel."""
+
+    def __init__(self, mean: Sequence[float], deviation: Sequence[float]) -> None:
+        super().__init__(torch.tensor(mean).view(-1, 1, 1), torch.tensor(deviation).view(-1, 1, 1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Normalise uint8, shape (n, channels, height, width), to float32."""
+        return self.standardise(pixels.float() / 255)
+
+
+class VectorNetwork(_Standardising):
+    """Standardises features, and scales samples to length 1 if asked to (``unit``)."""
+
+    def __init__(self, mean: Tensor, deviation: Tensor, unit: bool) -> None:
+        super().__init__(mean, deviation)
         self.unit = unit
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise samples of shape (n, d), float32."""
-        x = (x - self.mean) / self.deviation
+        x = self.standardise(x)
         return F.normalize(x, dim=1, eps=torch.finfo(x.dtype).tiny) if self.unit else x
 
 
@@ -135,7 +141,7 @@ class ZeroIsMissing(nn.Module):
         return torch.where(self.zeros & (table == 0), torch.nan, table)
 
 
-class TableNetwork(nn.Module):
+class TableNetwork(_Standardising):
     """Standardises numbers, marks those that are missing, and chooses among levels: `TableFeatures`, as a network.
 
     Args:
@@ -146,9 +152,6 @@ class TableNetwork(nn.Module):
         deviation: Of each number; where it is 0, a number is centred alone.
     """
 
-    mean: Tensor
-    deviation: Tensor
-
     def __init__(
         self,
         numbers: Sequence[int],
@@ -157,16 +160,14 @@ class TableNetwork(nn.Module):
         mean: Sequence[float],
         deviation: Sequence[float],
     ) -> None:
-        super().__init__()
-        self.numbers, self.marked, self.categories = list(numbers), list(marked), list(categories)
         deviations = torch.tensor(deviation, dtype=torch.float64)
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
-        self.register_buffer("deviation", torch.where(deviations > 0, deviations, 1.0))
+        super().__init__(torch.tensor(mean, dtype=torch.float64), torch.where(deviations > 0, deviations, 1.0))
+        self.numbers, self.marked, self.categories = list(numbers), list(marked), list(categories)
 
     def forward(self, table: Tensor) -> Tensor:
         """Return features, shape (n, d), float32, of rows of shape (n, columns), float64."""
         x = table[:, self.numbers]
-        parts = [torch.where(x.isnan(), 0.0, (x - self.mean) / self.deviation), table[:, self.marked].isnan().double()]
+        parts = [torch.where(x.isnan(), 0.0, self.standardise(x)), table[:, self.marked].isnan().double()]
         for index, number in self.categories:
             parts.append((table[:, index, None] == torch.arange(number, dtype=torch.float64)).double())
         return torch.cat(parts, dim=1).float()

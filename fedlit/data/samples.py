@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
-from fedlit.checks import refuse
+from fedlit.checks import check, refuse
 from fedlit.federation.labels import known_labels
 from fedlit.federation.nested import Inputs, Rows, concatenate, mapped, num_samples, take
 
@@ -77,14 +77,10 @@ class DomainDataset(BatchReader):
 
     Attributes:
         labelled_indices: Positions whose label is known, or ``None`` when all are.
-
-    Raises:
-        ValueError: If ``x`` and ``y`` differ in length.
     """
 
     def __init__(self, x: Inputs, y: Tensor, transform: Transform | None = None, augments: bool = False) -> None:
-        if num_samples(x) != len(y):
-            raise ValueError(f"x and y must hold the same number of samples, got {num_samples(x)} and {len(y)}")
+        check(num_samples(x) == len(y), "y", f"as long as x ({num_samples(x)} samples)", y, shown=str(len(y)))
         self.x = x
         self.y = y if y.is_floating_point() else y.long()
         self.transform = transform
@@ -116,7 +112,7 @@ class PooledDataset(BatchReader):
         return int(self.ends[-1])
 
     def batch(self, indices: Tensor) -> tuple[Inputs, Tensor]:
-        """Return transformed samples and labels at ``indices`` (int64, shape (b,))."""
+        """As `BatchReader.batch`."""
         return self._gather(indices, "batch")
 
     @property

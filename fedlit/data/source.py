@@ -59,27 +59,17 @@ class DomainSource(ABC):
         """Return the target's samples as their owner has them, and the network that prepares them, for an export.
 
         ``None`` where models take samples as `load` gives them. A data module that overrides `finish`, or whose
-        `transform` changes numbers in evaluation, overrides this too, or its models are exported for prepared samples
-        alone.
+        `transform` changes numbers in evaluation, overrides this too.
         """
         return None
 
     def ids(self, client: str, stage: str) -> list[str] | None:
-        """Return names of a client's samples in one stage, in order, such as file names; ``None`` if they have none.
-
-        Args:
-            client: One whose data are here.
-            stage: "train", "val", "test", or "predict" for what `predict_dataloader` gives.
-        """
+        """Return names of a client's samples in a stage ("train", "val", "test" or "predict"), ``None`` without any."""
         return None
 
 
 def choose_clients(source: DomainSource, names: Sequence[str] | None, target: str | None) -> tuple[list[str], str]:
-    """Return the names of the clients, in order, and the target, from what the user named; the last one by default.
-
-    Raises:
-        RosterError: If one is no domain, or too much like another.
-    """
+    """Return the clients, in order, and the target, by default the last; refuse what is no domain, or like another."""
     known = source.domain_names()
     clients = known if names is None else list(names)
     _check_alike(clients if target is None else [*clients, target], known)
@@ -95,11 +85,7 @@ def choose_clients(source: DomainSource, names: Sequence[str] | None, target: st
 
 
 def check_same_clients(federation: Any, names: Sequence[str], target: str) -> None:
-    """Refuse a model with other clients, or another target, than the data.
-
-    Raises:
-        RosterError: If they differ.
-    """
+    """Refuse a model with other clients, or another target, than the data, by a `RosterError`."""
     members = [client.name for client in getattr(federation, "clients", ())] or [*names]
     adapted = getattr(getattr(federation, "target", None), "name", target)
     for argument, model, data in (("clients", sorted(members), sorted(names)), ("target", adapted, target)):
@@ -117,11 +103,7 @@ def agreed(key: str, facts: Mapping[str, Mapping[str, Any]], way_out: str) -> An
 
 
 def check_common(facts: Mapping[str, Mapping[str, Any]], unshared_classes: bool) -> None:
-    """Refuse clients with other classes or shapes than others, and classes of one client only unless they may be.
-
-    Raises:
-        DatasetLayoutError: If clients do not fit together.
-    """
+    """Refuse clients with other classes or shapes than others, and classes of one client only unless they may be."""
     classes = agreed("classes", facts, "name all classes, in one order, in the configuration of each client")
     shapes = {name: shape for name, each in facts.items() for shape in each["shapes"]}
     way_out = "extract the same features at each client, or leave the odd one out of clients"

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.checks import check
+from fedlit.checks import check_between
 from fedlit.functional import Kernel, hard_vote, random_fourier_features, sample_frequencies
 
 STAYS_LOCAL = ("seed", "received", "heard", "informed", "ballot.")
@@ -19,9 +19,7 @@ STAYS_LOCAL = ("seed", "received", "heard", "informed", "ballot.")
 
 def check_widths(num_frequencies: int, num_components: int, bandwidth: float, kernel: Kernel) -> None:
     """Raise a `ValueError` now, rather than when a run starts, if a replica cannot be built from these."""
-    fits = 1 <= num_components <= 2 * num_frequencies
-    rule = f"between 1 and 2 * num_frequencies (2N = {2 * num_frequencies})"
-    check(fits, "num_components (m)", rule, num_components)
+    check_between("num_components (m)", num_components, 1, 2 * num_frequencies, "at most 2 * num_frequencies (2N)")
     sample_frequencies(1, 1, bandwidth, kernel)
 
 

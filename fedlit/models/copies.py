@@ -20,13 +20,8 @@ _COMPILED = "_compiled_call_impl"
 def check_copyable(part: str, network: nn.Module) -> None:
     """Refuse a network of which clients could not train copies, and warn where copies are not compiled.
 
-    Args:
-        part: Its name, such as ``"extractor"``, for messages.
-        network: As passed to a method.
-
-    Raises:
-        ValueError: If it has TorchScript with weights to train, weights that are computed from others and kept,
-            functions that hold modules, or modules that synchronise processes.
+    Refused are TorchScript with weights to train, weights that are computed from others and kept, functions that hold
+    modules, and modules that synchronise processes. ``part`` is the network's name in messages, as ``"extractor"``.
     """
     for name, module in network.named_modules(prefix=part):
         cls = type(module).__name__
@@ -101,14 +96,8 @@ def tied_weights(network: nn.Module) -> list[tuple[str, str]]:
 def check_tied(extractor: nn.Module, classifier: nn.Module, apart: str, stays_local: tuple[str, ...]) -> None:
     """Refuse weights that copies of the networks could not share as the networks themselves do.
 
-    Args:
-        extractor: As passed to a method.
-        classifier: As passed to a method.
-        apart: Why extractor and classifier can share no weight; empty where they can.
-        stays_local: Prefixes of names that never leave a client.
-
-    Raises:
-        ValueError: If there are such weights.
+    ``apart`` states why extractor and classifier can share no weight, and is empty where they can; ``stays_local`` has
+    prefixes of names that never leave a client.
     """
     both = nn.ModuleDict({"extractor": extractor, "classifier": classifier})
     for name, other in tied_weights(both):

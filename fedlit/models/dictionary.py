@@ -39,8 +39,8 @@ class DictionaryReplica(Replica):
     """A client's encoder, dictionary, barycentric coordinates, and classifiers.
 
     Args:
-        extractor: Turns inputs into features, shape (batch, d): the encoder.
-        classifier: Turns features into logits: predicts until there is a dictionary.
+        extractor: The encoder, with features of shape (batch, d).
+        classifier: Predicts until there is a dictionary.
         dictionary: The atoms.
         unit_norm: Scale features to length 1, other than for ``classifier``.
         ensembling: Predict with classifiers of the atoms (E) rather than of the reconstruction (R).

@@ -33,8 +33,8 @@ class DisentanglingReplica(AdversarialReplica):
     Both parts have the features' width. All its networks but the linear reconstructor have one hidden layer.
 
     Args:
-        extractor: Turns a batch of inputs into features, shape (batch, width).
-        classifier: Turns features into logits, shape (batch, num_classes).
+        extractor: See `AdversarialReplica`.
+        classifier: See `AdversarialReplica`.
         discriminator: See `AdversarialReplica`.
         num_classes: Classes of the class identifier.
         hidden: Units of the hidden layer of class identifier and estimator.
@@ -64,9 +64,6 @@ class DisentanglingReplica(AdversarialReplica):
             features: With their graph, shape (batch, width). A batch of one sample has no equation 8.
             label_loss: Loss of logits on the batch's labels.
             mi_weight: Weight of the mutual information for the disentangler; for the estimator it is 1.
-
-        Returns:
-            A scalar.
         """
         invariant, specific = self.disentangle(features)
         judged = specific.detach().requires_grad_()

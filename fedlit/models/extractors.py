@@ -25,9 +25,6 @@ class MLP(nn.Module):
         batch_norm: Normalise the outputs of each layer before its ReLU (BatchNorm); methods share its statistics by
             ``local_norm`` and ``batchnorm_average``, and `AdaBN` needs it.
 
-    Raises:
-        ValueError: If a width is below 1, there is no layer, or ``dropout`` is outside [0, 1); when called, if inputs
-            have another number of values than ``in_features``.
     """
 
     out_features: int
@@ -69,10 +66,6 @@ class Bottleneck(nn.Module):
     Args:
         extractor: Turns inputs into features, and has their width in ``out_features``.
         out_features: Width of the narrowed features, at least 1.
-
-    Raises:
-        TypeError: If the extractor does not state its width.
-        ValueError: If the width is below 1.
     """
 
     out_features: int
@@ -117,10 +110,7 @@ class SmallCNN(nn.Module):
         in_channels: 1 for grey images, 3 for colour.
         width: Channels of the first convolution, at least 1; the others have twice as many.
         norm: ``"batch"`` (its statistics are averaged between clients like weights), ``"group"`` (4 groups, no
-            statistics, better for clients with different data) or ``"none"``.
-
-    Raises:
-        ValueError: If a number is below 1, ``norm`` is unknown, or ``width`` is not a multiple of 4 with group norm.
+            statistics, better for clients with different data; ``width`` is a multiple of 4) or ``"none"``.
     """
 
     out_features: int
@@ -161,9 +151,6 @@ class LeNet(nn.Module):
         in_channels: 1 for grey images, 3 for colour.
         image_size: Side of the images in pixels, at least 16; 28 for MNIST and its relatives, 32 for CIFAR.
 
-    Raises:
-        ValueError: If a number is too small; later, if an image has another size.
-
     References:
         LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to document recognition, 1998.
         Li, Diao, Chen and He, Federated learning on non-IID data silos, ICDE 2022 (NIID-Bench).
@@ -200,9 +187,6 @@ class Features(nn.Module):
     Args:
         in_features: Number of values in one flattened input, at least 1; ``None`` takes that of the data when training
             starts, which does for methods whose one layer is a linear classifier.
-
-    Raises:
-        ValueError: If ``in_features`` is below 1; later, if an input has another width.
     """
 
     out_features: int | None

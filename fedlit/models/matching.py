@@ -18,8 +18,8 @@ class MatchingReplica(Replica):
     reference, the scale of the features in a mean, so that a checkpoint within a round has them.
 
     Args:
-        extractor: Turns a batch of inputs into features, shape (batch, width).
-        classifier: Turns features into logits, shape (batch, num_classes).
+        extractor: See `Replica`.
+        classifier: See `Replica`.
         num_moments: Numbers in a mean.
     """
 

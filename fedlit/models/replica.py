@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedlit.checks import check_at_least
+from fedlit.checks import check, check_at_least, refuse
 
 
 class Replica(nn.Module):
@@ -33,8 +33,8 @@ class AdversarialReplica(Replica):
     """A client's network, and the discriminator of domains, or critic, which is equal at all clients.
 
     Args:
-        extractor: Turns a batch of inputs into features, shape (batch, width).
-        classifier: Turns features into logits, shape (batch, num_classes).
+        extractor: See `Replica`.
+        classifier: See `Replica`.
         discriminator: Turns features, or a function of them, into one number per sample, shape (batch,); converted
             to the classifier's number type.
     """
@@ -59,16 +59,12 @@ def make_classifier(extractor: nn.Module, num_classes: int) -> nn.Linear:
     """A linear classifier as wide as an extractor's features, initialised by torch's global generator.
 
     Args:
-        extractor: A network with an integer attribute ``out_features``, its feature width.
+        extractor: A network with its feature width in ``out_features``; where that is ``None``, the layer takes the
+            width of the first features.
         num_classes: Number of classes, at least 1.
-
-    Returns:
-        A layer from ``extractor.out_features`` features to ``num_classes`` logits; where that is ``None``, one that
-        takes the width of the first features it is given.
 
     Raises:
         TypeError: If the extractor does not state its width.
-        ValueError: If ``num_classes`` is below 1.
     """
     check_at_least("num_classes", num_classes, 1, way_out="it is the number of labels in the data")
     if getattr(extractor, "out_features", 0) is None:
@@ -77,40 +73,28 @@ def make_classifier(extractor: nn.Module, num_classes: int) -> nn.Linear:
 
 
 def feature_width(extractor: nn.Module) -> int:
-    """Width of an extractor's features.
+    """Width of an extractor's features, its attribute ``out_features``; a `TypeError` if it has none.
 
     Args:
-        extractor: A network with an integer attribute ``out_features``.
-
-    Raises:
-        TypeError: If it has none.
+        extractor: Any network.
     """
     width: Any = getattr(extractor, "out_features", None)
     name = type(extractor).__name__
     if width is None and getattr(extractor, "in_features", 0) is None:
-        raise TypeError(f"{name} was made without in_features, which the layer on its features needs: give in_features")
-    if not isinstance(width, int):
-        raise TypeError(
-            f"extractor must have an integer attribute out_features, the width of its features, got {width!r} on "
-            f"{name}: set it in the network's __init__"
-        )
-    return width
+        refuse("in_features", f"given to {name}, for the layer on its features", None, error=TypeError)
+    way_out = f"set it in __init__ of {name}"
+    check(isinstance(width, int), "out_features", "an integer, the width of features", width, way_out, TypeError)
+    return int(width)
 
 
 def make_discriminator(width: int, hidden: int) -> nn.Sequential:
-    """A network with one hidden layer and one number for each sample, initialised by torch's global generator.
+    """A network from (batch, width) to (batch,), initialised by torch's global generator; both sizes are at least 1.
 
     It has no BatchNorm: a client has samples of one domain alone, whose mean would become 0 in both domains.
 
     Args:
-        width: Number of input features, at least 1.
-        hidden: Units of its hidden layer, at least 1.
-
-    Returns:
-        From shape (batch, width) to (batch,).
-
-    Raises:
-        ValueError: If a size is below 1.
+        width: Number of input features.
+        hidden: Units of its hidden layer.
     """
     check_at_least("width", width, 1, "input of a discriminator")
     check_at_least("hidden", hidden, 1, "hidden unit of a discriminator")

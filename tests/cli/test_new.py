@@ -172,7 +172,7 @@ def test_own_tables_are_read(capsys):
     assert refusal(*words, "--label=state").endswith(f"one of {names}")
     assert f"one of {names}, got 'rome'" in refusal(*words, "--label=state", "--target=rome")
     assert "did you mean 'state'?" in refusal(*words, "--label=stat", "--target=turin")
-    assert "looks continuous" in refusal(*words, "--label=heat", "--target=turin")
+    assert "must be of a few classes" in refusal(*words, "--label=heat", "--target=turin")
     assert sorted(path.name for path in Path("plants").iterdir()) == ["essen.csv", "lyon.csv", "turin.csv"]
     capsys.readouterr()
     main(["new", "csv", "noted", "--data=plants", "--label=state", "--target=turin"])

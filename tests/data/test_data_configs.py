@@ -60,8 +60,3 @@ def test_there_is_a_config_for_each_data_set():
 def test_one_label_and_all_labels_are_told_apart(given, kept):
     module = build({"data": {"class_path": "fedlit.data.Digits", "init_args": {"target_labels": given}}})
     assert module.num_samples(module.target) == kept
-
-
-def test_a_misspelt_key_is_refused_by_name():
-    with pytest.raises(Exception, match="'targt' is not accepted"):
-        build({"data": {"class_path": "fedlit.data.Digits", "init_args": {"targt": "clean"}}})

@@ -120,13 +120,10 @@ def test_grey_values_of_16_bits_are_scaled_by_their_full_range(tmp_path: Path, s
     # no image is scaled by its own extremes, and 8 bits that were stretched to 16 in either usual way come back
     for factor in (256, 257):
         assert np.array_equal(saved(path, Image.fromarray(GREY.astype(np.uint16) * factor)), three(GREY))
-
-
-def test_bits_of_16_are_read_in_both_orders_of_bytes(tmp_path: Path) -> None:
-    image = Image.frombytes("I;16B", (SIDE, SIDE), DEEP.astype(">u2").tobytes())
-    found = saved(tmp_path / "a.tif", image)
-    assert (tmp_path / "a.tif").read_bytes()[:2] == b"MM"
-    assert np.array_equal(found, three((DEEP >> 8).astype(np.uint8)))
+    if suffix == "tif":  # the other order of bytes
+        big = saved(path, Image.frombytes("I;16B", (SIDE, SIDE), DEEP.astype(">u2").tobytes()))
+        assert path.read_bytes()[:2] == b"MM"
+        assert np.array_equal(big, three((DEEP >> 8).astype(np.uint8)))
 
 
 def test_tiffs_in_which_white_is_0_are_not_negatives(tmp_path: Path) -> None:
@@ -187,8 +184,8 @@ def test_transparent_pixels_show_white(tmp_path: Path, suffix: str) -> None:
 
 def test_transparent_grey_values_show_white(tmp_path: Path) -> None:
     image = Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(ALPHA)])
-    for suffix in ("png", "tif"):
-        np.testing.assert_allclose(saved(tmp_path / f"a.{suffix}", image), over_white(three(GREY), ALPHA), atol=0.51)
+    for name in ("a.png", "a.tif"):
+        np.testing.assert_allclose(saved(tmp_path / name, image), over_white(three(GREY), ALPHA), atol=0.51)
 
 
 def test_alpha_that_is_multiplied_in_is_taken_for_that(tmp_path: Path) -> None:

@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from scipy.io import savemat
 from scipy.stats import norm, rankdata
 
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, FeatureDomains
 from fedlit.data.raw_inputs import RankNetwork
-from fedlit.federation import RosterError
 from refused import refused
 
 
@@ -120,19 +118,11 @@ def test_ranks_between_training_samples_and_beyond_them():
     torch.testing.assert_close(found[:, 0] / found[:, 1], expected / score)
 
 
-@pytest.mark.parametrize("normalise", ["unit", "zscore", "zscore_unit", "ranks", "none"])
-def test_a_model_that_is_exported_normalises_features_as_the_data_do(npz, normalise):
-    path = npz()
-    data = FeatureDomains(path, normalise=normalise)
-    raw, client = data.raw_inputs(), data.target
-    given = data.dataset(client, "test").x
-    if normalise == "none":
-        assert raw is None
-        return
-    with np.load(path) as stored:
-        x = torch.from_numpy(stored[f"{client}_x"].astype(np.float32))[data.split(client).test]
-    assert raw.sample.shape == (1, x.shape[1])
-    torch.testing.assert_close(raw.network(x), given)
+@pytest.mark.parametrize("normalise", ["unit", "zscore", "zscore_unit", "ranks"])
+def test_an_exported_model_normalises_features_by_the_network_of_the_data(npz, normalise):
+    data = FeatureDomains(npz(), normalise=normalise)
+    raw = data.raw_inputs()
+    assert torch.equal(raw.network(data.load("dslr").x), data.all_samples("dslr").x)
     assert raw.network(raw.sample).isfinite().all()
 
 
@@ -193,7 +183,6 @@ def test_a_file_laid_out_wrongly_is_refused(npz, argument, changes):
     ("changes", "message"),
     [
         ({"amazon_y": None}, "60 of 60 samples of source 'amazon' have no label"),
-        ({"amazon_y": np.arange(60) % 3 - 1}, "rows 0, 3, 6, 9, 12 and 15 more.* number them from 0"),
         *(({"dslr_y": np.arange(40) % 4 + shift}, r"must lie in 0\.\.2") for shift in (-2, 0)),
         ({"dslr_y": np.arange(40) % 3 + 1}, "y - 1"),
     ],
@@ -215,14 +204,6 @@ def test_labels_that_begin_at_one_can_be_named(npz):
     data = FeatureDomains(path, classes=["1", "2"], target_labels=1.0)
     assert len(data.train_dataloader()) > 0
     assert data.labels("amazon").tolist() == [0, 1] * 30
-
-
-def test_domains_and_classes_are_texts_that_are_not_alike(npz):
-    path = npz(DSLR_x=np.zeros((4, 6)), DSLR_y=np.arange(4) % 3)
-    with refused("clients", RosterError):
-        FeatureDomains(path)
-    with pytest.raises(TypeError, match="classes must have names in text"):
-        FeatureDomains(npz(classes=None), classes=[0, 1])
 
 
 def test_a_class_held_by_one_client_can_be_left_out(npz):
@@ -321,26 +302,3 @@ def test_files_of_a_folder_that_do_not_fit_together_are_refused(tmp_path, argume
     np.savez(tmp_path / "b.npz", **{key: content[key] for key in ("dslr_x", "dslr_y", "classes")} | changes)
     with refused(argument, DatasetLayoutError):
         FeatureDomains(str(tmp_path))
-
-
-def test_plot_shows_components_and_class_shares(npz):
-    figure = FeatureDomains(npz()).plot()
-    assert isinstance(figure, Figure)
-    assert len(figure.axes) == 2
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["amazon (source)", "dslr (target)"]
-    heights = [bar.get_height() for bar in figure.axes[1].patches]
-    assert sum(heights) == pytest.approx(2)
-
-
-def test_office_caltech_features_are_read(shared_data):
-    deep = FeatureDomains(str(shared_data / "office_caltech10_efficientnet_lite0.npz"), target="amazon")
-    assert deep.in_features == 1280
-    assert deep.num_classes == 10
-    sizes = {name: len(everything(deep, name)[1]) for name in deep.domain_names()}
-    assert sizes == {"amazon": 958, "caltech10": 1123, "dslr": 157, "webcam": 295}
-    torch.testing.assert_close(everything(deep, "dslr")[0].norm(dim=1), torch.ones(157))
-    surf = FeatureDomains(str(shared_data / "office_caltech10_surf.npz"), normalise="none", target="amazon")
-    raw = np.load(shared_data / "office_caltech10_surf.npz")["caltech10_x"]
-    np.testing.assert_array_equal(everything(surf, "caltech10")[0].sum(dim=1).numpy(), raw.sum(axis=1, dtype=np.int64))
-    with pytest.raises(DatasetLayoutError, match=r"got shape \(10000, 28, 28\)"):
-        FeatureDomains(str(shared_data / "digits_mnist10k_usps.npz")).train_dataloader()

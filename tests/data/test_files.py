@@ -54,6 +54,9 @@ def unread(read: Callable[[Path], Any], path: Path) -> str:
     return str(caught.value)
 
 
+FLOATS = "{'descr': '<f8', 'fortran_order': False, 'shape': "
+
+
 class MakesFolder:
     def __reduce__(self) -> Any:
         return os.mkdir, ("stolen",)
@@ -74,15 +77,12 @@ def test_arrays_come_back_from_both_formats(tmp_path: Path) -> None:
     [
         b"",
         b"no zip",
-        npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1,)}") + bytes(8),  # an .npy file
+        npy(FLOATS + "(1,)}") + bytes(8),  # an .npy file
         npz(x=np.arange(3))[:-30],
         npz(x=np.array([MakesFolder()])),
         archive(x=b"no array"),
-        archive(x=npy("{'descr': '<f8', 'fortran_order': False, 'shape': (10**15,)}")),
-        archive(x=npy("{'descr': '<f8', 'fortran_order': False, 'shape': (10,)}")),
-        archive(x=npy("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,)}")),
-        archive(x=npy("{'descr': '<f8', 'fortran_order': False, 'shape': " + "(" * 3000 + "}")),
-        archive(x=npy("{'descr': 'nonsense', 'fortran_order': False, 'shape': (1,)}")),
+        *(archive(x=npy(f"{FLOATS}{shape}}}")) for shape in ("(10**15,)", "(10,)", "(-1,)", "(" * 3000)),
+        archive(x=npy(FLOATS.replace("<f8", "nonsense") + "(1,)}")),
         archive(x=npy("__import__('os').mkdir('stolen')")),
     ],
 )

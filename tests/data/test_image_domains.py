@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataset, ImageDomains
-from fedlit.data.image_files import ImageFiles, ImageTransform
+from fedlit.data.decoding import ImageFiles, ImageTransform
 from fedlit.federation import RosterError
 from fedlit.federation.reading import BatchedDataset
 from fedlit.federation.streams import enter_stream, torch_streams
@@ -128,12 +128,9 @@ def collect(loader):
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_cached_images_equal_those_decoded_on_the_fly(root, num_workers):
-    cached = ImageDomains(str(root), image_size=20, batch_size=5, eval_batch_size=7, num_workers=num_workers)
-    lazy = ImageDomains(
-        str(root), image_size=20, batch_size=5, eval_batch_size=7, num_workers=num_workers, cache_limit_mb=0
-    )
-    assert cached.cached
-    assert not lazy.cached
+    given = {"image_size": 20, "batch_size": 5, "eval_batch_size": 7, "num_workers": num_workers}
+    cached, lazy = ImageDomains(str(root), **given), ImageDomains(str(root), **given, cache_limit_mb=0)
+    assert (cached.cached, lazy.cached) == (True, False)
     assert isinstance(cached.dataset("art", "train"), DomainDataset)
     assert isinstance(lazy.dataset("art", "train"), ImageFiles)
     assert not isinstance(lazy.dataset("art", "train"), BatchedDataset)  # else the loader would not use its workers
@@ -147,12 +144,8 @@ def test_cached_images_equal_those_decoded_on_the_fly(root, num_workers):
 
 
 def test_augmented_batches_do_not_depend_on_the_number_of_workers(root):
-    runs = [
-        collect(
-            ImageDomains(str(root), image_size=20, augment=True, cache_limit_mb=0, num_workers=n).train_dataloader()
-        )
-        for n in (0, 2)
-    ]
+    given = {"image_size": 20, "augment": True, "cache_limit_mb": 0}
+    runs = [collect(ImageDomains(str(root), **given, num_workers=n).train_dataloader()) for n in (0, 2)]
     for a, b in zip(*runs, strict=True):
         assert all(torch.equal(a[name][0], b[name][0]) for name in a)
 
@@ -200,10 +193,10 @@ def test_augmentation_cuts_and_mirrors_the_stored_image(root):
 
 
 def test_office31_keeps_its_folder_of_images(root):
-    for domain in ("art", "photo", "sketch"):
-        (root / domain / "images").mkdir()
+    for domain in root.iterdir():
+        (domain / "images").mkdir()
         for name in ("cat", "dog"):
-            shutil.move(root / domain / name, root / domain / "images" / name)
+            (domain / name).rename(domain / "images" / name)
     module = ImageDomains(str(root))
     assert module.classes == ["cat", "dog"]
     assert len(module.load("art").y) == 20
@@ -239,18 +232,14 @@ def test_class_folders_that_are_alike_are_no_two_classes(root, one, what):
         ImageDomains(str(root))
 
 
-@pytest.mark.parametrize("other", ["Art", "ART"])
-def test_domain_folders_that_are_alike_are_no_two_clients(root, other):
-    shutil.copytree(root / "photo", root / other)
+def test_domain_folders_that_are_alike_are_no_two_clients(root):
+    shutil.copytree(root / "photo", root / "Art")
     if len([*root.iterdir()]) < 4:
         pytest.skip("this file system takes the names for one")
-    for arguments in ({}, {"clients": ["art", "photo"]}, {"clients": [other, "photo"]}):
-        with pytest.raises(RosterError, match="differ in capitals alone"):
-            ImageDomains(str(root), **arguments)
-    assert [client.name for client in ImageDomains(str(root), clients=["photo", "sketch"]).clients] == [
-        "photo",
-        "sketch",
-    ]
+    for clients in (None, ["art", "photo"], ["Art", "photo"]):
+        with refused("clients", RosterError):
+            ImageDomains(str(root), clients=clients)
+    assert ImageDomains(str(root), clients=["photo", "sketch"]).target == "sketch"
 
 
 @pytest.mark.parametrize("below", ["", "images"])
@@ -288,19 +277,17 @@ def test_a_site_needs_its_own_folder_alone(root):
         module.dataset("photo", "train")
 
 
-def test_a_site_with_images_of_no_class_is_told_the_classes(root):
-    target = root / "photo"
-    for file in sorted(target.rglob("*.*")):
-        shutil.move(file, target / f"{file.parent.name}-{file.name}")
-    shutil.rmtree(target / "cat")
-    shutil.rmtree(target / "dog")
+def test_a_site_with_images_of_no_class_needs_the_classes(root):
     for other in ("art", "sketch"):
         shutil.rmtree(root / other)
+    for name in ("cat", "dog"):
+        for file in (root / "photo" / name).iterdir():
+            file.rename(root / "photo" / f"{name}-{file.name}")
+        (root / "photo" / name).rmdir()
     given = {"clients": ["art", "photo"], "target": "photo", "image_size": 20}
     with refused("classes", DatasetLayoutError):
         ImageDomains(str(root), **given)
-    module = ImageDomains(str(root), **given, classes=["cat", "dog"])
-    assert module.labels("photo").tolist() == [-1] * 20
+    assert ImageDomains(str(root), **given, classes=["cat", "dog"]).labels("photo").tolist() == [-1] * 20
 
 
 def test_a_missing_root_says_where_it_looked(tmp_path):
@@ -313,14 +300,8 @@ def test_a_missing_root_says_where_it_looked(tmp_path):
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        *(
-            ("image_size", 0),
-            ("resized_side", 223),
-            ("interpolation", "area"),
-            ("cache_limit_mb", -1),
-            ("classes", ["cat"]),
-        ),
-        *(("mean", value) for value in ([123.7, 116.3, 103.5], [0.5])),
+        *(("image_size", 0), ("resized_side", 223), ("interpolation", "area"), ("cache_limit_mb", -1)),
+        *(("classes", ["cat"]), ("mean", [123.7, 116.3, 103.5]), ("mean", [0.5])),
         *(("std", [0.2, value, 0.2]) for value in (0.0, float("nan"))),
     ],
 )
@@ -355,15 +336,3 @@ def test_domains_are_described_and_drawn(root):
     assert str(module).endswith("2 classes, input (3, 20, 20)")
     figure = module.plot(num_samples=4)
     assert [axis.get_title() for axis in figure.axes] == ["cat", "dog", "cat", "dog"] * 3
-
-
-def test_office_caltech_photographs_are_read(shared_data):
-    module = ImageDomains(str(shared_data / "office_caltech10"), image_size=56, clients=["dslr", "webcam"])
-    assert [len(module.load(name).y) for name in ("dslr", "webcam")] == [157, 295]
-    features = np.load(shared_data / "office_caltech10_efficientnet_lite0.npz")
-    assert module.classes == features["classes"].tolist()
-    assert module.load("dslr").y.tolist() == features["dslr_y"].tolist()
-    x, y = module.dataset("dslr", "test").batch(torch.arange(2))
-    path = module.load("dslr").x[module.split("dslr").test[1]]
-    np.testing.assert_allclose(x[1].numpy(), by_hand(path, 56, 64), atol=1e-5)
-    assert path.parent.name == module.classes[y[1]]

@@ -116,14 +116,13 @@ def idx(tmp_path_factory):
     return str(write_idx(tmp_path_factory.mktemp("idx")))
 
 
-def test_noise_has_its_level_at_each_client(idx):
+def test_noise_has_its_level_at_each_client_and_is_the_same_in_each_run(idx):
     plain = FashionMNIST(idx, num_sources=2, noise_level=0.0)
-    noised = FashionMNIST(idx, num_sources=2, noise_level=0.6, source_noise=[0.0, 0.2])
+    noised, again = (FashionMNIST(idx, num_sources=2, noise_level=0.6, source_noise=[0.0, 0.2], seed=s) for s in (0, 9))
     for name, level in (("source_1", 0.0), ("source_2", 0.2), ("target", 0.6)):
-        before, after = (module.transform(False)(module.load(name).x) for module in (plain, noised))
+        before, after, other = (each.transform(False)(each.load(name).x) for each in (plain, noised, again))
         assert (after - before).std(correction=0).item() == pytest.approx(level, rel=0.01)
-        again = FashionMNIST(idx, num_sources=2, noise_level=0.6, source_noise=[0.0, 0.2], seed=9)
-        assert torch.equal(again.transform(False)(again.load(name).x), after)
+        assert torch.equal(other, after)
 
 
 def test_redrawn_noise_is_new_in_each_pass_over_the_same_images_and_not_in_tests(idx):
@@ -156,10 +155,9 @@ def test_label_shift_deals_out_eta_and_the_rest(idx, eta):
 
 @pytest.mark.parametrize("eta", [None, 0.15])
 def test_max_samples_leaves_as_many_images_of_each_class_the_same_in_every_run(idx, eta):
-    few = FashionMNIST(idx, num_sources=2, noise_level=0.0, label_shift=eta, max_samples=600)
-    again = FashionMNIST(idx, num_sources=2, noise_level=0.0, label_shift=eta, max_samples=600, seed=5)
-    whole = FashionMNIST(idx, num_sources=2, noise_level=0.0, label_shift=eta)
-    counts, seen = [], []
+    given = {"num_sources": 2, "noise_level": 0.0, "label_shift": eta}
+    few, again = (FashionMNIST(idx, **given, max_samples=600, seed=seed) for seed in (None, 5))
+    whole, counts, seen = FashionMNIST(idx, **given), [], []
     for name in few.domain_names():
         x, y = few.load(name).x, few.load(name).y
         assert torch.equal(x, again.load(name).x)
@@ -175,11 +173,8 @@ def test_labels_per_source_limits_the_sources(idx):
     for number in range(4):
         labels = set(module.load(f"source_{number + 1}").y.tolist())
         assert labels == set(source_labels(number, 3, 10))
-        assert len(labels) == 3
         assert number in labels
     assert torch.bincount(module.load("target").y).tolist() == [60] * 10
-    assert module.num_classes == 10
-    assert len(module.clients) == 5
 
 
 @pytest.mark.parametrize(
@@ -216,9 +211,7 @@ def test_colours_and_labels_follow_the_recipe_by_hand(idx):
 
 def test_coloured_digits_can_keep_their_size(idx):
     module = ColoredMNIST(idx, image_size=28, label_noise=0.0, target="plus80")
-    domain = module.load("plus90")
-    images, digits = fake()
-    which = module.positions("plus90").numpy()
+    domain, (images, digits), which = module.load("plus90"), fake(), module.positions("plus90").numpy()
     np.testing.assert_array_equal(domain.x.sum(dim=1).numpy(), images[which])
     np.testing.assert_array_equal(domain.y.numpy(), digits[which] < 5)
     for argument, value in (("image_size", 20), ("label_noise", 0.9)):

@@ -47,18 +47,6 @@ def test_features_are_what_goes_into_the_last_layer(resnet: nn.Module, weights: 
     assert backbone.out_features == 512
 
 
-def test_frozen_networks_keep_weights_and_statistics(weights: str) -> None:
-    frozen, trained = Backbone("resnet18", weights, freeze=True), Backbone("resnet18", weights)
-    before = {name: tensor.clone() for name, tensor in frozen.state_dict().items()}
-    for backbone in (frozen, trained):
-        backbone.train()
-        backbone(images())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in frozen.state_dict().items())
-    assert not any(param.requires_grad for param in frozen.parameters())
-    assert all(param.requires_grad for param in trained.parameters())
-    assert not torch.equal(trained.state_dict()["network.bn1.running_mean"], before["network.bn1.running_mean"])
-
-
 def test_parts_up_to_a_named_one_are_kept_with_their_statistics(weights: str) -> None:
     backbone = Backbone("resnet18", weights, freeze="layer2.0")
     trained = {name.split(".")[1] for name, param in backbone.named_parameters() if param.requires_grad}
@@ -229,13 +217,12 @@ def test_unknown_networks_and_foreign_files_are_refused(tmp_path: Path, weights:
             Backbone(name)
     (tmp_path / "words.pth").write_text("words")
     torch.save({name: t * torch.nan for name, t in resnet.state_dict().items()}, tmp_path / "nan.pth")
-    with pytest.raises(FileNotFoundError, match="weights"):
+    with refused("weights", FileNotFoundError):
         Backbone("resnet18", "gone.pth")
-    for name, path in (("resnet34", weights), ("resnet18", str(tmp_path / "words.pth"))):
-        with pytest.raises(ValueError, match="state dict"):
+    others = (("resnet18", str(tmp_path / name)) for name in ("words.pth", "nan.pth"))
+    for name, path in (("resnet34", weights), *others):
+        with refused("weights"):
             Backbone(name, path)
-    with refused("weights"):
-        Backbone("resnet18", str(tmp_path / "nan.pth"))
 
 
 @pytest.mark.parametrize(

@@ -93,14 +93,11 @@ class NumberFormat:
 
         if holds_numbers(values):
             return pd.Series(values.to_numpy(dtype=np.float64, na_value=np.nan), index=values.index)
-        read = {text: self.number(text) for text in {value for value in values if isinstance(value, str)}}
+        read = {text: self.number(text) for text in values if isinstance(text, str)}
 
-        def number(value: Any) -> float:
-            if isinstance(value, str):
-                found = read[value]
-                return np.nan if found is None else found
+        def number(value: Any) -> float | None:
             is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-            return float(value) if is_number else np.nan
+            return read[value] if isinstance(value, str) else float(value) if is_number else None
 
         return pd.Series([number(value) for value in values], index=values.index, dtype=np.float64)
 
@@ -155,12 +152,8 @@ class NumberFormat:
             return None
         before, unit = next(iter(units))
         is_apart = bool(before) or not unit[:1].isalpha() or all(blank for _, _, blank, _ in parts)
-        different = len({number for _, number, _, _ in parts})
-        return (
-            (before or unit or None)
-            if different > (_MAX_CATEGORIES if is_apart else _MAX_CATEGORIES_ATTACHED)
-            else None
-        )
+        many = len({number for _, number, _, _ in parts}) > (_MAX_CATEGORIES if is_apart else _MAX_CATEGORIES_ATTACHED)
+        return (before or unit or None) if many else None
 
 
 def holds_numbers(values: pd.Series[Any]) -> bool:
