@@ -113,6 +113,8 @@ class Backbone(_Published):
         ImportError: If an extra is missing.
     """
 
+    out_features: int  # by which the catalogue knows an extractor
+
     def __init__(self, name: str, weights: str | None = None, freeze: bool | str = False) -> None:
         path = None if weights is None else Path(weights)
         if name.startswith(TIMM):
@@ -145,6 +147,8 @@ class ResNet(_Published):
         FileNotFoundError: If ``weights`` is a path and nothing is there.
         RuntimeError: If the weights cannot be downloaded.
     """
+
+    out_features: int  # by which the catalogue knows an extractor
 
     def __init__(self, depth: Literal[18, 50, 101] = 18, weights: str | None = None, freeze: Freeze = "none") -> None:
         # imported here because it costs a second, which every user of fedlit.models would pay
