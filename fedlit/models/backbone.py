@@ -31,15 +31,11 @@ Freeze: TypeAlias = Literal["none", "stem", "layer1", "layer2", "layer3", "all"]
 class _Published(nn.Module):
     """A network without its classifier, with the parts up to ``freeze`` kept fixed; see `Backbone`."""
 
-    out_features: int
     preprocessing: dict[str, Any]
 
-    def __init__(
-        self, name: str, network: nn.Module, freeze: bool | str, out_features: int, preprocessing: dict[str, Any]
-    ) -> None:
+    def __init__(self, name: str, network: nn.Module, freeze: bool | str, preprocessing: dict[str, Any]) -> None:
         super().__init__()
-        self.name, self.freeze = name, freeze
-        self.out_features, self.preprocessing = out_features, preprocessing
+        self.name, self.freeze, self.preprocessing = name, freeze, preprocessing
         self.network = network
         for part in self._frozen():
             part.requires_grad_(False)
@@ -113,6 +109,8 @@ class Backbone(_Published):
         ImportError: If an extra is missing.
     """
 
+    out_features: int  # by which the catalogue knows an extractor
+
     def __init__(self, name: str, weights: str | None = None, freeze: bool | str = False) -> None:
         path = None if weights is None else Path(weights)
         if name.startswith(TIMM):
@@ -122,7 +120,9 @@ class Backbone(_Published):
             made.cut(name)
         if made.path is not None:
             load_file(made.network, made.path, made.left_out)
-        super().__init__(name, made.network, freeze, _width(name, made), made.preprocessing)
+        width = _width(name, made)
+        super().__init__(name, made.network, freeze, made.preprocessing)
+        self.out_features = width
 
 
 class ResNet(_Published):
@@ -145,6 +145,8 @@ class ResNet(_Published):
         FileNotFoundError: If ``weights`` is a path and nothing is there.
         RuntimeError: If the weights cannot be downloaded.
     """
+
+    out_features: int  # by which the catalogue knows an extractor
 
     def __init__(self, depth: Literal[18, 50, 101] = 18, weights: str | None = None, freeze: Freeze = "none") -> None:
         # imported here because it costs a second, which every user of fedlit.models would pay
@@ -173,8 +175,9 @@ class ResNet(_Published):
             load_file(network, file, ("fc.",))
             preprocessing = preprocessing_of(entries, file)
         last: dict[str, bool | str] = {"none": False, "stem": "bn1", "all": True}
-        super().__init__(f"resnet{depth}", network, last.get(freeze, freeze), width, preprocessing)
+        super().__init__(f"resnet{depth}", network, last.get(freeze, freeze), preprocessing)
         self.depth = depth
+        self.out_features = width
 
 
 @dataclass

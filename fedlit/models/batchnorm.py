@@ -14,7 +14,11 @@ from fedlit.functional.mixtures import mixture_moments
 
 
 def batchnorm_layers(network: nn.Module) -> dict[str, _BatchNorm]:
-    """BatchNorm layers of a network with running statistics, by name."""
+    """BatchNorm layers with running statistics, by name.
+
+    Args:
+        network: Network that has them.
+    """
     layers = network.named_modules()
     return {name: each for name, each in layers if isinstance(each, _BatchNorm) and each.track_running_stats}
 
@@ -156,7 +160,13 @@ class MixedBatchNorm(_BatchNorm):
 
 
 def with_mixed_batchnorm(network: nn.Module, share: float, learned: bool) -> nn.Module:
-    """A copy of a network with a `MixedBatchNorm` in place of each BatchNorm layer with running statistics."""
+    """A copy of a network with a `MixedBatchNorm` in place of each BatchNorm layer with running statistics.
+
+    Args:
+        network: Any network.
+        share: See `MixedBatchNorm`.
+        learned: See `MixedBatchNorm`.
+    """
     whole = nn.ModuleList([copy.deepcopy(network)])  # a parent, if the network is such a layer itself
     mixed = {layer: MixedBatchNorm(layer, share, learned) for layer in batchnorm_layers(whole).values()}
     for name, module in list(whole.named_modules(remove_duplicate=False)):  # a layer with two names, under both
