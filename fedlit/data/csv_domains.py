@@ -147,6 +147,7 @@ class CSVDomains(DomainDataModule):
         is_one = site is not None and isinstance(files, str)
         self._paths = {} if files is None or is_one else find_tables(files)
         self._tables: dict[str, pd.DataFrame] = {}
+        self._numbers: dict[str, Tensor] = {}  # labels, by client
         self._columns: Columns | None = None
         self._samples: dict[str, int] = {}
         self._features: dict[str, TableFeatures] = {}
@@ -226,10 +227,13 @@ class CSVDomains(DomainDataModule):
         return column(table, self.label, "label", self.where(client))
 
     def _y(self, client: str) -> Tensor:
-        values, where = self._label_column(client), self.where(client)
-        if self.task == "regression":
-            return self._label_reader.numbers_to_predict(values, client, where)
-        return self._label_reader.class_numbers(values, self.class_names(), client, where)
+        if client not in self._numbers:
+            values, where = self._label_column(client), self.where(client)
+            if self.task == "regression":
+                self._numbers[client] = self._label_reader.numbers_to_predict(values, client, where)
+            else:
+                self._numbers[client] = self._label_reader.class_numbers(values, self.class_names(), client, where)
+        return self._numbers[client]
 
     def _train(self, client: str) -> Tensor:
         """Positions of a client's training samples, before its features are known."""

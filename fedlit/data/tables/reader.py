@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedlit.checks import check
 from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, check_data, refuse_data
-from fedlit.data.tables.values import NumberFormat, cells, check_once, holds_numbers, lines
+from fedlit.data.tables.values import NumberFormat, cells, check_once, holds_numbers, holds_texts, lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +83,7 @@ class TableReader:
         try:
             table = self._parquet(path) if path.suffix.lower() == ".parquet" else self._csv(path)
             table = self._without_missing(table)
-            padded = {name: column[column.map(_is_padded).astype(bool)] for name, column in table.items()}
+            padded = {name: column[_are_padded(column)] for name, column in table.items()}
             table = self.numbers_in(table, (*self.texts, *texts))
         except (DatasetLayoutError, ImportError):
             raise
@@ -155,7 +155,8 @@ class TableReader:
 
         for name, values in table.items():
             if values.dtype == object or isinstance(values.dtype, pd.StringDtype):
-                texts = values.map(lambda value: value.strip() if isinstance(value, str) else value)
+                cells = [value.strip() if isinstance(value, str) else value for value in values.to_numpy(dtype=object)]
+                texts = pd.Series(cells, index=values.index)
                 table[name] = texts.mask(texts.isin(self._missing(str(name))))
         return table
 
@@ -171,10 +172,10 @@ class TableReader:
                     values = values.astype(object).map(self.numbers.text, na_action="ignore")
             elif name != self.names and not isinstance(values.dtype, pd.CategoricalDtype):
                 known = values.dropna()
-                are_texts = len(known) > 0 and all(isinstance(value, str) for value in known)
+                are_texts = len(known) > 0 and holds_texts(known)
                 numbers = None if stays or not len(known) else self.numbers.all_numbers(values)
                 if numbers is not None:
-                    self.has_groups |= are_texts and any(map(self.numbers.has_groups, known))
+                    self.has_groups |= are_texts and self.numbers.have_groups(known)
                     values = self._known_numbers(name, numbers)
                 elif are_texts:
                     values = values.map(self.numbers.without_decimals, na_action="ignore")
@@ -199,9 +200,11 @@ class TableReader:
         return options | ({"thousands": self.numbers.thousands} if self.has_groups else {})
 
 
-def _is_padded(value: object) -> bool:
-    """Whether a cell is digits behind a zero, which a number loses."""
-    return isinstance(value, str) and _PADDED.fullmatch(value) is not None
+def _are_padded(values: pd.Series[Any]) -> Any:
+    """Return which cells are digits behind a zero, which a number loses, bool, shape (n,)."""
+    if holds_numbers(values):
+        return [False] * len(values)
+    return [isinstance(value, str) and _PADDED.fullmatch(value) is not None for value in values.to_numpy(dtype=object)]
 
 
 def _check_header(path: Path, names: list[str], separator: str, encoding: str) -> None:

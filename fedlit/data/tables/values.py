@@ -82,10 +82,13 @@ class NumberFormat:
         sign = "-" if match["sign"] in ("-", "\u2212") else ""
         return float(f"{sign}{whole or 0}.{decimals or 0}{match['exponent'] or ''}")
 
-    def has_groups(self, text: str) -> bool:
-        """Return whether a number is written with a sign for thousands."""
-        match = self._pattern.fullmatch(text.strip())
-        return match is not None and not match["whole"].isdigit() and match["whole"] != ""
+    def have_groups(self, texts: pd.Series[Any]) -> bool:
+        """Return whether one of some numbers is written with a sign for thousands."""
+        signs = re.escape(_SAME_SIGNS.get(self.thousands or "", self.thousands or ""))
+        if not signs:
+            return False
+        matches = map(self._pattern.fullmatch, texts[texts.str.contains(f"[{signs}]")].str.strip())
+        return any(match and match["whole"] and not match["whole"].isdigit() for match in matches)
 
     def numbers(self, values: pd.Series[Any]) -> pd.Series[Any]:
         """Return the number of each value, float64; NaN where it is missing, or none in this format."""
@@ -93,21 +96,23 @@ class NumberFormat:
 
         if holds_numbers(values):
             return pd.Series(values.to_numpy(dtype=np.float64, na_value=np.nan), index=values.index)
-        read = {text: self.number(text) for text in values if isinstance(text, str)}
+        cells = values.to_numpy(dtype=object)
+        read = {text: self.number(text) for text in {each for each in cells if isinstance(each, str)}}
 
         def number(value: Any) -> float | None:
             is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
             return read[value] if isinstance(value, str) else float(value) if is_number else None
 
-        return pd.Series([number(value) for value in values], index=values.index, dtype=np.float64)
+        return pd.Series([number(value) for value in cells], index=values.index, dtype=np.float64)
 
     def all_numbers(self, values: pd.Series[Any]) -> pd.Series[Any] | None:
         """Return the number of each value, NaN where it is missing; ``None`` if one is none in this format."""
         import pandas as pd
 
-        if all(isinstance(value, str) for value in values.dropna()):
+        if holds_texts(values):
             with suppress(ValueError):  # whole numbers keep all of their digits
-                return pd.to_numeric(values.str.translate(str.maketrans(f".{self.decimal}", ";.")))
+                other = self.decimal != "."  # 1.5 is no number beside a decimal comma
+                return pd.to_numeric(values.str.translate(str.maketrans(f".{self.decimal}", ";.")) if other else values)
         numbers = self.numbers(values)
         return numbers if numbers[values.notna()].notna().all() else None
 
@@ -161,6 +166,13 @@ def holds_numbers(values: pd.Series[Any]) -> bool:
     import pandas as pd
 
     return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+
+
+def holds_texts(values: pd.Series[Any]) -> bool:
+    """Return whether all available values of a column are texts."""
+    import pandas as pd
+
+    return isinstance(values.dtype, pd.StringDtype) or all(isinstance(value, str) for value in values.dropna())
 
 
 def texts_of(values: pd.Series[Any]) -> pd.Series[Any]:
