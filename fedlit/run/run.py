@@ -107,7 +107,8 @@ class Run:
     @property
     def federation(self) -> Federation:
         """The strategy's federation; under any other strategy, one of this process with the plain backend."""
-        federation = getattr(self.trainer.strategy, "federation", None) if self.is_attached else None
+        trainer = self.module._trainer
+        federation = None if trainer is None else getattr(trainer.strategy, "federation", None)
         if isinstance(federation, Federation):
             return federation
         if self._own_federation is None:
