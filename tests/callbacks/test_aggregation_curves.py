@@ -14,11 +14,10 @@ from lightning.pytorch.loggers import CSVLogger
 from matplotlib.figure import Figure
 
 from commands import rows as rows_of
-from fedlit import Client
+from fedlit import Client, Run
 from fedlit.callbacks import AggregationCurves
 from fedlit.methods import FedAvg, FedGP
 from fedlit.models import MLP
-from fedlit.run.run import Run
 from small_federation import NUM_CLASSES, TARGET, Blobs, build, trainer
 
 SOURCES = ["amazon", "dslr", "caltech"]

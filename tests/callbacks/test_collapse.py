@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from fedlit import methods
+from fedlit import Run, methods
 from fedlit.run.component import Component
 from fedlit.run.evaluation import CollapseWatch
-from fedlit.run.run import Run
 from small_federation import Blobs, build, trainer
 
 EVEN = {"a": 25, "b": 25, "c": 25, "d": 25}  # as many as 4 classes: variety 3

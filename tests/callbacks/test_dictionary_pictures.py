@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 from torch.optim import Adam
 
 from commands import rows as rows_of
+from fedlit import Run
 from fedlit.callbacks import DictionaryPictures
 from fedlit.federation import Schedule
 from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import MLP, Features
 from fedlit.run.component import Component
-from fedlit.run.run import Run
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, trainer
 
 

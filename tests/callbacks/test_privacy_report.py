@@ -13,12 +13,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from fedlit import Run
 from fedlit.callbacks import PrivacyReport
 from fedlit.callbacks.privacy_report import NOT_PROTECTED, ChannelReport, Report, report
 from fedlit.federation import Open, Summed
 from fedlit.methods import FedAvg
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, Plain
-from fedlit.run.run import Run
 from small_federation import CLIENTS, Blobs, EveryMetric, build, trainer
 
 

@@ -12,9 +12,9 @@ import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from fedlit import Run
 from fedlit.callbacks import OracleAccuracy, RoundProgressBar
 from fedlit.run.component import Component
-from fedlit.run.run import Run
 from small_federation import Blobs, build, trainer
 
 LINE = re.compile(

@@ -28,7 +28,7 @@ from sklearn.metrics import (
 import processes
 import small_federation
 from commands import rows as rows_of
-from fedlit import FederatedModule
+from fedlit import FederatedModule, Run
 from fedlit.callbacks import (
     AggregationCurves,
     CommunicationLedger,
@@ -42,7 +42,6 @@ from fedlit.callbacks import (
 from fedlit.callbacks.communication_ledger import ledger_table
 from fedlit.federation import Fraction, LabelGuardError, Ledger, Schedule
 from fedlit.run.component import Component
-from fedlit.run.run import Run
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 
