@@ -247,12 +247,9 @@ def _check_ends(run: Run) -> None:
         rounds, left = run.clock.rounds_of(trainer.max_steps)
         if left:
             steps = -(-run.clock.batches_in(rounds) // trainer.accumulate_grad_batches)
-            refuse(
-                "max_steps",
-                f"at the end of a round, and stops inside round {rounds} of {steps} optimiser steps",
-                trainer.max_steps,
-                f"give {trainer.max_steps - left} or {trainer.max_steps - left + steps}, or limit max_epochs",
-            )
+            rule = f"the steps of whole rounds, and stops inside round {rounds}, of {steps} optimiser steps"
+            ends = [str(end) for end in (trainer.max_steps - left, trainer.max_steps - left + steps) if end]
+            refuse("max_steps", rule, trainer.max_steps, f"give {' or '.join(ends)}, or limit max_epochs")
     if any(isinstance(cb, Timer) and cb._interval == "step" for cb in trainer.callbacks):  # type: ignore[attr-defined]
         way_out = "give Trainer(callbacks=[Timer(duration, interval='epoch')])"
         refuse("max_time", "left out, as it stops inside a round", True, way_out)

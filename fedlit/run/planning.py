@@ -46,7 +46,7 @@ def plan_rounds(run: Run, loader: FederatedLoader, local_steps: int | None = Non
     num_rounds = 1000 if endless else int(trainer.max_epochs or 0) * rounds_per_epoch
     if is_share(run.clock.warmup) and trainer.max_steps > 0 and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         rule = f"a number of rounds beside max_steps={trainer.max_steps}, which may end the run before"
-        refuse("warmup_rounds", rule, run.clock.warmup, "or leave max_steps out: it is a share of max_epochs' rounds")
+        refuse("warmup_rounds", rule, run.clock.warmup, "give one, or leave max_steps out, as shares are of max_epochs")
     samples = {client.name: client.num_samples or 0 for client in federation.clients}
     kept = run.record.of_checkpoint("warmup_rounds") if is_share(run.clock.warmup) else None
     if kept is None:

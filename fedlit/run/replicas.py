@@ -42,4 +42,4 @@ def check_local_norm(networks: Iterable[nn.Module], idle: Sequence[str]) -> None
     """Raise a `ValueError` if clients that never train would keep normalisation layers that never saw data."""
     if idle and any(isinstance(part, NORMS) for network in networks for part in network.modules()):
         rule = f"False where {list(idle)} do not train, whose normalisation layers would be untouched"
-        refuse("local_norm", rule, True, "or give the target labels, or use a method that trains there")
+        refuse("local_norm", rule, True, "give False, or the target labels, or a method that trains there")

@@ -264,7 +264,7 @@ def test_a_name_that_several_classes_have_is_told_with_their_paths():
 
 def test_what_fedlit_refuses_in_a_run_is_a_line_and_slips_keep_their_traceback(monkeypatch):
     words = ["fit", "--config=data/heart_disease", "--config=methods/fedavg", "--trainer.max_epochs=2"]
-    assert told(*words, "--trainer.max_steps=3").startswith("fedlit: ValueError: max_steps=3 stops inside a round")
+    assert told(*words, "--trainer.max_steps=3").startswith("fedlit: ValueError: max_steps must be the steps of whole")
 
     def slip(*_: object) -> None:
         int("no number")

@@ -102,7 +102,7 @@ def test_every_iteration_of_jda_is_that_of_the_pooled_data(scaling: Any, monkeyp
         solved.append(jda_from_sums(*arguments, **choices))
         return solved[-1]
 
-    monkeypatch.setattr("fedlit.methods.fed_jda.jda_from_sums", spy)
+    monkeypatch.setattr("fedlit.methods.fedrf_tca_closed_form.jda_from_sums", spy)
     source, labels, target = pooled(data)
     made = set()
     for iterations in (1, 2, 3, 10):
