@@ -10,8 +10,7 @@ Whoever runs an exchange carries byte strings between them::
     S.unlock(.)           -> T.reveal             the same decrypted, still under the mask
     T.reveal(.)           =  y
 
-`TwoPartyAffine.__call__` runs both parties in one process and is the pattern for carrying the bytes oneself. It is how
-the federated MMD with Taylor-expanded kernels exchanges gradients: moments of one domain, coefficients of the other.
+`TwoPartyAffine.__call__` runs both parties in one process and is the pattern for carrying the bytes oneself.
 
 Every message names its step, its round and the public key, with a hash over all of it: mix-ups, replays, foreign keys
 and damage on the way are refused. The hash has no key, so the two need an authenticated channel (TLS) where somebody
@@ -45,8 +44,7 @@ from fedlit.privacy.links import digest, field_of, pack_fields, round_digest, un
 
 _LENGTH = struct.Struct("<Q")
 
-RANKED = 2**20
-"""Entries of the largest matrix whose rank is computed."""
+RANKED = 2**20  # entries of the largest matrix whose rank is computed
 
 
 class _AffineParty(ABC):
