@@ -66,10 +66,16 @@ METHODS: dict[str, Row] = {name: row(name) for name in ARGUMENTS}
 ONE_PASS = ("FedJDA", "FedRFTCAClosedForm")
 """Methods of a single round, which needs all samples of everyone and ends the run."""
 
-SHOWN = ("FedAvg", "FedDANN", "FedDaDiL", "FedGP auto", "FedMMD", "FedRFTCA", "FedRFTCAClosedForm", "FedRep", "KD3A")
-"""One of each: weights, a discriminator, atoms, updates, moments, votes, one pass, personal networks, knowledge."""
+LIKE_OTHERS = (
+    *("APFL", "AdaBN", "AdaBN, mixing", "CoMDA", "CoMDA, votes", "Ditto", "FADA", "FADA, disentangling", "FADE"),
+    *("FedCORAL", "FedDA", "FedDA auto", "FedDAN", "FedDAN, pairwise", "FedDANN, conditional", "FedGP", "FedJDA"),
+    *("FedGP auto, exact", "FedMME", "FedProx", "FedWDGRL", "FinetuneOffline", "KD3A, shapley", "KD3A, soft votes"),
+    *("KD3A, votes", "KNNPer", "Oracle", "SourceOnly", "TargetOnly"),
+)
+"""Rows that send and train as one of the others does: weights, a discriminator, atoms, updates, moments, votes, one
+pass, personal networks or knowledge. A new method is none of them, and tested by default."""
 
 
 def one_of_each(names: Iterable[str]) -> list[Any]:
-    """Parameters of a test of all methods: those `SHOWN` by default, and the others ``slow``."""
-    return [pytest.param(name, marks=() if name in SHOWN else pytest.mark.slow) for name in names]
+    """Parameters of a test of all methods; those that are `LIKE_OTHERS` are ``slow``."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ()) for name in names]
