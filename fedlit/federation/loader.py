@@ -139,6 +139,7 @@ class FederatedLoader:
         self.batch_size = batch_size
         self.check: SampleCheck | None = None
         self._plan: RoundPlan | None = None
+        self._lengths: dict[Pace, int] = {}  # in each of its rounds, asked for in every local step
         self._readers: dict[str, Reader] = {}
         for name, dataset in self.datasets.items():
             check_map_style(name, dataset)
@@ -211,6 +212,7 @@ class FederatedLoader:
         """Cut the data into rounds; called by the strategy before the first epoch."""
         self._plan = plan
         self._readers.clear()
+        self._lengths.clear()
         for pace in plan.paces:
             if pace.local_steps is not None:
                 check_at_least("local_steps", pace.local_steps, 1, "optimiser step")
@@ -221,6 +223,7 @@ class FederatedLoader:
                         f"{self.batch_size_of(name, pace.first_round)}, and drop_last leaves it none: lower batch_size "
                         "or set drop_last=False"
                     )
+            self._lengths[pace] = self._batches_of_pace(plan, pace)
 
     @property
     def planned(self) -> bool:
@@ -256,13 +259,20 @@ class FederatedLoader:
 
     def batches_in(self, round_idx: int | None = None) -> int:
         """Batches that each process goes through in a round, equal on all of them; ``None`` is the next."""
-        plan, local_steps = self._plan, self._pace(round_idx).local_steps
-        if plan is None:
+        if self._plan is None:
             return max((self.batches_per_pass(name) for name in self.datasets), default=self.least_batches)
-        if local_steps is not None:
-            return local_steps * plan.accumulate
-        longest = max((self.num_batches(size, name, round_idx) for name, size in plan.sizes.items()), default=0)
-        return math.ceil(longest / plan.accumulate) * plan.accumulate
+        return self._lengths[self._pace(round_idx)]
+
+    def _batches_of_pace(self, plan: RoundPlan, pace: Pace) -> int:
+        if pace.local_steps is not None:
+            return pace.local_steps * plan.accumulate
+        batches = (self.num_batches(size, name, pace.first_round) for name, size in plan.sizes.items())
+        return math.ceil(max(batches, default=self.least_batches) / plan.accumulate) * plan.accumulate
+
+    @property
+    def first_rounds(self) -> list[int]:
+        """First rounds of spans whose rounds have equal lengths, in ascending order."""
+        return [0] if self._plan is None else [pace.first_round for pace in self._plan.paces]
 
     @property
     def rounds_per_epoch(self) -> int:

@@ -120,10 +120,14 @@ class Clock:
 
     def rounds_of(self, max_steps: int) -> tuple[int, int]:
         """Return the whole rounds in so many optimiser steps of a run, and the steps left over."""
-        accumulate, round_idx = self._run.trainer.accumulate_grad_batches, 0
-        while (steps := -(-self.batches_in(round_idx) // accumulate)) <= max_steps:
-            max_steps, round_idx = max_steps - steps, round_idx + 1
-        return round_idx, max_steps
+        loader, accumulate = self._run.samples.loader, self._run.trainer.accumulate_grad_batches
+        starts = [0] if loader is None else loader.first_rounds
+        for start, end in zip(starts, [*starts[1:], math.inf], strict=True):
+            steps = math.ceil(self.batches_in(start) / accumulate)
+            if max_steps < (end - start) * steps:
+                break
+            max_steps -= int(end - start) * steps
+        return start + max_steps // steps, max_steps % steps
 
     def planned_rounds(self) -> int | None:
         """Return the rounds after the warm-up; ``None`` without a planned end."""

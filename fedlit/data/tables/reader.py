@@ -155,8 +155,9 @@ class TableReader:
 
         for name, values in table.items():
             if values.dtype == object or isinstance(values.dtype, pd.StringDtype):
-                cells = [value.strip() if isinstance(value, str) else value for value in values.to_numpy(dtype=object)]
-                texts = pd.Series(cells, index=values.index)
+                entries = values.to_numpy(dtype=object)
+                stripped = [value.strip() if isinstance(value, str) else value for value in entries]
+                texts = pd.Series(stripped, index=values.index)
                 table[name] = texts.mask(texts.isin(self._missing(str(name))))
         return table
 

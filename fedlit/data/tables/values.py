@@ -96,14 +96,14 @@ class NumberFormat:
 
         if holds_numbers(values):
             return pd.Series(values.to_numpy(dtype=np.float64, na_value=np.nan), index=values.index)
-        cells = values.to_numpy(dtype=object)
-        read = {text: self.number(text) for text in {each for each in cells if isinstance(each, str)}}
+        entries = values.to_numpy(dtype=object)
+        read = {text: self.number(text) for text in {each for each in entries if isinstance(each, str)}}
 
         def number(value: Any) -> float | None:
             is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
             return read[value] if isinstance(value, str) else float(value) if is_number else None
 
-        return pd.Series([number(value) for value in cells], index=values.index, dtype=np.float64)
+        return pd.Series([number(value) for value in entries], index=values.index, dtype=np.float64)
 
     def all_numbers(self, values: pd.Series[Any]) -> pd.Series[Any] | None:
         """Return the number of each value, NaN where it is missing; ``None`` if one is none in this format."""
