@@ -10,7 +10,9 @@ Contexts without the private key are always loaded from bytes, never made public
 
 from __future__ import annotations
 
+import gc
 import importlib
+import os
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -39,9 +41,21 @@ LARGEST_NOISE = 21
 def load_tenseal() -> Any:
     """The module ``tenseal``; raises an `ImportError` if it is not installed."""
     try:
-        return importlib.import_module("tenseal")
+        tenseal = importlib.import_module("tenseal")
     except ImportError as error:
         raise ImportError("BFV and CKKS need TenSEAL: pip install 'fedlit[he]'") from error
+    _keep_contexts_in_children()
+    return tenseal
+
+
+@cache
+def _keep_contexts_in_children() -> None:
+    """Let forked processes, as of a DataLoader, never collect an inherited context.
+
+    A context's destructor joins its threads, which a fork does not copy: the child would hang or abort.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=gc.freeze)
 
 
 @dataclass(frozen=True)

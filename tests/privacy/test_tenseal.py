@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +53,25 @@ def ckks() -> Setup:
 @pytest.fixture(scope="module", params=["bfv", "ckks"])
 def setup(request: pytest.FixtureRequest) -> Setup:
     return request.getfixturevalue(request.param)
+
+
+def test_a_forked_process_leaves_the_contexts_that_it_inherits_alone(bfv: Setup) -> None:
+    """A context's destructor joins threads that a child lacks: one that was collected there hung it, or aborted it."""
+    gc.collect()
+    gc.disable()  # the context is to be garbage at the fork, found by a collection of the child's
+    try:
+        garbage = SimpleNamespace(context=bfv.backend.load_key(*bfv.backend.generate_keys()[::-1]))
+        garbage.itself = garbage
+        del garbage
+        child = multiprocessing.get_context("fork").Process(target=gc.collect)
+        child.start()
+        child.join(30)
+        code = child.exitcode
+        child.kill()
+    finally:
+        gc.enable()
+    assert code == 0
+    gc.collect()
 
 
 def test_a_decrypted_total_has_nothing_of_the_noise_that_the_key_could_be_computed_from(ckks: Setup) -> None:
