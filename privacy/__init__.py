@@ -15,12 +15,14 @@ from fedlit.privacy.errors import (
     QuorumError,
     RangeError,
     ReplayError,
+    TermsError,
 )
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.lattices import BFV, CKKS
 from fedlit.privacy.masking import PairwiseMasking
 from fedlit.privacy.paillier import Paillier
 from fedlit.privacy.plain import Plain
+from fedlit.privacy.terms import Terms
 
 __all__ = [
     "BFV",
@@ -51,5 +53,7 @@ __all__ = [
     "ReplayError",
     "RoundId",
     "SecureAggregation",
+    "Terms",
+    "TermsError",
     "TwoPartyAffine",
 ]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -27,6 +27,7 @@ from fedlit.privacy.driver import sum_in_process
 from fedlit.privacy.errors import QuorumError
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.packing import Payload
+from fedlit.privacy.terms import Terms
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,13 @@ class RoundId:
         round_idx: Communication round, from 0.
         channel: Name of the channel.
         call: Counts the aggregations of this federation, from 0; never repeats.
+        terms: What shapes the sum, as this party has received it: bound to all that hides vectors in it.
     """
 
     round_idx: int
     channel: str
     call: int
+    terms: Terms = field(default_factory=Terms, compare=False)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ class AuthenticationError(PrivacyError):
     """A message was not made by whom it claims, or was changed on its way."""
 
 
+class TermsError(PrivacyError):
+    """Clients of one sum have received different terms of it, so that their masks do not cancel."""
+
+
 class KeyCheckError(PrivacyError):
     """A public key is malformed, weak, or another one than its owner had before."""
 

@@ -44,14 +44,15 @@ def save(run: Run, checkpoint: dict[str, Any]) -> None:
     local = [client.name for client in federation.local_clients]
     split(checkpoint, local)
     state = federation.state_dict()
-    totals, checkpoint.setdefault(SERVER, {})["federation"] = state.pop("clients"), state.pop("server")
+    totals, digests = state.pop("clients"), state.pop("digests")
+    checkpoint.setdefault(SERVER, {})["federation"] = state.pop("server")
     checkpoint |= {"federation": state, "method": class_path(run)}
     for each in run.components:
         checkpoint |= each.public_state()
         for name in local:
             checkpoint["clients"][name] |= each.client_state(name)
     for name in local:
-        checkpoint["clients"][name]["totals"] = totals[name]
+        checkpoint["clients"][name] |= {"totals": totals[name], "digests": digests[name]}
 
 
 def load(run: Run, checkpoint: dict[str, Any]) -> None:
@@ -74,7 +75,8 @@ def load(run: Run, checkpoint: dict[str, Any]) -> None:
     if resumes:
         _check_resumed(run, checkpoint)
         totals = {name: state["totals"] for name, state in states.items()}
-        memory = {"server": checkpoint[SERVER]["federation"], "clients": totals}
+        digests = {name: state.get("digests", {}) for name, state in states.items()}
+        memory = {"server": checkpoint[SERVER]["federation"], "clients": totals, "digests": digests}
         federation.load_state_dict(checkpoint["federation"] | memory)
     for each in run.components:
         each.load_state(states, checkpoint, resumes)

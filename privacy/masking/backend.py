@@ -189,7 +189,7 @@ class PairwiseMasking(SecureAggregation):
         return max(0, min(2 * confirming - num_clients - 1, (confirming if complete else shares) - 2))
 
     def agree(
-        self, opening: bytes, roster: Sequence[str], identity: Identity, keys: Mapping[str, bytes]
+        self, opening: bytes, roster: Sequence[str], identity: Identity, keys: Mapping[str, bytes], terms: bytes
     ) -> MaskedRound:
         """The round among those who announced keys, as every party derives it; raises as `MaskedRound`."""
         return MaskedRound(
@@ -200,7 +200,8 @@ class PairwiseMasking(SecureAggregation):
             threshold=self.shares_needed(len(roster)),
             quorum=self.confirmations_needed(len(roster)),
             degree=self.degree(len(roster)),
-            terms=[self.modulus_bits, self.codec.fraction_bits, self.codec.bound],
+            settings=[self.modulus_bits, self.codec.fraction_bits, self.codec.bound],
+            terms=terms,
         )
 
     def error_bound(self, num_clients: int) -> float:

@@ -29,6 +29,7 @@ from fedlit.privacy.masking.round import (
     write_header,
 )
 from fedlit.privacy.packing import check_row
+from fedlit.privacy.terms import Terms
 
 if TYPE_CHECKING:
     from fedlit.privacy.masking.backend import PairwiseMasking
@@ -44,6 +45,7 @@ class _ClientRound:
 
     opening: bytes
     """Digest of the round and its clients: binds messages before round keys are known."""
+    terms: Terms
     roster: tuple[str, ...]
     keys: KeyPair
     seed: bytes
@@ -86,7 +88,11 @@ class MaskingClient(AggregationClient):
         for peer in (SERVER, *map(party, clients)):
             self._identity.public_of(peer)
         self._round = _ClientRound(
-            round_digest(round_id, clients), tuple(clients), KeyPair(), secrets.token_bytes(shamir.SECRET_BYTES)
+            round_digest(round_id, clients),
+            round_id.terms,
+            tuple(clients),
+            KeyPair(),
+            secrets.token_bytes(shamir.SECRET_BYTES),
         )
 
     def send(self, step: str) -> bytes:
@@ -95,7 +101,8 @@ class MaskingClient(AggregationClient):
             return self._identity.public
         if step == "keys":
             opened = self._due("keys")
-            return write(self._identity, SERVER, "keys", opened.opening, opened.keys.public)
+            body = opened.keys.public + opened.terms.to_bytes()
+            return write(self._identity, SERVER, "keys", opened.opening, body)
         deal, self._deal = self._deal, b""
         return deal
 
@@ -154,7 +161,7 @@ class MaskingClient(AggregationClient):
         keys = unpack_fields(read(self._identity, SERVER, "keys", opened.opening, message))
         if keys.get(self.name) != opened.keys.public:  # or its peers would derive masks that it cannot
             raise KeyCheckError(f"the server names another round key of client {self.name!r} than it has")
-        agreed = self._backend.agree(opened.opening, opened.roster, self._identity, keys)
+        agreed = self._backend.agree(opened.opening, opened.roster, self._identity, keys, opened.terms.digest)
         opened.mask_keys = {
             peer: agreed.mask_key(opened.keys, self.name, peer) for peer in agreed.neighbours(self.name)
         }
@@ -173,8 +180,9 @@ class MaskingClient(AggregationClient):
                 opened.shares[holder] = of_seed[point], of_key[point]
             else:
                 # bound to its holder, so that the server cannot hand one client the shares of another
-                about = binding("shares", self._identity.owner, agreed.digest, party(holder))
-                deal[party(holder)] = self._identity.link(party(holder)).seal(of_seed[point] + of_key[point], about)
+                about = binding("shares", self._identity.owner, agreed.agreement, party(holder))
+                both = of_seed[point] + of_key[point] + opened.terms.to_bytes()
+                deal[party(holder)] = self._identity.link(party(holder)).seal(both, about)
         return write(self._identity, SERVER, "shares", agreed.digest, pack_fields(deal))
 
     def _receive_shares(self, message: bytes) -> None:
@@ -188,11 +196,12 @@ class MaskingClient(AggregationClient):
         shares: dict[str, tuple[bytes, bytes]] = {}
         for peer in agreed.neighbours(self.name):
             if peer in encrypted:
-                about = binding("shares", party(peer), agreed.digest, self._identity.owner)
+                about = binding("shares", party(peer), agreed.agreement, self._identity.owner)
                 both = self._identity.link(party(peer)).open(encrypted[peer], about)
                 size = 2 * shamir.SHARE_BYTES
-                check(len(both) == size, f"shares of {peer!r}", f"{size} bytes", len(both), error=DecodeError)
-                shares[peer] = both[: shamir.SHARE_BYTES], both[shamir.SHARE_BYTES :]
+                check(len(both) >= size, f"shares of {peer!r}", f"{size} bytes", len(both), error=DecodeError)
+                opened.terms.check(both[size:], peer, self.name)
+                shares[peer] = both[: shamir.SHARE_BYTES], both[shamir.SHARE_BYTES : size]
         opened.shares |= shares
         # nobody could remove the mask of a client that dropped out before its shares were dealt
         opened.mask_keys = {peer: opened.mask_keys[peer] for peer in shares}

@@ -36,8 +36,10 @@ _ZEROS = bytes(_CHUNK_BYTES)
 class MaskedRound:
     """The terms that all parties of one round share, once round keys are announced; holds no secret.
 
-    Everything made in the round is bound to its `digest`, which covers the round, the clients, all their keys and the
-    terms of the backend. So parties that received different ones cannot open each other's messages.
+    Everything made in the round is bound to its `digest`, which covers the round, the clients, all their keys, the
+    settings of the backend and the terms of the sum. So parties that received different ones cannot open each other's
+    messages, and their masks do not cancel. Shares are bound to the digest without the terms (`agreement`) and contain
+    these, so that an error can name what differs.
 
     Raises a `QuorumError` if too few clients announced a key, an `AuthenticationError` if one is not in the roster, a
     `KeyCheckError` if two announced the same one, or a key is malformed.
@@ -52,7 +54,8 @@ class MaskedRound:
         threshold: int,  # shares that restore a secret
         quorum: int,  # clients that must confirm who survived, more than half
         degree: int,  # neighbours of each client, even unless the graph is complete
-        terms: Sequence[object],  # settings of the backend that parties must share
+        settings: Sequence[object],  # of the backend, that parties must share
+        terms: bytes,  # digest of the terms of the sum
     ) -> None:
         check_members(keys, roster, "announce keys")
         if len(set(keys.values())) < len(keys) or any(len(key) != KEY_BYTES for key in keys.values()):
@@ -62,11 +65,12 @@ class MaskedRound:
         self.threshold = threshold
         self._quorum = quorum
         announced = [[name, identities[party(name)], keys[name]] for name in self.clients]
-        self.digest = digest(
-            "masked round", opening, identities[SERVER], announced, threshold, quorum, degree, list(terms)
+        self.agreement = digest(
+            "masked round", opening, identities[SERVER], announced, threshold, quorum, degree, list(settings)
         )
+        self.digest = digest("terms of a masked round", self.agreement, terms)
         self._points = {name: position for position, name in enumerate(self.clients, 1)}
-        self._neighbours = _neighbours(self.clients, degree, self.digest)
+        self._neighbours = _neighbours(self.clients, degree, self.agreement)
         self.check_left(self.clients, "announced a round key")
 
     def point(self, client: str) -> int:

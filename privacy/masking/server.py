@@ -15,6 +15,7 @@ from fedlit.privacy import shamir
 from fedlit.privacy.base import AggregationServer, RoundId
 from fedlit.privacy.errors import AuthenticationError, DecodeError, QuorumError, ReplayError
 from fedlit.privacy.links import (
+    KEY_BYTES,
     TAG_BYTES,
     Identity,
     KeyPair,
@@ -38,6 +39,7 @@ from fedlit.privacy.masking.round import (
     write,
 )
 from fedlit.privacy.packing import check_equally_long
+from fedlit.privacy.terms import Terms, different, digest_in
 
 if TYPE_CHECKING:
     from fedlit.privacy.masking.backend import PairwiseMasking
@@ -50,6 +52,8 @@ class _ServerRound:
     opening: bytes
     """Digest of the round and its clients: binds messages before round keys are known."""
     roster: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    """Of the terms."""
     due: str = "keys"
     """What comes next: ``keys``, ``shares``, ``vectors``, and ``answers`` once their total is taken."""
     agreed: MaskedRound = field(init=False)
@@ -88,7 +92,7 @@ class MaskingServer(AggregationServer):
         self._backend.check_round(len(clients))
         for name in clients:
             self._identity.public_of(party(name))
-        self._round = _ServerRound(round_digest(round_id, clients), tuple(clients))
+        self._round = _ServerRound(round_digest(round_id, clients), tuple(clients), round_id.terms.names)
 
     def relay(self, step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
         """Identity keys, round keys, or encrypted shares of the clients that sent something, to each of them.
@@ -185,10 +189,18 @@ class MaskingServer(AggregationServer):
 
     def _relay_keys(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
         opened = self._due("keys")
-        keys = self._bodies("keys", messages, opened.roster, opened.opening)
+        bodies = self._bodies("keys", messages, opened.roster, opened.opening)
+        keys = {name: body[:KEY_BYTES] for name, body in bodies.items()}
         for name, key in keys.items():
             self._identity.check_strong(key, name)
-        opened.agreed = self._backend.agree(opened.opening, opened.roster, self._identity, keys)
+        # the server need not know the terms, which the clients' masks depend on: it takes those of all
+        terms = {name: body[KEY_BYTES:] for name, body in bodies.items()}
+        first = next(iter(terms), "")
+        for name, theirs in terms.items():
+            if theirs != terms[first]:
+                raise different(terms[first], theirs, first, name, opened.names)
+        common = digest_in(terms.get(first, Terms().to_bytes()))
+        opened.agreed = self._backend.agree(opened.opening, opened.roster, self._identity, keys, common)
         opened.due = "shares"
         return self._write("keys", opened.opening, dict.fromkeys(keys, pack_fields(keys)))
 

@@ -27,8 +27,10 @@ from fedlit.privacy import (
     RangeError,
     ReplayError,
     RoundId,
+    Terms,
+    TermsError,
 )
-from fedlit.privacy.links import KeyPair, digest, pack_fields, unpack_fields
+from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, digest, pack_fields, unpack_fields
 from fedlit.privacy.masking.round import MaskedRound, binding, default_degree, party
 from masking_parties import (
     STAGES,
@@ -406,6 +408,58 @@ def test_a_swapped_round_key_is_found_before_anything_is_masked() -> None:
             parties.clients[victim].protect(torch.zeros(3))
 
 
+def with_terms(parties: Parties, terms: Mapping[str, Terms]) -> None:
+    """Open a round in which each client has received these terms."""
+    parties.open()
+    for name, client in parties.clients.items():
+        client.open_round(RoundId(parties.rounds, "update", parties.rounds, terms[name]), list(parties.names))
+    server_round = RoundId(parties.rounds, "update", parties.rounds, next(iter(terms.values())))
+    parties.server.open_round(server_round, list(parties.names))
+
+
+VIEWS = {"c0": 10**12, "c1": 10**12, "c2": 10}  # of the samples that c2 has: the others are to weigh next to nothing
+
+
+def test_terms_that_differ_are_named_before_anything_is_masked() -> None:
+    parties = parties_of(3)
+    with_terms(parties, {name: Terms({"the roster": [*VIEWS], "the weights": n}) for name, n in VIEWS.items()})
+    with pytest.raises(TermsError, match="they differ in the weights"):
+        parties.step("keys")
+    with pytest.raises(ReplayError):
+        parties.clients["c2"].protect(torch.zeros(2))
+
+
+def test_a_server_that_hides_that_terms_differ_is_found_out_by_the_clients() -> None:
+    """It relays keys as if all had sent the same terms: each client finds others in its peers' encrypted shares."""
+    parties = parties_of(3)
+    with_terms(parties, {name: Terms({"the weights": n}) for name, n in VIEWS.items()})
+    sent = {name: client.send("keys") for name, client in parties.clients.items()}
+    for name in parties.names:
+        parties.tell_keys(name, {peer: message[TAG_BYTES:][:KEY_BYTES] for peer, message in sent.items()})
+    deals = {name: unpack_fields(client.send("shares")[TAG_BYTES:]) for name, client in parties.clients.items()}
+    for victim, client in parties.clients.items():
+        body = pack_fields({owner: deal.get(party(victim), b"") for owner, deal in deals.items()})
+        message = parties.tell("shares", victim, agreed_by(client).digest, body)
+        with pytest.raises(TermsError, match="the weights"):
+            client.receive("shares", message)
+        with pytest.raises(ReplayError):
+            client.protect(torch.zeros(2))
+
+
+def test_masks_of_clients_with_different_terms_do_not_cancel() -> None:
+    """Even if clients did not compare terms: pairs derive other masks, of which the sum is left."""
+    parties = parties_of(2)
+    keys = {name: KeyPair() for name in parties.names}
+    publics = {name: pair.public for name, pair in keys.items()}
+    rounds = {
+        name: parties.backend.agree(b"", list(parties.names), parties.clients[name]._identity, publics, terms.digest)
+        for name, terms in (("c0", Terms({"the weights": 1})), ("c1", Terms({"the weights": 2})))
+    }
+    ours, theirs = rounds["c0"].mask_key(keys["c0"], "c0", "c1"), rounds["c1"].mask_key(keys["c1"], "c1", "c0")
+    assert ours != theirs
+    assert rounds["c0"].mask_key(keys["c1"], "c1", "c0") == ours  # with equal terms they are the same
+
+
 def test_clients_that_received_different_rosters_cannot_open_each_others_shares() -> None:
     parties = parties_of(5)
     _, keys = parties.round_keys()
@@ -554,7 +608,7 @@ def with_keys(names: Sequence[str], neighbours: int | None = None) -> Parties:
 
 def circle_of(agreed: MaskedRound) -> list[str]:
     """Clients in the order in which the next ones are neighbours."""
-    return sorted(agreed.clients, key=lambda name: digest("place on the circle", agreed.digest, name))
+    return sorted(agreed.clients, key=lambda name: digest("place on the circle", agreed.agreement, name))
 
 
 def test_a_server_that_reports_something_else_to_everybody_reads_no_vector() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlit.privacy import PrivacyError, QuorumError, RoundId
-from fedlit.privacy.links import pack_fields, unpack_fields
+from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, pack_fields, unpack_fields
 from fedlit.privacy.masking import MaskingClient, MaskingServer, PairwiseMasking
 from fedlit.privacy.masking.round import MaskedRound, authenticate, binding, party
 
@@ -120,7 +120,7 @@ class Parties:
         """Open a round; what its clients send in the step ``keys``, and the keys in it."""
         self.open()
         sent = {name: client.send("keys") for name, client in self.clients.items()}
-        return sent, {name: message[-32:] for name, message in sent.items()}
+        return sent, {name: message[TAG_BYTES:][:KEY_BYTES] for name, message in sent.items()}
 
     def opening(self) -> bytes:
         """Digest to which messages of the open round are bound before its keys are known."""

@@ -13,7 +13,7 @@ from fedlit.federation.errors import PayloadError
 from fedlit.federation.ledger import KEYS, SERVER
 from fedlit.federation.messenger import KINDS, Messenger
 from fedlit.federation.wire import part, wire_size
-from fedlit.privacy import InputError, PrivacyError, RoundId, SecureAggregation
+from fedlit.privacy import InputError, PrivacyError, RoundId, SecureAggregation, Terms
 from fedlit.privacy.driver import Carrier, Parties, Phase
 
 
@@ -97,11 +97,11 @@ class Backends:
             parties.enrolled = True
         return parties
 
-    def open_round(self, channel: str, senders: Sequence[str]) -> None:
-        """Open a round between the senders."""
+    def open_round(self, channel: str, senders: Sequence[str], terms: Terms) -> None:
+        """Open a round between the senders, bound to its terms as this process has received them."""
         call, round_idx = self._messenger.position
         parties = self.parties(self._channels[channel].backend)
-        parties.open_round(RoundId(round_idx, channel, call), senders, self.conversation(channel))
+        parties.open_round(RoundId(round_idx, channel, call, terms), senders, self.conversation(channel))
 
     def forget(self, backend: SecureAggregation | None = None) -> None:
         """Let a backend, or all of them, enrol anew before the next sum."""

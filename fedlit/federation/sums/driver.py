@@ -21,7 +21,7 @@ from fedlit.federation.release import Releases
 from fedlit.federation.sums.conversation import Backends
 from fedlit.federation.sums.totals import Total, Totals, schema_bytes, schema_in
 from fedlit.federation.wire import part, wire_size
-from fedlit.privacy import FixedPoint, InputError, PrivacyError, PrivacyWarning
+from fedlit.privacy import FixedPoint, InputError, PrivacyError, PrivacyWarning, Terms
 from fedlit.privacy.driver import Parties
 from fedlit.privacy.packing import Payload, Schema, check_equal, pack, relative_weights, schema_of
 
@@ -124,7 +124,7 @@ class Sums:
         messages: dict[str, Message] = {name: {} for name in vectors}
         parties = self._backends.enrolled(channel) if recipe.senders else self._backends.parties(backend)
         if recipe.senders and len(recipe.senders) >= backend.min_clients:
-            self._backends.open_round(channel, recipe.senders)
+            self._backends.open_round(channel, recipe.senders, self._terms(recipe, schema))
             for name, vector in vectors.items():
                 with working(name):
                     messages[name] = {"schema": schema, "sum": parties.clients[name].protect(vector)}
@@ -166,6 +166,19 @@ class Sums:
             read = replace(total, vector=kept, revealed=read.revealed if read else None)
         self.totals.keep(channel, recipe.receivers, recipe.absent, read)
         return result
+
+    def _terms(self, recipe: Recipe, schema: Tensor) -> Terms:
+        """What all senders must have received alike, and what local ones are about to send."""
+        weights = recipe.weights
+        return Terms(
+            {
+                "the roster": list(self._messenger.rank_of),
+                "the receivers": list(recipe.receivers),
+                "the weights": None if weights is None else [[name, weights.get(name)] for name in recipe.senders],
+                "the entries that are sent": schema.numpy().tobytes(),
+                "earlier totals": self.totals.received.common(recipe.senders),
+            }
+        )
 
     def _shares(
         self, recipe: Recipe, payloads: Mapping[str, Payload], codec: FixedPoint | None

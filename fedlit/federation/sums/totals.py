@@ -15,6 +15,7 @@ from fedlit.federation.errors import OutOfStepError, RosterError
 from fedlit.federation.ledger import SERVER
 from fedlit.federation.messenger import KINDS, Message, Messenger
 from fedlit.federation.sums.conversation import Backends
+from fedlit.federation.sums.received import ReceivedTotals, digest_of
 from fedlit.federation.wire import part, schema_from, schema_text, wire_size
 from fedlit.privacy import DecodeError, QuorumError, SecureAggregation
 from fedlit.privacy.packing import Schema, check_weight, unpack
@@ -46,6 +47,8 @@ class Totals:
         self._versions: dict[str, dict[str, int]] = {}  # number of the newest total that each client has
         self._readers: dict[str, list[str]] = {}  # clients that have read the total kept for absent ones
         self.senders: dict[str, list[str]] = {}  # over whom a fixed channel was summed last
+        self.received = ReceivedTotals()
+        self._digest: bytes | None = None  # of the total that was sent last, if it was read here
 
     def _backend(self, channel: str) -> SecureAggregation:
         return self._channels[channel].backend
@@ -82,14 +85,17 @@ class Totals:
                 messenger.book(channel, SERVER, name, sizes[SERVER])
         local = [name for name in receivers if messenger.is_local(name)]
         message = messenger.broadcast(channel, message, sizes[SERVER], receivers)
-        result, read = None, None
+        result, read, self._digest = None, None, None
         if local:
             with self._backends.conversation(channel).working():
                 num_clients, weighted = _about(message)
                 vector = self._revealed(backend, local[0], message, num_clients)
                 if shares is not None:
                     check_weight(vector, backend.codec, self._shares_in(message, shares))
-                schema = schema_in(part(message, "schema", torch.uint8))
+                text = part(message, "schema", torch.uint8)
+                schema = schema_in(text)
+                if any(each.hides for each in (self._channels[channel], *self._channels.values())):
+                    self._digest = digest_of(vector, text.cpu().numpy().tobytes(), num_clients, weighted)
                 result = unpack(vector, schema, backend.codec, weighted, messenger.device)
                 if backend.key_holder == "clients":
                     read = Total(part(message, "sum"), schema, num_clients, weighted, vector)
@@ -126,6 +132,7 @@ class Totals:
         newest = max(versions.values()) + 1
         absent = {*absent, *(name for name in roster if self._messenger.is_lost(name))}
         versions.update({name: newest for name in roster if name not in absent})
+        self.received.note(channel, newest, [name for name in receivers if name not in absent], self._digest)
         self._last.pop(channel, None)
         self._readers.pop(channel, None)
         if absent or self._messenger.transport.losable:  # who is lost later may come back without it
@@ -146,7 +153,9 @@ class Totals:
         if total is not None and total.restored and self._backend(channel).key_holder == "clients":
             self._reissue(channel, total)
         result, _ = self.send(channel, total if self._messenger.hosts_server else None, behind)
-        versions.update({name: newest for name in behind if not self._messenger.is_lost(name)})
+        caught_up = [name for name in behind if not self._messenger.is_lost(name)]
+        versions.update(dict.fromkeys(caught_up, newest))
+        self.received.note(channel, newest, caught_up, self._digest)
         return result
 
     def _reissue(self, channel: str, total: Total) -> None:
@@ -221,6 +230,7 @@ class Totals:
             newest = max(ours.values())
             for name, theirs in versions.items():
                 ours[name] = theirs.get(channel, 0) if theirs.get(channel, 0) <= newest else 0
+                self.received.come_back(channel, name, ours[name])
             readers = self._readers.get(channel, [])
             self._readers[channel] = [name for name in readers if ours[name] == newest]
 
@@ -228,7 +238,7 @@ class Totals:
         """Return who has which total, and which there are, without their numbers."""
         state = self.state_dict()
         stored = {channel: {**item, "total": torch.empty(0)} for channel, item in state["server"].items()}
-        return {key: state[key] for key in ("versions", "readers", "summed")} | {"server": stored}
+        return {key: state[key] for key in ("versions", "readers", "summed", "received")} | {"server": stored}
 
     def come_back(self, public: Mapping[str, Any]) -> None:
         """Take the `public_state` of the server, and keep of what was read here what is still the newest."""
@@ -242,21 +252,23 @@ class Totals:
             }
             for name, totals in read.items()
         }
-        self.load_state_dict({**public, "clients": kept})
+        self.load_state_dict({**public, "clients": kept, "digests": {name: self.received.digests() for name in kept}})
 
     # ---------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """Return who has which total, and the totals kept for absent clients; no key is ever saved.
 
-        Entries are equal on all processes, but for ``"server"``, from where it lives, and ``"clients"``: totals that
-        only clients can read, as local ones have read them.
+        Entries are equal on all processes, but for ``"server"``, from where it lives, ``"clients"``, totals that only
+        clients can read, as local ones have read them, and their ``"digests"`` of all that they have received.
         """
         names = [name for name in self._messenger.rank_of if self._messenger.is_local(name)]
         return {
             "versions": {channel: dict(versions) for channel, versions in self._versions.items()},
             "readers": {channel: list(readers) for channel, readers in self._readers.items()},
             "summed": {channel: list(senders) for channel, senders in self.senders.items()},
+            "received": self.received.state_dict(),
+            "digests": {name: self.received.digests() for name in names},
             "server": {channel: self._stored(channel, total) for channel, total in self._last.items()},
             "clients": {
                 name: {
@@ -284,6 +296,7 @@ class Totals:
         self._versions = {channel: dict(versions) for channel, versions in state["versions"].items()}
         self._readers = {channel: list(readers) for channel, readers in state["readers"].items()}
         self.senders = {channel: list(senders) for channel, senders in state.get("summed", {}).items()}
+        self.received.load_state_dict(state.get("received", {}), state.get("digests", {}).values())
         self._last = {}
         for channel, item in state["server"].items():
             read = [totals[channel] for totals in state["clients"].values() if channel in totals]

@@ -1,0 +1,68 @@
+"""The terms of a sum: everything public that shapes what its clients send and what their total means.
+
+Each client computes them from what it has received itself. Masks and tags are derived from their digest, so those of
+clients that were sent different terms do not cancel or open: a server that deviates obtains noise (the masks that
+depend on the model, of Pasquini, Francati and Ateniese, Eluding secure aggregation, CCS 2022, with all that is public
+in place of the model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import final
+
+from fedlit.privacy.errors import DecodeError, TermsError
+from fedlit.privacy.links import digest
+
+DIGEST_BYTES = 32
+_SHORT = 8
+"""Bytes of an item's digest as it is sent, which only say what differs; the digest of all items is whole."""
+
+
+@final
+class Terms:
+    """Named items, each hashed by itself, and the digest of all of them.
+
+    Args:
+        items: By name, strings, numbers, bytes and lists of them, in the same order at all clients.
+    """
+
+    def __init__(self, items: Mapping[str, object] | None = None) -> None:
+        self._digests = {name: digest("terms", name, value) for name, value in (items or {}).items()}
+        self.digest = digest("terms", [[name, each] for name, each in self._digests.items()])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the items, in their order."""
+        return tuple(self._digests)
+
+    def to_bytes(self) -> bytes:
+        """Return the digest of all items, and what tells which of them differ."""
+        return self.digest + b"".join(each[:_SHORT] for each in self._digests.values())
+
+    def check(self, theirs: bytes, peer: str, owner: str) -> None:
+        """Raise a `TermsError` unless ``theirs``, from `to_bytes` of ``peer``, are the terms of ``owner``."""
+        if theirs != self.to_bytes():
+            raise different(self.to_bytes(), theirs, owner, peer, self._digests)
+
+
+def different(ours: bytes, theirs: bytes, owner: str, peer: str, names: Iterable[str] = ()) -> TermsError:
+    """Return the error of two clients whose terms, as `Terms.to_bytes` gives them, differ, with the items' names."""
+    pairs = zip(names, _parts(ours), _parts(theirs), strict=False)
+    items = [name for name, one, other in pairs if one != other]
+    what = f"in {', '.join(items)}" if items else "in what they consist of"
+    return TermsError(
+        f"clients {owner!r} and {peer!r} have received different terms of one sum: they differ {what}. Nothing was "
+        "added. Either the server does not send all clients the same, or a client runs another configuration or version"
+    )
+
+
+def digest_in(terms: bytes) -> bytes:
+    """Digest of all items, from what `Terms.to_bytes` gave; a `DecodeError` if there is none."""
+    if len(terms) < DIGEST_BYTES:
+        raise DecodeError(f"terms of a sum have at least {DIGEST_BYTES} bytes, got {len(terms)}")
+    return terms[:DIGEST_BYTES]
+
+
+def _parts(terms: bytes) -> list[bytes]:
+    return [terms[start : start + _SHORT] for start in range(DIGEST_BYTES, len(terms), _SHORT)]

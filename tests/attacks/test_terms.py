@@ -1,0 +1,104 @@
+"""A server that sends clients of one sum different things: no sum comes out, and the error says what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedlit.federation import Federation
+from fedlit.federation.client import Facts
+from fedlit.federation.documents import document, read_document
+from fedlit.federation.transport import Outgoing, Transport, Way
+from fedlit.federation.wire import decode, encode
+from fedlit.privacy import PairwiseMasking, TermsError
+from thread_transport import Threads, on_ranks
+
+NAMES = ["a", "b", "c", "t"]
+PLACEMENT = [[], *([name] for name in NAMES)]  # the server apart
+VICTIM = 3  # rank of client c
+
+Change = Callable[[int, str, Tensor], Tensor]
+"""Of a message, by the rank of its receiver and what it is a part of."""
+
+
+class Relayed(Transport):
+    """A rank whose messages come through a server that changes some of them."""
+
+    def __init__(self, inner: Threads, change: Change) -> None:
+        self._inner, self._change = inner, change
+        self.rank, self.world_size = inner.rank, inner.world_size
+
+    def meet(self, frame: Tensor, doing: str) -> list[Tensor]:
+        return self._inner.meet(frame, doing)
+
+    def swap(self, ways: list[Way], outgoing: list[Outgoing], doing: str) -> list[Tensor | None]:  # type: ignore[override]
+        arrived = self._inner.swap(ways, outgoing, doing)
+        return [None if each is None else self._change(self.rank, doing, each) for each in arrived]
+
+
+def rounds_of(transport: Transport, number: int = 3) -> dict[str, Any]:
+    """Means of a few rounds, as each client reads them, and what was booked on their channel."""
+    federation = Federation(NAMES, "t", transport=transport, placement=PLACEMENT, privacy=PairwiseMasking(), seed=0)
+    federation.introduce({client.name: Facts(10, (2,)) for client in federation.local_clients})
+    read = []
+    for round_idx in range(number):
+        federation.round_idx = round_idx
+        payloads = {
+            client.name: {"w": torch.full((3,), float(NAMES.index(client.name) + round_idx))}
+            for client in federation.local_clients
+        }
+        means = federation.mean("weights", payloads, weights=federation.weights)
+        read.append({name: mean["w"] for name, mean in means.items()})
+    return {"read": read, "ledger": federation.ledger.state_dict()}
+
+
+def attacked(change: Change) -> list[dict[str, Any]]:
+    return on_ranks(lambda transport: rounds_of(Relayed(transport, change)), len(PLACEMENT))
+
+
+def honest(rank: int, doing: str, message: Tensor) -> Tensor:
+    return message
+
+
+def inflated(rank: int, doing: str, message: Tensor) -> Tensor:
+    """All but the victim are sent that it has 10^12 samples, which takes their own vectors out of the sum."""
+    if "introductions" not in doing or rank == VICTIM:
+        return message
+    facts = read_document(message)
+    return document({name: (10**12 if name == "c" else size, shape) for name, (size, shape) in facts.items()}, doing)
+
+
+def false_total(rank: int, doing: str, message: Tensor, of_round: int = 0) -> Tensor:
+    """The victim alone is sent the true total of a round: all others go on from a dead network."""
+    if f"'weights' of round {of_round}" not in doing or rank in (0, VICTIM):
+        return message
+    try:
+        content = decode(message)
+    except ValueError:
+        return message
+    if {"about", "sum"} <= {*content}:
+        # the weight at its end stays, so that the mean is well formed
+        content["sum"] = torch.cat([torch.zeros_like(content["sum"][:-1]), content["sum"][-1:]])
+        return encode(content)
+    return message
+
+
+def test_all_read_the_same_means_where_nothing_is_changed() -> None:
+    ranks = attacked(honest)
+    means = [mean for rank in ranks for mean in rank["read"][2].values()]
+    assert len(means) == 4
+    assert all(torch.equal(mean, torch.full((3,), 3.5)) for mean in means)
+
+
+@pytest.mark.parametrize(
+    ("change", "item"),
+    [(inflated, "the weights"), (false_total, "earlier totals"), (partial(false_total, of_round=1), "earlier totals")],
+)
+def test_clients_that_were_sent_different_things_add_nothing_up(change: Change, item: str) -> None:
+    with pytest.raises(TermsError, match=f"differ in {item}"):
+        attacked(change)
