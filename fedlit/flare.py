@@ -53,7 +53,7 @@ TASK = "fedlit"
 TOPIC = "fedlit"
 """Topic of the messages."""
 
-_MESSAGE, _OUTPUT, _KEY = "message", "words", "key"
+_MESSAGE, _KEY = "message", "key"
 
 LOCAL = "fedlit.yaml"
 """File in the folder ``local`` of a party's workspace: the party's part of the configuration, such as its data."""
@@ -133,8 +133,8 @@ class FedlitController(Controller):  # type: ignore[misc]
         result = client_task.result
         code = result.get_return_code() if isinstance(result, Shareable) else ReturnCode.ERROR
         if code not in (ReturnCode.OK, ReturnCode.TASK_ABORTED):
-            reason = str(result.get(_OUTPUT, code))[-2000:] if isinstance(result, Shareable) else code
-            text = f"site {client_task.client.name!r} has ended: {reason}"
+            # a site's output may quote its data, and stays in its own log
+            text = f"site {client_task.client.name!r} has ended ({code}): its own log says why"
             self.log_error(fl_ctx, text)
             if not seat.begun:
                 seat.end(text)
@@ -179,9 +179,7 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
         if code == 0:
             return make_reply(ReturnCode.OK)
         self.log_error(fl_ctx, f"this site has ended with code {code}: {output}")
-        reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-        reply[_OUTPUT] = output
-        return reply
+        return make_reply(ReturnCode.EXECUTION_EXCEPTION)
 
     def _watch(self, command: list[str], environment: Mapping[str, str], abort_signal: Signal) -> tuple[int, str]:
         """Run a process to its end, or the job's; return its exit code and the last lines of its output."""

@@ -28,6 +28,7 @@ from fedlit.checks import check, check_at_least, refuse
 from fedlit.federation import ChannelError, FederatedLoader, Federation, Participation, RosterError
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
+from fedlit.federation.errors import public_text
 from fedlit.federation.leaks import seen_by_the_server, sent_beside, with_samples
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
 from fedlit.module import FederatedModule
@@ -343,8 +344,7 @@ class FederatedStrategy(DDPStrategy):
         """Send the reason why this process leaves to the others across organisations."""
         super().on_exception(exception)
         stopped = isinstance(exception, KeyboardInterrupt | SIGTERMException)
-        public = getattr(exception, "public", exception)  # words about data stay here
-        self._leave(f"{type(exception).__name__}: {public}"[:500], stopped)
+        self._leave(f"{type(exception).__name__}: {public_text(exception)}"[:500], stopped)
 
     def teardown(self) -> None:
         """Leave a federation across organisations, unless this process ``stays_joined``."""

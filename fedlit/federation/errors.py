@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import TypeVar
+
+from fedlit.privacy.errors import InputError, PrivacyError
 
 _Error = TypeVar("_Error", bound=Exception)
 
@@ -11,6 +14,38 @@ def about(argument: str, value: object, error: _Error) -> _Error:
     """Return an error with the attributes of `fedlit.checks.ArgumentError`, where its text is another than theirs."""
     vars(error).update(argument=argument, value=value)
     return error
+
+
+def public_text(error: BaseException) -> str:
+    """Return what other processes may read of an error: nothing that may quote data.
+
+    Errors of the protocol have texts without data, and others may say so by an attribute ``public``. Of all others,
+    such as those of a data file or of a number out of range, only the type, the argument and the place in fedlit are
+    sent; the whole text is in the output of the process that raised it.
+    """
+    if hasattr(error, "public"):
+        return str(error.public)
+    places = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    places = [place for place in places if place.startswith("fedlit.") and place != "fedlit.checks"]
+    of_protocol = isinstance(error, FederationError | PrivacyError) and not isinstance(error, InputError)
+    of_roster = isinstance(error, RosterError) and places[-1:] and places[-1].startswith(_PROTOCOL)
+    if of_protocol or of_roster:
+        return str(error)
+    argument = getattr(error, "argument", "")
+    about = f" of {argument!r}" if isinstance(argument, str) and argument.isidentifier() else ""
+    where = f" in {places[-1]}" if places else ""
+    return f"an error{about}{where}: its text, which may quote data, is in the output of its process alone"
+
+
+def with_place(error: _Error, place: str) -> _Error:
+    """Return an error of the same type whose text, and what others read of it, begin with ``place``."""
+    placed = type(error)(f"{place}: {error}")
+    placed.public = f"{place}: {public_text(error)}"  # type: ignore[attr-defined]
+    return placed
+
+
+_PROTOCOL = ("fedlit.federation.", "fedlit.remote.")
+"""Modules whose errors of the roster are about names and settings."""
 
 
 class FederationError(RuntimeError):

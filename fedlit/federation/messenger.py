@@ -12,7 +12,14 @@ from torch import Tensor
 
 from fedlit.federation import errors
 from fedlit.federation.channel import NAME_BYTES
-from fedlit.federation.errors import DivergedError, FederationError, OutOfStepError, PeerFailedError, RosterError
+from fedlit.federation.errors import (
+    DivergedError,
+    FederationError,
+    OutOfStepError,
+    PeerFailedError,
+    RosterError,
+    public_text,
+)
 from fedlit.federation.ledger import SERVER, Ledger
 from fedlit.federation.sealing import WRAP_BYTES, Seals
 from fedlit.federation.transport import Transport, check_sizes
@@ -122,8 +129,7 @@ class Messenger:
             )
 
     def _raise_everywhere(self, failure: FederationError | RosterError | PrivacyError | None) -> None:
-        public = str(getattr(failure, "public", failure))  # a text about data stays here
-        ours = None if failure is None else [type(failure).__name__, public[:_ERROR_LENGTH]]
+        ours = None if failure is None else [type(failure).__name__, public_text(failure)[:_ERROR_LENGTH]]
         failures = self.transport.all_gather(ours, "failures")
         if failure is not None:
             raise failure

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlit.federation.choices import Resolved
+from fedlit.federation.errors import with_place
 from fedlit.federation.messenger import Messenger
 from fedlit.privacy import Accountant, GaussianMechanism, InputError
 from fedlit.privacy.packing import Payload
@@ -43,7 +44,7 @@ class Releases:
             try:
                 return mechanism.release(payload, None if around is None else around.get(client, {}))
             except InputError as error:
-                messenger.fail(type(error)(f"client {client!r}, channel {channel.name!r}: {error}"))
+                messenger.fail(with_place(error, f"client {client!r}, channel {channel.name!r}"))
         return {}
 
     def numbers(self, channel: Resolved, client: str, values: Mapping[str, float]) -> dict[str, float]:

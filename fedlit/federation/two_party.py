@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlit.federation.choices import Resolved
+from fedlit.federation.errors import with_place
 from fedlit.federation.exchange import Exchange
 from fedlit.federation.messenger import Message, Messenger, Pair, Party
 from fedlit.federation.release import Releases
@@ -143,7 +144,7 @@ class TwoPartyExchange:
             with self._timed("protection"):
                 return step()
         except PrivacyError as error:
-            self._messenger.fail(type(error)(f"client {client!r}, channel {channel!r}: {error}"))
+            self._messenger.fail(with_place(error, f"client {client!r}, channel {channel!r}"))
             return None
 
 

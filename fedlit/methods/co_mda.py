@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedlit import ReplicaSpec, Run
 from fedlit.checks import check, check_at_least
-from fedlit.federation import Channel, Client, RosterError, Summed
+from fedlit.federation import Channel, Client, FederationError, Summed
 from fedlit.federation.nested import mapped, take
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.functional import between_class_variance
@@ -60,7 +60,7 @@ class CoMDA(TaughtTarget):
         kwargs: See `FederatedModule`.
 
     Raises:
-        RosterError: At the end of a round, if all weights are 0 on the grid of the secure sum.
+        FederationError: At the end of a round, if all weights are 0 on the grid of the secure sum.
 
     Notes:
         With models, |G| + |h| numbers of each source go to the target alone in each round.
@@ -157,7 +157,7 @@ class CoMDA(TaughtTarget):
                 self._pseudo_labels = {"mixture": total["mixture"] / total["weight"]}
             else:  # at the target; the next exchange raises it on every process
                 self.federation.fail(
-                    RosterError(
+                    FederationError(
                         f"the weights of all sources are 0 on the grid of sums: lower sharpness ({self.sharpness})"
                     )
                 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedlit.federation.choices import Resolved
-from fedlit.federation.errors import PayloadError
+from fedlit.federation.errors import PayloadError, with_place
 from fedlit.federation.ledger import KEYS, SERVER
 from fedlit.federation.messenger import KINDS, Messenger
 from fedlit.federation.wire import part, wire_size
@@ -32,8 +32,8 @@ class Conversation(Carrier):
             try:
                 yield
             except InputError as error:
-                where = "" if client is None else f"client {client!r}, channel {self._channel!r}: "
-                self._messenger.fail(type(error)(f"{where}{error}"))
+                client_of = "" if client is None else f"client {client!r}, "
+                self._messenger.fail(with_place(error, f"{client_of}channel {self._channel!r}"))
             except (PrivacyError, PayloadError) as error:
                 self._messenger.fail(error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fedlit.federation.channel import Summed
 from fedlit.federation.choices import Resolved
-from fedlit.federation.errors import FederationError, PayloadError
+from fedlit.federation.errors import DivergedError, FederationError, PayloadError
 from fedlit.federation.leaks import over_other_clients
 from fedlit.federation.ledger import SERVER
 from fedlit.federation.messenger import KINDS, Message, Messenger
@@ -133,6 +134,7 @@ class Sums:
         sizes = messenger.announce(
             channel, {name: wire_size(message) for name, message in messages.items()}, kind, recipe.weights
         )
+        sizes = self._readable(recipe, sizes)
         if not sizes:
             return {}
         self._sent = True
@@ -217,21 +219,47 @@ class Sums:
                 vectors[name] = vector
         return vectors, schema
 
+    def _readable(self, recipe: Recipe, sizes: dict[Any, int]) -> dict[Any, int]:
+        """Leave out vectors that are announced with more than twice the median size: on all processes alike."""
+        limit = 2 * statistics.median(sizes.values()) if len(sizes) > 2 else math.inf
+        self._warn_left_out(recipe, {name: f"of {size} bytes" for name, size in sizes.items() if size > limit})
+        return {name: size for name, size in sizes.items() if size <= limit}
+
+    def _warn_left_out(self, recipe: Recipe, left_out: Mapping[str, str]) -> None:
+        if left_out and self._messenger.hosts_server:
+            names = ", ".join(f"client {name!r} ({why})" for name, why in left_out.items())
+            warnings.warn(
+                f"vectors are left out of the sum over channel {recipe.channel!r} in round "
+                f"{self._messenger.round_idx}, which no client sends that runs fedlit: {names}. Find out what runs "
+                "there",
+                stacklevel=6,
+            )
+
     def _total(
         self, recipe: Recipe, parties: Parties, messages: Mapping[str, Message], sizes: Mapping[str, int]
     ) -> Total | None:
         """At the server: the protected total of vectors, each added as it comes."""
         messenger, working = self._messenger, self._backends.conversation(recipe.channel).working
         schemas: dict[str, Schema] = {}
+        in_plaintext = self._channels[recipe.channel].backend.codec is None
+        left_out: dict[str, str] = {}
 
         def take(name: str, message: Message) -> None:
             with working():
+                vector = part(message, "sum")
+                # a client checks its own: what is not finite all the same would spoil the mean of all
+                if in_plaintext and not bool(torch.isfinite(vector).all()):
+                    left_out[name] = "not finite"
+                    return
                 schemas[name] = schema_in(part(message, "schema", torch.uint8))
                 if not messenger.failed:
                     check_equal(schemas, f"payloads of channel {recipe.channel!r}", PayloadError)
-                    parties.server.add(name, part(message, "sum"))
+                    parties.server.add(name, vector)
 
         messenger.gather_each(recipe.channel, messages, sizes, take)
+        self._warn_left_out(recipe, left_out)
+        if left_out and not schemas:
+            messenger.fail(DivergedError(f"no vector of channel {recipe.channel!r} is finite: {[*left_out]}"))
         if not messenger.hosts_server or not schemas or messenger.failed:
             return None
         with working():

@@ -91,7 +91,7 @@ class Totals:
                 num_clients, weighted = _about(message)
                 vector = self._revealed(backend, local[0], message, num_clients)
                 if shares is not None:
-                    check_weight(vector, backend.codec, self._shares_in(message, shares))
+                    check_weight(vector, backend.codec, self._shares_in(channel, message, shares))
                 text = part(message, "schema", torch.uint8)
                 schema = schema_in(text)
                 if any(each.hides for each in (self._channels[channel], *self._channels.values())):
@@ -102,9 +102,11 @@ class Totals:
         messenger.check(channel)  # a total that one client cannot open is an error for all
         return ({} if result is None else dict.fromkeys(local, result)), read
 
-    def _shares_in(self, message: Message, shares: Mapping[str, float]) -> Mapping[str, float]:
+    def _shares_in(self, channel: str, message: Message, shares: Mapping[str, float]) -> Mapping[str, float]:
         """Shares of those whose vectors a total has."""
-        if "counted" not in message or not self._messenger.transport.losable:
+        # where nobody can drop out, a server that leaves out a vector that it cannot read is found out by the weight
+        excusable = self._messenger.transport.losable or not self._channels[channel].hides
+        if "counted" not in message or not excusable:
             return shares
         roster = list(self._messenger.rank_of)
         positions = part(message, "counted", torch.int32).tolist()
