@@ -22,8 +22,8 @@ from fedlit.run.run import Run
 from fedlit.tables import Column, Row, Table, show
 
 _ALWAYS = (
-    "The server is trusted to follow the protocol: one that deviates from it, by other sample counts, totals or keys "
-    "for some clients or by a repeated round, reads single vectors whatever the backend.",
+    "The server is trusted to follow the protocol: one that swaps keys when clients enrol, or repeats a round, reads "
+    "single vectors whatever the backend; other sample counts or totals for some clients are refused under masking.",
     "No backend protects what a sum itself reveals, round after round: only differential privacy limits it.",
     "Who takes part, in which round, and the number of training samples of each client are known to all.",
     "Sums of the same messages over different clients, in another round or run, reveal their difference.",

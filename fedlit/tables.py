@@ -137,7 +137,8 @@ class Table:
         writer.writerow(title for c in self.columns for title in c.parts or [c.title])
         for row in self.rows:
             cells = zip(self.columns, row.cells, strict=True)
-            writer.writerow(part for column, cell in cells for part in (cell.parts if column.parts else [cell]))
+            parts = (part for column, cell in cells for part in (cell.parts if column.parts else [cell]))
+            writer.writerow(map(_no_formula, parts))
         return file.getvalue()
 
     def markdown(self, escaped: bool = True) -> str:
@@ -199,6 +200,12 @@ class Table:
 
 def _stands_out(row: Row, cell: object) -> bool:
     return row.total or (isinstance(cell, Figure) and cell.bold)
+
+
+def _no_formula(cell: object) -> object:
+    """A cell of a CSV file; a text that a spreadsheet would compute gets an apostrophe in front (OWASP)."""
+    computes = isinstance(cell, str) and len(cell) > 1 and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{cell}" if computes else cell
 
 
 def _piped(cells: Iterable[str]) -> str:

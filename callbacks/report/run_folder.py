@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+import stat
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -205,7 +206,10 @@ def _check_file(path: Path) -> None:
     """Raise a `ValueError` if a stranger's folder would have us read a file elsewhere, or one without end."""
     if path.is_symlink():
         raise ValueError(f"it is a link to '{path.resolve()}', which a run does not write")
-    size = path.stat().st_size
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is no file, but a device or a pipe, which may have no end")
+    size = status.st_size
     if size > _MAX_BYTES:
         raise ValueError(f"it has {size} bytes, more than {_MAX_BYTES}")
 

@@ -37,6 +37,11 @@ def public_text(error: BaseException) -> str:
     return f"an error{about}{where}: its text, which may quote data, is in the output of its process alone"
 
 
+def printable(text: object) -> str:
+    """Return a text that a peer sent, without characters that would steer a terminal, such as escape sequences."""
+    return "".join(each if each.isprintable() or each in "\n\t" else f"\\x{ord(each):02x}" for each in str(text))
+
+
 def with_place(error: _Error, place: str) -> _Error:
     """Return an error of the same type whose text, and what others read of it, begin with ``place``."""
     placed = type(error)(f"{place}: {error}")

@@ -18,6 +18,7 @@ from fedlit.federation.errors import (
     OutOfStepError,
     PeerFailedError,
     RosterError,
+    printable,
     public_text,
 )
 from fedlit.federation.ledger import SERVER, Ledger
@@ -136,7 +137,9 @@ class Messenger:
         for rank, item in enumerate(failures):
             if item is not None:
                 kind, text = item if isinstance(item, list) and len(item) == 2 else ("", item)
-                raise _ERRORS.get(str(kind), PeerFailedError)(f"{str(text)[:_ERROR_LENGTH]} [raised by rank {rank}]")
+                raise _ERRORS.get(str(kind), PeerFailedError)(
+                    f"{printable(text)[:_ERROR_LENGTH]} [raised by rank {rank}]"
+                )
         raise PeerFailedError("a process announced that it failed, and then sent no error")
 
     # ---------------------------------------------------------------- announcements

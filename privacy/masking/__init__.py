@@ -35,10 +35,11 @@ the survivors into groups, of a threshold or more, and learn the sum of each (Be
 In a federation, clients compare the weight in a mean with that of the clients that announced a vector, and refuse a
 mean in which it differs: see `Aggregation`.
 
-This is about one sum. A server that deviates between sums is not prevented here from reading single vectors: nothing
-binds masks to the sample counts, weights or totals that each client received, or keeps a sum from being repeated over
-other clients. Nor does anything vouch for identity keys when they are pinned: a server that swaps them in enrolment is
-everybody's peer.
+Masks are bound to the terms of the sum (`fedlit.privacy.terms`), such as weights and earlier totals: clients that have
+received different ones hold masks that do not cancel, and find that out when they open each other's shares.
+
+Nothing keeps a sum from being repeated over other clients, whose vectors a server then reads. Nor does anything vouch
+for identity keys when they are pinned: a server that swaps them in enrolment is everybody's peer.
 """
 
 from fedlit.privacy.masking.backend import PairwiseMasking

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedlit.federation.errors import printable
 from fedlit.federation.transport import Outgoing, check_sizes
 from fedlit.privacy import DecodeError
 from fedlit.remote.carrier import PIECE_BYTES, Pieces
@@ -117,5 +118,5 @@ def frames(table: Tensor, frame: Tensor) -> list[Tensor]:
 
 
 def one_line(text: object) -> str:
-    """A text, such as a site's, on one line of a log and in bounds."""
-    return " ".join(str(text)[:500].split())
+    """A text, such as a site's, on one line of a log, in bounds and without control characters."""
+    return printable(" ".join(str(text)[:500].split()))
