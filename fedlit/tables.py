@@ -134,7 +134,7 @@ class Table:
         """Values with all their digits; a column of figures becomes one column per part."""
         file = io.StringIO(newline="")
         writer = csv.writer(file)
-        writer.writerow(title for c in self.columns for title in c.parts or [c.title])
+        writer.writerow(_no_formula(title) for c in self.columns for title in c.parts or [c.title])
         for row in self.rows:
             cells = zip(self.columns, row.cells, strict=True)
             parts = (part for column, cell in cells for part in (cell.parts if column.parts else [cell]))
@@ -204,7 +204,7 @@ def _stands_out(row: Row, cell: object) -> bool:
 
 def _no_formula(cell: object) -> object:
     """A cell of a CSV file; a text that a spreadsheet would compute gets an apostrophe in front (OWASP)."""
-    computes = isinstance(cell, str) and len(cell) > 1 and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+    computes = isinstance(cell, str) and len(cell) > 1 and cell.lstrip().startswith(("=", "+", "-", "@"))
     return f"'{cell}" if computes else cell
 
 

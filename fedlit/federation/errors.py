@@ -38,8 +38,8 @@ def public_text(error: BaseException) -> str:
 
 
 def printable(text: object) -> str:
-    """Return a text that a peer sent, without characters that would steer a terminal, such as escape sequences."""
-    return "".join(each if each.isprintable() or each in "\n\t" else f"\\x{ord(each):02x}" for each in str(text))
+    """Return a text that a peer sent, on one line, without characters that would steer a terminal."""
+    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in " ".join(str(text).split()))
 
 
 def with_place(error: _Error, place: str) -> _Error:

@@ -215,8 +215,8 @@ class PairwiseMasking(SecureAggregation):
         return Description(
             backend="PairwiseMasking",
             adversary="the server, honest but curious, or one that sends clients different terms of a sum, such as "
-            "sample counts or totals. Not one that repeats a round, or swaps keys when clients enrol, which are "
-            "trusted on first use: it reads single vectors",
+            "sample counts or totals. Not one that has a round repeated, or all sites return as after a crash, or that "
+            "swaps keys when clients enrol, which are trusted on first use: it reads single vectors",
             hidden="every client's vector, and sums of fewer than q of n clients, where q must confirm who survived",
             revealed="to the server: the sum and who is in it; if it reports clients as dropped whose vectors it has, "
             "the sum of the others, at least q; in a sparse graph (beyond 20 clients), then also sums of as few "

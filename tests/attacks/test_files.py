@@ -14,15 +14,14 @@ from fedlit.tables import Column, Row, Table
 
 
 def test_texts_of_peers_steer_no_terminal() -> None:
-    assert printable("clé\n\x1b[2J\x07ok") == "clé\n\\x1b[2J\\x07ok"
+    assert printable("clé\n\x1b[2J\x07ok") == "clé \\x1b[2J\\x07ok"
     assert one_line("a\n\x1b]0;x\x07 b") == "a \\x1b]0;x\\x07 b"
 
 
 def test_cells_are_no_formulas() -> None:
-    table = Table(
-        [Column("client"), Column("share", numeric=True)], [Row(["=cmd|' /C calc'!A0", -0.5]), Row(["@a", 1])]
-    )
-    assert table.csv().splitlines() == ["client,share", "'=cmd|' /C calc'!A0,-0.5", "'@a,1"]
+    rows = [Row(["=cmd|' /C calc'!A0", -0.5]), Row([" @a", 1]), Row(["-", 2])]
+    table = Table([Column("+client"), Column("share", numeric=True)], rows)
+    assert table.csv().splitlines() == ["'+client,share", "'=cmd|' /C calc'!A0,-0.5", "' @a,1", "-,2"]
 
 
 def test_a_pipe_is_no_picture(tmp_path: Path) -> None:

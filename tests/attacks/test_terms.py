@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlit.federation import Federation
+from fedlit.federation import Federation, Summed
 from fedlit.federation.client import Facts
 from fedlit.federation.documents import document, read_document
 from fedlit.federation.transport import Outgoing, Transport, Way
 from fedlit.federation.wire import decode, encode
-from fedlit.privacy import PairwiseMasking, TermsError
+from fedlit.privacy import PairwiseMasking, Plain, TermsError
 from thread_transport import Threads, on_ranks
 
 NAMES = ["a", "b", "c", "t"]
@@ -73,9 +73,9 @@ def inflated(rank: int, doing: str, message: Tensor) -> Tensor:
     return document({name: (10**12 if name == "c" else size, shape) for name, (size, shape) in facts.items()}, doing)
 
 
-def false_total(rank: int, doing: str, message: Tensor, of_round: int = 0) -> Tensor:
+def false_total(rank: int, doing: str, message: Tensor, of_round: int = 0, channel: str = "weights") -> Tensor:
     """The victim alone is sent the true total of a round: all others go on from a dead network."""
-    if f"'weights' of round {of_round}" not in doing or rank in (0, VICTIM):
+    if f"{channel!r} of round {of_round}" not in doing or rank in (0, VICTIM):
         return message
     try:
         content = decode(message)
@@ -102,3 +102,38 @@ def test_all_read_the_same_means_where_nothing_is_changed() -> None:
 def test_clients_that_were_sent_different_things_add_nothing_up(change: Change, item: str) -> None:
     with pytest.raises(TermsError, match=f"differ in {item}"):
         attacked(change)
+
+
+def then_masked(transport: Transport) -> None:
+    privacy = {"open": Plain(), "masked": PairwiseMasking()}
+    channels = [Summed(name, "numbers", "all", "all") for name in privacy]
+    federation = Federation(
+        NAMES, "t", channels=channels, transport=transport, placement=PLACEMENT, privacy=privacy, seed=0
+    )
+    payloads = {client.name: {"w": torch.ones(3)} for client in federation.local_clients}
+    for round_idx, channel in enumerate(("open", "open", "masked")):
+        federation.round_idx = round_idx
+        federation.mean(channel, payloads)
+
+
+def test_all_totals_that_are_remembered_are_compared() -> None:
+    """Also those of a channel in plaintext, of which several come before the next masked sum."""
+    change = partial(false_total, channel="open")
+    with pytest.raises(TermsError, match="earlier totals"):
+        on_ranks(lambda transport: then_masked(Relayed(transport, change)), len(PLACEMENT))
+    on_ranks(lambda transport: then_masked(Relayed(transport, honest)), len(PLACEMENT))
+
+
+def test_what_other_clients_of_a_process_have_received_since_is_no_difference() -> None:
+    """Process 0 hosts a and b; b has received nothing since the first total."""
+
+    def sums(transport: Transport) -> None:
+        placement = [["a", "b"], ["c"], ["t"]]
+        backend = PairwiseMasking(colluders=0)
+        federation = Federation(NAMES, "t", transport=transport, placement=placement, privacy=backend, seed=0)
+        payloads = {client.name: {"w": torch.ones(3)} for client in federation.local_clients}
+        for among in (["b", "c"], *[["a", "t"]] * 9, ["b", "c"]):
+            mine = {name: each for name, each in payloads.items() if name in among}
+            federation.mean("weights", mine, among=among, to=among)
+
+    on_ranks(sums, 3)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedlit.federation import DivergedError, Federation
+from fedlit.federation.errors import PayloadError
 from fedlit.federation.transport import Transport
 from fedlit.privacy import PairwiseMasking, Plain, SecureAggregation
 from thread_transport import on_ranks
@@ -17,7 +18,9 @@ PLACEMENT = [[], *([name] for name in NAMES)]
 LIAR = "b"
 
 
-def mean(transport: Transport, backend: SecureAggregation, lie: str, liars: tuple[str, ...]) -> Any:
+def mean(
+    transport: Transport, backend: SecureAggregation, lie: str, liars: tuple[str, ...], hidden: bool = True
+) -> Any:
     federation = Federation(NAMES, "t", transport=transport, placement=PLACEMENT, privacy=backend, seed=0)
     payloads = {each.name: {"w": torch.full((3,), float(NAMES.index(each.name)))} for each in federation.local_clients}
     messenger = federation._messenger  # a client that lies has another program
@@ -28,6 +31,8 @@ def mean(transport: Transport, backend: SecureAggregation, lie: str, liars: tupl
         if name in liars and lie == "of 10":
             client = federation._sums._backends.parties(backend).clients[name]
             client.protect = lambda vector: torch.zeros(1000, dtype=torch.uint8)  # type: ignore[method-assign]
+            if hidden:
+                messenger.fail = lambda error: None  # type: ignore[method-assign]
     return [federation.mean("weights", payloads, weights=dict.fromkeys(NAMES, 1.0)) for _ in range(2)]
 
 
@@ -42,6 +47,11 @@ def test_a_vector_that_is_not_finite_or_much_too_long_is_left_out(backend: Secur
     for rank, name in enumerate(NAMES, 1):
         for received in ranks[rank]:
             assert torch.allclose(received[name]["w"], expected, atol=1e-5)
+
+
+def test_a_client_whose_payload_is_much_longer_by_mistake_ends_the_run() -> None:
+    with pytest.raises(PayloadError, match=f"client '{LIAR}' would send 10.. bytes"):
+        on_ranks(lambda transport: mean(transport, Plain(), "of 10", (LIAR,), hidden=False), len(PLACEMENT))
 
 
 def test_a_sum_of_vectors_of_which_none_is_finite_names_all() -> None:

@@ -171,14 +171,16 @@ class Sums:
 
     def _terms(self, recipe: Recipe, schema: Tensor) -> Terms:
         """What all senders must have received alike, and what local ones are about to send."""
-        weights = recipe.weights
+        weights, earlier = recipe.weights, list[list[object]]()
+        with self._backends.conversation(recipe.channel).working():
+            earlier = self.totals.received.common(recipe.senders)
         return Terms(
             {
                 "the roster": list(self._messenger.rank_of),
                 "the receivers": list(recipe.receivers),
                 "the weights": None if weights is None else [[name, weights.get(name)] for name in recipe.senders],
                 "the entries that are sent": schema.numpy().tobytes(),
-                "earlier totals": self.totals.received.common(recipe.senders),
+                "earlier totals": earlier,
             }
         )
 
@@ -220,8 +222,19 @@ class Sums:
         return vectors, schema
 
     def _readable(self, recipe: Recipe, sizes: dict[Any, int]) -> dict[Any, int]:
-        """Leave out vectors that are announced with more than twice the median size: on all processes alike."""
-        limit = 2 * statistics.median(sizes.values()) if len(sizes) > 2 else math.inf
+        """Leave out vectors that are announced with more than twice the median size: on all processes alike.
+
+        A process that runs fedlit fails with it, and all with that process, as its payloads are other ones.
+        """
+        usual = statistics.median(sizes.values()) if sizes else 0
+        limit = 2 * usual if len(sizes) > 2 else math.inf
+        for name in [name for name, size in sizes.items() if size > limit and self._messenger.is_local(name)]:
+            self._messenger.fail(
+                PayloadError(
+                    f"client {name!r} would send {sizes[name]} bytes over channel {recipe.channel!r}, and the others "
+                    f"about {usual:.0f}: payloads must agree in names, types and shapes to be added"
+                )
+            )
         self._warn_left_out(recipe, {name: f"of {size} bytes" for name, size in sizes.items() if size > limit})
         return {name: size for name, size in sizes.items() if size <= limit}
 
@@ -230,8 +243,8 @@ class Sums:
             names = ", ".join(f"client {name!r} ({why})" for name, why in left_out.items())
             warnings.warn(
                 f"vectors are left out of the sum over channel {recipe.channel!r} in round "
-                f"{self._messenger.round_idx}, which no client sends that runs fedlit: {names}. Find out what runs "
-                "there",
+                f"{self._messenger.round_idx}: {names}. A client that runs fedlit would have reported an error: find "
+                "out what runs there",
                 stacklevel=6,
             )
 

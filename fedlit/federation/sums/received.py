@@ -2,7 +2,10 @@
 
 A server that publishes one total to some clients and another to the rest would learn single vectors from the next sum
 (model inconsistency: Pasquini, Francati and Ateniese, CCS 2022). So all senders of a sum bind their masks to the last
-total of every channel that all of them have received: who received which is public, and computed by each process.
+totals of every channel that all of them have received: who received which is public, and computed by each process.
+
+Not bound is a total that some sender of the next sum has not received; and a client that returns takes the record of
+the others from the server.
 """
 
 from __future__ import annotations
@@ -13,14 +16,21 @@ from typing import Any
 
 from torch import Tensor
 
+from fedlit.privacy import TermsError
+
 _REMEMBERED = 8
 """Totals of a channel that a client remembers: those who were absent for longer have none in common with it."""
 
 
 class ReceivedTotals:
-    """By channel, the numbers of the totals that each client has received, and digests of those received here."""
+    """By channel, the numbers of the totals that each client has received, and digests of those received here.
 
-    def __init__(self) -> None:
+    Args:
+        local: Clients of this process.
+    """
+
+    def __init__(self, local: Collection[str]) -> None:
+        self._local = local
         self._numbers: dict[str, dict[str, list[int]]] = {}
         self._digests: dict[str, dict[int, bytes]] = {}
 
@@ -32,17 +42,26 @@ class ReceivedTotals:
         digests = self._digests.setdefault(channel, {})
         if digest is not None:
             digests[number] = digest
-            for old in sorted(digests)[:-_REMEMBERED]:
-                del digests[old]
+        remembered = {each for name in self._local for each in numbers.get(name, [])}
+        for old in digests.keys() - remembered:
+            del digests[old]
 
     def common(self, clients: Collection[str]) -> list[list[object]]:
-        """Channel, number and digest of the newest total of each channel that all ``clients`` have received."""
-        last = []
+        """Channel, number and digest of the remembered totals that all ``clients`` have received.
+
+        A `TermsError` if one of them is local, and lacks a total that it is recorded to have received.
+        """
+        last: list[list[object]] = []
         for channel, numbers in sorted(self._numbers.items()):
             shared = set.intersection(*({*numbers.get(name, [])} for name in clients)) if clients else set()
-            if shared:
-                number = max(shared)
-                last.append([channel, number, self._digests.get(channel, {}).get(number, b"")])
+            digests = self._digests.get(channel, {})
+            lacking = sorted(shared - digests.keys()) if any(name in self._local for name in clients) else []
+            if lacking:
+                raise TermsError(
+                    f"the server records that clients {[*clients]} have received total {lacking[0]} of channel "
+                    f"{channel!r}, and this process has not: nothing is sent"
+                )
+            last += [[channel, number, digests.get(number, b"")] for number in sorted(shared)]
         return last
 
     def come_back(self, channel: str, client: str, number: int) -> None:

@@ -47,7 +47,7 @@ class Totals:
         self._versions: dict[str, dict[str, int]] = {}  # number of the newest total that each client has
         self._readers: dict[str, list[str]] = {}  # clients that have read the total kept for absent ones
         self.senders: dict[str, list[str]] = {}  # over whom a fixed channel was summed last
-        self.received = ReceivedTotals()
+        self.received = ReceivedTotals([name for name in messenger.rank_of if messenger.is_local(name)])
         self._digest: bytes | None = None  # of the total that was sent last, if it was read here
 
     def _backend(self, channel: str) -> SecureAggregation:

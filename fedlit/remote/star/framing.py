@@ -119,4 +119,4 @@ def frames(table: Tensor, frame: Tensor) -> list[Tensor]:
 
 def one_line(text: object) -> str:
     """A text, such as a site's, on one line of a log, in bounds and without control characters."""
-    return printable(" ".join(str(text)[:500].split()))
+    return printable(str(text)[:500])
