@@ -230,12 +230,6 @@ def test_a_figure_of_models_that_name_one_class_is_marked(
     assert tables.cell(figure, shares) == f"{figure['mean']:.1f} ± {figure['std']:.1f}{mark}"
 
 
-def test_a_table_with_a_mark_says_what_it_means() -> None:
-    marked = tables.grid("x", ["a", "b"], [("m", ["10.0 ± 0.0 † 3/3", "1"])])
-    assert marked.splitlines()[-1] == "| † as accurate as naming one class, in so many seeds | | |"
-    assert "†" not in tables.grid("x", ["a", "b"], [("m", ["10.0 ± 0.4", "1"])])
-
-
 def test_each_method_has_a_figure_and_says_whose_it_is_compared_with() -> None:
     shown = {name.split(",")[0].split("(")[0] for name, *_ in tables.HEADLINES}
     assert shown == set(methods.__all__)

@@ -104,23 +104,6 @@ def test_estimates_that_no_logarithm_shows_are_drawn(drawn):
     assert distance["caltech"] == {1: -4.0, 2: -3.0, 3: -2.0, 4: -1.0}
 
 
-def test_nine_sources_have_nine_colours_and_one_legend_entry_each():
-    callback = AggregationCurves()
-    names = [f"client_{place}" for place in range(9)]
-    for round_idx in range(30):
-        row = {"beta": 0.5, "target_variance": 1.0}
-        for name in names:
-            row |= {f"beta/{name}": 0.5, f"distance/{name}": 1.0, f"tau/{name}": 0.5}
-        callback.rounds[round_idx] = row
-    figure = callback.plot()
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == [*names, "mean of sources", r"target variance $\sigma^2$"]
-    for axis in figure.axes:
-        lines = [line for line in axis.lines if line.get_label() in names]
-        assert len({line.get_color() for line in lines}) == 9
-        assert len({line.get_markersize() for line in lines}) == 9, "or equal curves would be one"
-
-
 def test_what_was_never_logged_has_no_panel():
     callback = AggregationCurves()
     callback.rounds = {0: {"beta": 0.5}}

@@ -164,13 +164,6 @@ def test_no_line_runs_past_the_terminal_and_no_column_is_too_narrow_to_read(widt
         assert text in words
 
 
-def test_a_pipe_gets_a_width_that_is_good_to_read(tmp_path, capsys):
-    train(tmp_path, privacy=PairwiseMasking(colluders=0), rounds=1)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(len(line) for line in lines) <= 120
-    assert any(len(line.rstrip()) > 100 for line in lines)
-
-
 def test_a_method_that_sends_nothing_says_so():
     assert printed(Report([], None, None), 80)[0] == "privacy report: nothing is sent"
 

@@ -169,16 +169,6 @@ def test_pictures_show_names_as_they_are_and_are_drawn_alike_each_time():
     assert "script>" not in picture.replace("&lt;script&gt;", "").replace("&lt;/script&gt;", "")
 
 
-def test_a_logarithmic_axis_has_plain_numbers_and_only_where_values_allow_it():
-    def texts(*values: float, logarithmic: bool = True) -> set[str]:
-        root = ElementTree.fromstring(Panel("t", [Line("a", dict(enumerate(values)), 0)], None, logarithmic).draw())
-        return {"".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")}
-
-    assert {"10", "100", "1,000"} <= texts(5.0, 5000.0)
-    for linear in (texts(0.0, 5000.0), texts(5.0, 5000.0, logarithmic=False)):
-        assert {"1,000", "2,000", "3,000"} <= linear
-
-
 def test_many_runs_are_not_drawn_on_top_of_each_other(tmp_path):
     for number in range(17):
         write(tmp_path / f"version_{number}")
@@ -198,20 +188,6 @@ def test_every_validator_is_a_curve_beside_the_score(tmp_path):
         "target/score": {0: "0.2500", 1: "0.3750"},
         "validator/density": {0: "0.5000", 1: "0.7500"},
         "validator/iwv": {0: "-0.1250", 1: "1.250"},
-    }
-
-
-def test_other_predictions_of_the_target_have_their_names(tmp_path):
-    write(
-        tmp_path / "version_0",
-        "epoch,oracle/target/acc,oracle/target/ensemble/acc,oracle/target/reconstruction/acc,round,source/dslr/acc,"
-        "step\n,,,,0.0,,1\n0,0.125,0.25,0.375,,0.5,0\n",
-    )
-    assert page_of(tmp_path).numbers("accuracy on validation samples, in %") == {
-        "dslr": {0: "50"},
-        "webcam (target, ORACLE)": {0: "12.50"},
-        "webcam by ensemble (ORACLE)": {0: "25"},
-        "webcam by reconstruction (ORACLE)": {0: "37.50"},
     }
 
 
@@ -292,18 +268,3 @@ def test_what_a_hand_has_emptied_is_told_by_its_file(tmp_path):
     (folder / "embeddings.csv").write_text("")
     with pytest.raises(ValueError, match=r"embeddings.csv', which cannot be read \(ValueError: its columns are \[\]"):
         read_runs([tmp_path])
-
-
-def test_rows_that_sum_up_others_stand_out_on_both_pages(tmp_path):
-    folder = write_finished(tmp_path / "version_0", 0.5)
-    write_finished(tmp_path / "version_1", 0.75, "dslr")
-    sent = "0,weights,dslr,server,1,8\n0,metrics,dslr,server,1,4\n"
-    (folder / "ledger.csv").write_text(f"round,channel,sender,receiver,messages,bytes\n{sent}")
-    paths = write_report(read_runs([tmp_path]), tmp_path / "page.html")
-    page = Page(paths[0].read_text(encoding="utf-8"))
-    kinds = [attributes.get("class") for tag, attributes in page.tags if tag == "tr"]
-    rows = [row for table in page.tables for row in table]
-    summed = [row for row, kind in zip(rows, kinds, strict=True) if kind == "sum"]
-    assert [row[:2] for row in summed] == [["FedAvg", "average"]] * 2 + [["method", "1"], ["all", "1"]]
-    bold = [line for line in paths[1].read_text(encoding="utf-8").splitlines() if line.startswith("| **")]
-    assert [re.findall(r"\*\*(.*?)\*\*", line) for line in bold] == [[cell for cell in row if cell] for row in summed]

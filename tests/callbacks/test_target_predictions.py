@@ -164,15 +164,6 @@ def test_ids_are_those_that_the_data_module_gives(tmp_path):
     assert [row["id"] for row in hospitals(tmp_path, data)] == data.ids(data.target, "test")
 
 
-def test_a_loader_of_the_users_own_is_numbered_whatever_was_trained_on(tmp_path):
-    data = Wards(seed=0)
-    torch.manual_seed(0)
-    module = FedAvg(data.clients, data.target, 2, MLP(data.in_features, [8]))
-    loader = FederatedLoader({data.target: data.dataset(data.target, "val")}, training=False)
-    _, *rows = predict(tmp_path, module, data, loader)
-    assert [row[0] for row in rows] == [str(place) for place in range(20)]
-
-
 def test_decisions_are_the_cheapest_by_the_rows_own_probabilities(tmp_path):
     """Of two classes that is a threshold: to overlook an ill patient costs 4 false alarms, so 1 in 5 is too many."""
     rows = hospitals(tmp_path, HeartDisease(seed=0), costs=[[0, 1], [4, 0]])

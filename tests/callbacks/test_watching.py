@@ -265,17 +265,6 @@ class Seconds(pl.Callback, Component):
         self.last = dict(run.federation.seconds)
 
 
-def test_times_of_rounds_add_up_to_the_federations(tmp_path):
-    logger, seconds = CSVLogger(tmp_path), Seconds()
-    run = trainer(2, [RoundTimer(), seconds], tmp_path, logger=logger, strategy={"rounds_per_epoch": 2})
-    run.fit(build(), Blobs())
-    rows = rows_of(Path(logger.log_dir) / "metrics.csv")
-    assert len(column(rows, "time/round_s")) == 4
-    for phase in ("local", "exchange", "protection"):
-        assert sum(column(rows, f"time/{phase}_s")) == pytest.approx(seconds.last[phase], rel=1e-9)
-    assert sum(column(rows, "time/round_s")) >= sum(seconds.last.values())
-
-
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_resumed_curves_go_on(tmp_path):
     steps = 6

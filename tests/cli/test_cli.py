@@ -113,17 +113,6 @@ def test_every_experiment_runs_two_batches(name):
     main(["fit", "--config", f"experiments/{name}", *axes, *TWO_BATCHES])
 
 
-def test_experiments_of_one_table_differ_in_their_shift_alone():
-    for table in ("noise", "label_shift"):
-        texts = set()
-        for path in (CONFIGS / "experiments").glob(f"fashion_mnist_{table}_*_fedgp.yaml"):
-            config = yaml.safe_load(path.read_text())
-            key = "noise_level" if table == "noise" else "label_shift"
-            assert float(path.stem.split("_")[-2]) == config["data"]["init_args"].pop(key)
-            texts.add(json.dumps(config))
-        assert len(texts) == 1
-
-
 @pytest.mark.parametrize("name", configs("settings"))
 def test_every_setting_runs_one_batch(name):
     small = ["--model.init_args.num_frequencies=8", "--model.init_args.num_components=4"]
@@ -244,23 +233,6 @@ def test_a_checkpoint_serves_the_other_subcommands_and_no_run_takes_the_place_of
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_RUN_ID", "three")
     assert "version 'three' of WandbLogger" in refusal(*run, "--config", "loggers/wandb", "--seeds=[1, 2]")
-
-
-@pytest.mark.slow
-def test_files_go_to_the_folder_of_csv_files_wherever_it_is_in_a_list():
-    loggers = [{"class_path": f"lightning.pytorch.loggers.{name}", "init_args": {"save_dir": folder}}
-               for name, folder in (("TensorBoardLogger", "board"), ("CSVLogger", "table"))]  # fmt: skip
-    Path("log.yaml").write_text(yaml.safe_dump({"trainer": {"logger": loggers}}))
-    Path("my_timer.py").write_text("from fedlit.callbacks import RoundTimer\nclass Timer(RoundTimer): pass\n")
-    sys.path.insert(0, ".")
-    # a callback of the same type takes the place of fedlit's
-    mine = ["--trainer.callbacks+=my_timer.Timer", "--trainer.callbacks+=RichProgressBar"]
-    try:
-        main(["fit", "--config", "data/heart_disease", "--config", "log.yaml", "--trainer.max_epochs=1", *mine])
-    finally:
-        sys.path.remove(".")
-    assert len(summaries("table")) == 1
-    assert "time/round_s" in next(Path("table").rglob("metrics.csv")).read_text()
 
 
 def test_what_wandb_agents_write_is_understood():

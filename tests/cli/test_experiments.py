@@ -116,19 +116,6 @@ def test_a_method_and_its_round_are_selected(capsys):
     assert f"trusted-epoch={chosen['round_idx']}.ckpt" in kept
 
 
-@pytest.mark.slow
-def test_nothing_is_selected_of_models_that_have_learnt_nothing(capsys):
-    main(["fit", *TINY, "--compare=[fedlit.methods.SourceOnly]", "--select=best", "--trainer.max_epochs=2"])
-    printed = " ".join(capsys.readouterr().out.split())
-    (file,) = Path("runs").glob("experiment_*/selected.json")
-    (row,) = json.loads(file.read_text())
-    assert row["chosen"] is None
-    assert len(row["candidates"]) == 2
-    assert "nothing is selected for va_long_beach (seed 0): the highest trust is 0.000" in printed
-    main(["report", "runs"])
-    assert "No model can be trusted on va_long_beach, and none is named" in Path("report.md").read_text()
-
-
 def test_a_selection_needs_several_methods_and_trust():
     assert "select chooses among methods" in refusal("fit", *TINY, "--select=best")
     density = ["--trainer.callbacks+=Validators", "--trainer.callbacks.init_args.names=[density]"]
@@ -435,11 +422,3 @@ def test_values_of_compared_methods_keep_their_types(kind):
     for name, value in VALUES.items():
         assert type_true(other.arguments.model.init_args[name]) == type_true(value)
     assert type_true(other.arguments.data.init_args.target_labels) == "1.0"
-
-
-@pytest.mark.slow
-def test_an_experiment_that_is_tried_out_has_its_table_and_writes_none(capsys):
-    main(["fit", *TINY, "--compare=[methods/source_only]", "--jobs=2", "--trainer.fast_dev_run=1"])
-    printed = capsys.readouterr().out
-    assert "FedAvg - SourceOnly: va_long_beach" in printed
-    assert not [*Path("runs").rglob("table.*"), *Path("runs").rglob("summary.json")]

@@ -125,14 +125,6 @@ def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch):
     assert executor.execute("train", Shareable(), Context(), Signal()).get_return_code() == ReturnCode.TASK_UNKNOWN
 
 
-def test_the_folder_of_runs_has_no_name_of_a_package():
-    """FLARE starts parties in their workspaces, where a folder ``fedlit`` hides a package that is installed to edit."""
-    pytest.importorskip("nvflare")
-    from fedlit.flare import RUNS
-
-    assert not RUNS.isidentifier()
-
-
 def test_a_process_is_watched_to_its_end_or_to_that_of_the_job(capfd):
     pytest.importorskip("nvflare")
     from nvflare.apis.signal import Signal

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from commands import refusal
-from fedlit.checks import check_at_least
 from fedlit.cli import main
 from fedlit.cli.arguments import content_of, normalise
 from fedlit.cli.mistakes import check
@@ -251,9 +250,3 @@ def test_an_option_before_what_it_is_of_is_refused_and_one_that_is_replaced_is_n
     )
     check(normalise(["fit", "--trainer.max_epochs=1", "--config=a.yaml", "--model.optimizer.lr=0.2"]))
     assert capsys.readouterr().err == ""
-
-
-def test_a_refused_argument_of_a_run_is_a_line(monkeypatch):
-    monkeypatch.setattr("fedlit.cli.experiment.run_trainer", lambda args: check_at_least("rounds", 0, 1, "round"))
-    words = ["fit", "--config=data/heart_disease", "--config=methods/fedavg"]
-    assert told(*words) == "fedlit: ValueError: rounds must be at least 1 round, got 0"

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from PIL import Image
 from sklearn.linear_model import LinearRegression
@@ -304,19 +303,6 @@ def test_which_labels_of_the_target_are_used_is_told_on_screen_and_in_the_file(l
         assert sorted(split.labelled.tolist() + [row for row in split.test.tolist() if row in known]) == known
 
 
-def test_the_examples_rate_is_that_of_its_rows(tmp_path):
-    pytest.importorskip("pandas")
-    main(["new", "csv", "study"])
-    data = configured("study")
-    files = {name: str(tmp_path / "study" / path) for name, path in data["files"].items()}
-    found = CSVDomains(**(data | {"files": files}))
-    lengths = [found._domain(name).x.square().sum(dim=1) for name in files]
-    sources = [length for name, length in zip(files, lengths, strict=True) if name != data["target"]]
-    bound = min(2 / (1 + float(torch.cat(some).mean())) for some in (lengths, sources))
-    model = yaml.safe_load(Path("study/experiment.yaml").read_text())["model"]
-    assert 0.9 * bound < model["init_args"]["optimizer"]["init_args"]["lr"] <= bound
-
-
 def test_names_that_yaml_would_read_otherwise_are_quoted():
     pytest.importorskip("pandas")
     machines(Path("plants"))
@@ -349,14 +335,3 @@ def test_own_images_and_features_are_read():
     assert FeatureDomains(found["path"], target=found["target"]).domain_names() == ["a", "b", "c"]
     (only,) = yaml.safe_load(Path("made/experiment.yaml").read_text())["compare"]
     assert only["name"] == "recommended"
-
-
-def test_help_names_what_there_is(capsys):
-    for words in (["--help"], ["csv", "--help"]):
-        with pytest.raises(SystemExit) as end:
-            main(["new", *words])
-        assert not end.value.code
-    text = " ".join(capsys.readouterr().out.split())
-    assert all(word in text for word in ("csv", "images", "features", "--label", "--target", "--site", "--data"))
-    with pytest.raises(SystemExit):
-        main(["new", "tables", "study"])

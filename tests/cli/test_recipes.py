@@ -95,15 +95,6 @@ def test_sources_of_features_count_by_the_square_root_of_their_samples():
     torch.testing.assert_close(difference, torch.from_numpy(oracle.coef_[0]), atol=0.01, rtol=0.01)
 
 
-@pytest.mark.slow
-def test_a_network_trains_on_when_the_run_ends():
-    main(["fit", "--config=data/digits", "--config=recipes/networks", "--trainer.max_epochs=3"])
-    found = summary()
-    assert found["method"] == "FedAvg"
-    assert found["rounds"] == 3
-    assert {"weights", "refined_head", "reverse_accuracy"} <= found["bytes_by_channel"].keys()
-
-
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -115,14 +106,6 @@ def test_a_recipe_before_its_data_is_told_apart(words, part):
     line = refusal("fit", *words)
     assert f"sets arguments of {part}" in line
     assert "put --data, or the configuration that has it, before it" in line
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
-def test_the_width_is_found_in_any_precision(precision):
-    words = [f"--trainer.precision={precision}", "--trainer.max_epochs=2"]
-    main(["fit", "--data=fedlit.data.HeartDisease", "--config=recipes/tables", *words])
-    assert summary()["rounds"] == 2
 
 
 @pytest.mark.slow

@@ -67,23 +67,6 @@ def test_accuracies_are_those_of_the_rounds_and_the_test_is_in_no_curve(runs, pa
             assert table[label][3:5] == ["1", f"{100 * float(test[name]):.1f}"]
 
 
-def test_losses_and_scores_are_those_of_the_rounds(runs, page):
-    folder = runs / "digits" / "FedAvg" / "version_0"
-    training = page.numbers("training loss, mean over the local steps of a round")
-    for row in rows(folder / "metrics.csv"):
-        if row["round"]:
-            at = int(float(row["round"]))
-            for label, name in (("clean", "source/clean/loss"), ("mean of clients", "train/loss")):
-                assert float(training[label][at]) == pytest.approx(float(row[name]), rel=1e-3)
-    assert sorted(training["clean"]) == [0, 1]
-    scores = page.numbers("label-free scores of the target, the higher the better")["target/score"]
-    losses = page.numbers("loss on validation samples")
-    for at, row in enumerate(validations(folder)):
-        assert float(scores[at]) == pytest.approx(float(row["target/score"]), rel=1e-3)
-        assert float(losses["noisy"][at]) == pytest.approx(float(row["source/noisy/eval_loss"]), rel=1e-3)
-        assert float(losses["fonts (target, ORACLE)"][at]) == pytest.approx(float(row["oracle/target/loss"]), rel=1e-3)
-
-
 @pytest.mark.parametrize(("place", "name"), list(enumerate(RUNS)))
 def test_bytes_are_those_of_the_ledger(runs, page, place, name):
     ledger = rows(runs / name / "version_0" / "ledger.csv")
@@ -226,18 +209,6 @@ def test_markdown_says_the_same(runs, page, monkeypatch):
     assert sorted(named) == sorted(Path("page_files").iterdir())
 
 
-def test_the_same_runs_give_the_same_bytes(runs, tmp_path, monkeypatch):
-    def written() -> dict[str, bytes]:
-        main(["report", str(runs / "hearts"), "--output=there/page.html"])
-        return {str(path): path.read_bytes() for path in sorted(Path("there").rglob("*")) if path.is_file()}
-
-    first = written()
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")
-    assert written() == first
-    assert len(first) > 4
-
-
 def test_regression_has_r2(runs, page):
     folder = runs / "rates" / "FedMMD" / "version_0"
     assert [text for text in page.texts["h3"] if text in ("Accuracy", "R2")] == ["Accuracy"] * 3 + ["R2"]
@@ -274,16 +245,6 @@ def test_an_interrupted_run_is_told_as_far_as_it_came(runs, tmp_path):
     page = page_of(tmp_path / "broken", runs / "digits" / "SourceOnly")
     assert [row[0] for row in page.table("method")] == ["SourceOnly"]
     assert any("Of finished runs alone: 1 of 2." in text for text in page.texts["p"])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_undrawn")
-def test_without_test_samples_the_last_validation_stays_in_the_curve(tmp_path):
-    main(["fit", "--config", "experiments/digits_fedavg", *SMALL, "--trainer.max_epochs=2",
-          "--data.test_fraction=0", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
-    page = page_of(tmp_path)
-    assert sorted(page.numbers(ACCURACY)["clean"]) == [0, 1]
-    assert {row[4] for row in page.table("client")} == {""}
 
 
 @pytest.mark.parametrize(
@@ -341,14 +302,3 @@ def test_a_strangers_links_are_not_followed(tmp_path, name):
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(secret)
     assert re.search(rf"{name}', which cannot be read \(.*it is a link to '{secret}'", refusal("report", str(folder)))
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "printed"),
-    [(["somewhere", "--output=page.md"], 2, "--output must end in .html"), (["--help"], 0, "RUN_DIR")],
-)
-def test_the_output_must_be_a_page(words, status, printed, capsys):
-    with pytest.raises(SystemExit) as done:
-        main(["report", *words])
-    assert done.value.code == status
-    assert printed in "".join(capsys.readouterr())

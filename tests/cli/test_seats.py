@@ -171,19 +171,3 @@ def test_a_site_that_is_frozen_for_longer_than_patience_comes_back_by_itself(tmp
     assert "cleveland timed out: the run goes on without it" in run.log("server")
     assert "This site starts again" in run.log("cleveland")
     run.weights("cleveland", 300)
-
-
-@pytest.mark.slow
-def test_a_server_that_has_lost_its_checkpoint_does_not_let_sites_begin_anew(tmp_path, free_port):
-    run = Federation(tmp_path / "run", free_port, "--trainer.max_epochs=300")
-    run.start("server", *SITES)
-    run.wait_for_checkpoint("server")
-    time.sleep(5)  # for some rounds more
-    run.processes["server"].kill()
-    run.processes["server"].wait()
-    shutil.rmtree(run.folder / "server" / "runs")
-    run.start("server")
-    for name, process in run.processes.items():
-        assert process.wait(120), f"{name} goes on: {run.log(name)}"
-        assert "the server begins at round 0" in run.log(name)
-        assert "start the server where its checkpoint is" in run.log(name)
