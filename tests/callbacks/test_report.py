@@ -268,3 +268,13 @@ def test_what_a_hand_has_emptied_is_told_by_its_file(tmp_path):
     (folder / "embeddings.csv").write_text("")
     with pytest.raises(ValueError, match=r"embeddings.csv', which cannot be read \(ValueError: its columns are \[\]"):
         read_runs([tmp_path])
+
+
+def test_a_logarithmic_axis_has_plain_numbers_and_only_where_values_allow_it():
+    def texts(*values: float, logarithmic: bool = True) -> set[str]:
+        root = ElementTree.fromstring(Panel("t", [Line("a", dict(enumerate(values)), 0)], None, logarithmic).draw())
+        return {"".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")}
+
+    assert {"10", "100", "1,000"} <= texts(5.0, 5000.0)
+    for linear in (texts(0.0, 5000.0), texts(5.0, 5000.0, logarithmic=False)):
+        assert {"1,000", "2,000", "3,000"} <= linear

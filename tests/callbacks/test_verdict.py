@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 from fedlit.callbacks import RunSummary
+from fedlit.callbacks.report.charts import confusion, dots, points, reliability, shares
 from fedlit.callbacks.report.pages import Bullets, Pictures
 from fedlit.callbacks.report.verdict import verdict
 from fedlit.callbacks.summary import closing_table
@@ -83,3 +85,16 @@ def test_the_notes_of_the_closing_table_have_the_same_differences():
     (note,) = [note for note in closing_table([*floor, *own]).footnotes if " - " in note and "privacy" not in note]
     assert note == "FedMMD - SourceOnly: +2.0 points on average (dslr +4.0, webcam +1.0)"
     assert "FedMMD - SourceOnly is +2.0 points on average over 2 targets, of one seed" in lines([*floor, *own])[0]
+
+
+def test_pictures_have_what_they_are_given():
+    drawn = dots("t", ["dslr", "<b>"], {"A": [[10.0, 20.0], [30.0]], "B": [[], [15.0]]}, "unit")
+    texts = [html.unescape(each) for each in re.findall("<text[^>]*>(.*?)</text>", drawn)]
+    assert {"dslr", "<b>", "15.0", "30.0", "unit", "A", "B"} <= set(texts)
+    matrix = confusion("t", ["a", "b"], [[3, 1], [0, 0]])
+    assert re.findall("<text[^>]*>([^<]*)</text>", matrix)[1:4] == ["a", "3", "1"]
+    reliable = reliability("t", {"A": [[0, 0.0, 0.0], [4, 0.5, 1.0]]})
+    assert len(re.findall('stroke-linecap="round"', reliable)) == 1  # an empty bin has no dot
+    assert len(re.findall("<rect", shares("t", ["a", "b"], {"A": [1, 3]}, [2, 2]))) == 2
+    samples = {"s": [(0.0, 0.0)], "t": [(1.0, 1.0), (2.0, 0.5)]}
+    assert points("t", samples, {"s": [0], "t": [0, 1]}, ["a", "b"], "t").count("h0") == 3
