@@ -26,25 +26,6 @@ def summary() -> dict[str, Any]:
     return only
 
 
-@pytest.mark.slow
-def test_features_of_another_scale_at_the_target_are_told_apart():
-    generator = torch.Generator().manual_seed(0)
-    arrays = {}
-    for domain in ("a", "b", "c"):
-        y = torch.arange(60) % 2
-        x = torch.randn(60, 8, generator=generator) + 3 * F.one_hot(y, 8)
-        if domain == "c":
-            x = x * 10 ** torch.linspace(-2, 2, 8) + torch.arange(8)
-        arrays |= {f"{domain}_x": x.numpy(), f"{domain}_y": y.numpy()}
-    np.savez("domains.npz", **arrays)
-    words = ["--data=fedlit.data.FeatureDomains", "--data.path=domains.npz", "--data.target=c"]
-    main(["fit", *words, "--config=recipes/features"])
-    found = summary()
-    assert found["oracle_accuracy"] > 0.95
-    assert found["rounds"] == 200
-    assert "reverse_accuracy" in found["bytes_by_channel"]
-
-
 def test_the_classifier_of_all_sources_is_that_of_their_pooled_samples():
     """scikit-learn as oracle: two classes of weights w and -w, whose penalty is half that of their difference."""
     main(["fit", "--config=data/heart_disease", "--config=recipes/tables", "--model.refine=false"])

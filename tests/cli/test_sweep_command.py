@@ -17,13 +17,13 @@ import yaml
 from jsonargparse import Namespace
 
 from commands import refusal
-from fedlit.callbacks import RunSummary
 from fedlit.cli import main
 from fedlit.cli.arguments import type_true
 from fedlit.cli.distributions import DISTRIBUTIONS
 from fedlit.cli.sweep import SweepFile
 from fedlit.cli.trials import Ranking, Sweep, Trial, name_trials
 from refused import refused
+from summaries import summary
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
@@ -129,11 +129,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("parameters.x", {"parameters": {"x": {"distribution": "cauchy", "min": 0, "max": 1}}}),
     ("parameters.x", {"parameters": {"x": {"min": 0.1, "max": 1.0}}}),
     ("parameters.x.min", {"parameters": {"x": {"min": 2, "max": 1}}}),
-    ("parameters.x", {"parameters": {"x": {"distribution": "normal", "mean": 0}}}),
     ("parameters.x.sigma", {"parameters": {"x": {"distribution": "normal", "sigma": 0}}}),
     ("parameters.x", {"parameters": {"x": {"distribution": "int_uniform", "min": 0.5, "max": 3}}}),
     ("parameters.x.min", {"parameters": {"x": {"min": "1e-3", "max": 1}}}),
-    ("parameters.x.values", {"parameters": {"x": {"values": []}}}),
     ("parameters.x.probabilities", {"parameters": {"x": {"values": [1, 2], "probabilities": [0.5, 0.6]}}}),
     ("parameters", {"parameters": None}),
     ("metric.goal", {"metric": {"name": "target/score", "goal": "max"}}),
@@ -301,11 +299,8 @@ class Trained:
         return self._trials[number][-1]
 
     def done(self) -> dict[int, Any]:
-        given: dict[str, Any] = {"target_score": 0.5, "rounds": 1, "bytes_by_channel": {}, "seconds": {}}
-        given |= {"seconds_total": 1.0, "processes": 1, "target_sha256": "", "backends": {}}
         return {
-            number: RunSummary(label, target, seed, 0.5, **given)
-            for number, (label, _, target, seed, _) in enumerate(self._trials)
+            number: summary(label, target, 0.5, seed) for number, (label, _, target, seed, _) in enumerate(self._trials)
         }
 
 
