@@ -129,8 +129,6 @@ def of_federation(content: Any, **changes: Any) -> Any:
         (lambda content: of_federation(content, roster=content["federation"]["roster"][1:]), "another federation"),
         (wide, "'strange.ckpt' does not fit the run's config.yaml: give a checkpoint of the"),
         (lambda content: [], ""),
-        (lambda content: content | {"clients": {"fonts": 1}}, ""),
-        (lambda content: of_federation(content, roster=1), ""),
         (lambda content: of_federation(content, round_idx=float("inf")), ""),
         (lambda content: content | {"lr_schedulers": 1}, ""),
     ],

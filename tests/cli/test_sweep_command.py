@@ -379,14 +379,13 @@ def rows(name: str = "sweep") -> list[dict[str, str]]:
 def test_a_sweep_ranks_goes_on_and_takes_what_it_has_tried(capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)  # as where it is not installed
     lr = "model.init_args.optimizer.init_args.lr"
-    parameters: dict[str, Any] = {lr: {"values": [0.001, 0.3]}, "seed_everything": {"values": [0, 1]}}
+    parameters: dict[str, Any] = {lr: {"values": [0.001, 0.3]}}
     main(["sweep", written(command=TINY, metric=SCORE, parameters=parameters)])
     printed = capsys.readouterr().out
-    assert "run 4 of 4" in printed
+    assert "run 2 of 2" in printed
     first = rows()
-    assert [(row["trial"], row["state"], row[lr]) for row in first] == [
-        ("1", "finished", "0.001"), ("2", "finished", "0.001"), ("3", "finished", "0.3"), ("4", "finished", "0.3"),
-    ]  # fmt: skip
+    expected = [("1", "finished", "0.001"), ("2", "finished", "0.3")]
+    assert [(row["trial"], row["state"], row[lr]) for row in first] == expected
     for row in first:  # what the table has is what the run has logged and summed up
         folder = Path(row["folder"])
         with (folder / "metrics.csv").open() as file:
@@ -394,32 +393,29 @@ def test_a_sweep_ranks_goes_on_and_takes_what_it_has_tried(capsys, monkeypatch):
         summary = json.loads((folder / "summary.json").read_text())
         assert float(row["target/score"]) == logged[-1] == pytest.approx(summary["target_score"])
         assert float(row["oracle_accuracy"]) == summary["oracle_accuracy"]
-        assert (summary["method"], str(summary["seed"])) == (f"lr={row[lr]}", row["seed_everything"])
-    means = {
-        value: sum(float(row["target/score"]) for row in first if row[lr] == value) / 2 for value in ("0.001", "0.3")
-    }
-    best = max(means, key=lambda value: means[value])
+        assert summary["method"] == f"lr={row[lr]}"
+    best = max(first, key=lambda row: float(row["target/score"]))[lr]
     assert f"best on va_long_beach by target/score (the highest, no label of the target needed): lr={best}," in printed
     assert printed.count("(oracle)") >= 2
     place = printed.index("settings by target/score, the highest first")
     after = printed[place:]
-    assert re.search(r"\n *(1, 2|3, 4) +([\d.]+) ", after)[2] == best
+    assert re.search(r"\n *(1|2) +([\d.]+) ", after)[2] == best
 
     # one more value and an interrupted trial: only what is missing is trained
-    times = {row["folder"]: (Path(row["folder"]) / "summary.json").stat().st_mtime_ns for row in first}
-    (Path(first[1]["folder"]) / "summary.json").unlink()
+    kept, killed = (Path(row["folder"], "summary.json") for row in first)
+    written_at = kept.stat().st_mtime_ns
+    killed.unlink()
     parameters[lr]["values"].append(0.1)
-    main(["sweep", written(command=TINY, metric=SCORE, parameters=parameters), "--trials=5"])
+    main(["sweep", written(command=TINY, metric=SCORE, parameters=parameters), "--trials=3"])
     printed = capsys.readouterr().out
-    assert "3 of 5 runs are finished already" in printed
-    assert printed.count("run 2 of 5") == printed.count("run 5 of 5") == 1
-    assert "run 3 of 5" not in printed
+    assert "1 of 3 runs are finished already" in printed
+    assert printed.count("run 2 of 3") == printed.count("run 3 of 3") == 1
+    assert "run 1 of 3" not in printed
     now = rows()
-    assert [row[lr] for row in now] == ["0.001", "0.001", "0.3", "0.3", "0.1"]
+    assert [row[lr] for row in now] == ["0.001", "0.3", "0.1"]
     assert now[1]["target/score"] == first[1]["target/score"]
-    assert [row["folder"] for row in now[:4]] == [row["folder"] for row in first]
-    kept = [row["folder"] for row in (first[0], first[2], first[3])]
-    assert all((Path(each) / "summary.json").stat().st_mtime_ns == times[each] for each in kept)
+    assert [row["folder"] for row in now[:2]] == [row["folder"] for row in first]
+    assert kept.stat().st_mtime_ns == written_at
 
 
 @pytest.mark.slow
