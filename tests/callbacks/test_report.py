@@ -191,6 +191,20 @@ def test_every_validator_is_a_curve_beside_the_score(tmp_path):
     }
 
 
+def test_other_predictions_of_the_target_have_their_names(tmp_path):
+    write(
+        tmp_path / "version_0",
+        "epoch,oracle/target/acc,oracle/target/ensemble/acc,oracle/target/reconstruction/acc,round,source/dslr/acc,"
+        "step\n,,,,0.0,,1\n0,0.125,0.25,0.375,,0.5,0\n",
+    )
+    assert page_of(tmp_path).numbers("accuracy on validation samples, in %") == {
+        "dslr": {0: "50"},
+        "webcam (target, ORACLE)": {0: "12.50"},
+        "webcam by ensemble (ORACLE)": {0: "25"},
+        "webcam by reconstruction (ORACLE)": {0: "37.50"},
+    }
+
+
 def test_coordinates_have_a_picture_for_each_client_under_its_name(tmp_path):
     folder = write(tmp_path / "version_0")
     header = "round,coordinate_1,coordinate_2,transport_cost\n"
