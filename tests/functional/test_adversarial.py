@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fedlit.functional import (
     domain_adversarial_loss,
-    domain_loss,
     entropy_weights,
     gradient_penalty,
     multilinear_map,
@@ -44,12 +43,7 @@ def test_logits_far_out_have_finite_losses_and_gradients() -> None:
     assert bool(far.grad.isfinite().all())
 
 
-def test_weights_multiply_single_samples() -> None:
-    logits = torch.tensor([0.0, 3.0])
-    assert float(domain_loss(logits, True, torch.tensor([2.0, 0.0]))) == pytest.approx(math.log(2))
-
-
-@pytest.mark.parametrize("progress", [0.0, 0.05, 0.3, 1.0])
+@pytest.mark.parametrize("progress", [0.0, 0.05, 1.0])
 def test_the_schedule_is_the_papers(progress: float) -> None:
     assert reversal_weight(progress) == pytest.approx(2 / (1 + math.exp(-10 * progress)) - 1, abs=1e-15)
 

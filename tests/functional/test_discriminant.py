@@ -37,15 +37,6 @@ def test_agrees_with_scikit_learn(shrinkage: float, generator: torch.Generator) 
     np.testing.assert_allclose(logits.softmax(dim=1).numpy(), probabilities, rtol=1e-7, atol=1e-9)
 
 
-def test_numbers_by_hand() -> None:
-    """Classes at -1 and 3 on a line, spread 1 around them, shares 1/2: the border is at 1, the slope (3 + 1) / 1."""
-    x = torch.tensor([[-2.0], [0.0], [2.0], [4.0]])
-    weights, biases = linear_discriminant(*moments(x, torch.tensor([0, 0, 1, 1]), 2), 0.1)
-    assert weights.dtype == biases.dtype == torch.float64
-    assert (weights[1] - weights[0]).item() == pytest.approx(4.0)
-    assert (biases[1] - biases[0]).item() == pytest.approx(-4.0)
-
-
 def test_a_class_without_samples_is_never_predicted_and_changes_nothing_else(generator: torch.Generator) -> None:
     x, y = samples(generator)
     weights, biases = linear_discriminant(*moments(x, y, 4))

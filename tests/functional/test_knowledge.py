@@ -199,26 +199,6 @@ def test_agrees_with_the_mode_where_votes_are_not_tied(generator: torch.Generato
     assert torch.equal(counts.gather(1, vote.argmax(dim=1, keepdim=True)).squeeze(1), best)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_is_a_finite_distribution_in_which_one_class_stands_out(dtype: torch.dtype, generator: torch.Generator) -> None:
-    logits = torch.randn(6, 200, 345, generator=generator).to(dtype)
-    vote = fn.hard_vote(logits)
-    assert vote.dtype == torch.promote_types(dtype, torch.float32)
-    assert vote.isfinite().all()
-    torch.testing.assert_close(vote.logsumexp(dim=1), torch.zeros(200, dtype=vote.dtype), rtol=0, atol=1e-5)
-    first, second = vote.topk(2, dim=1).values.unbind(dim=1)
-    assert (first > second).all()
-
-
-def test_neither_order_nor_repetition_of_voters_matters(generator: torch.Generator) -> None:
-    logits = torch.randn(6, 500, 3, generator=generator).round()  # many ties of votes and of probabilities
-    vote = fn.hard_vote(logits)
-    for _ in range(5):
-        shuffled = logits[torch.randperm(6, generator=generator)]
-        torch.testing.assert_close(fn.hard_vote(shuffled), vote, rtol=0, atol=1e-12)
-    assert torch.equal(fn.hard_vote(torch.cat([logits, logits])).argmax(dim=1), vote.argmax(dim=1))
-
-
 def test_a_class_ruled_out_by_a_voter_is_no_error() -> None:
     vote = fn.hard_vote(torch.tensor([[[0.0, -math.inf]]]))
     assert vote.isfinite().all()

@@ -97,19 +97,6 @@ def test_neighbourhood_information_is_sklearns_mutual_information_of_pairs() -> 
     assert 0.05 < expected < 0.95
 
 
-def test_constant_predictions_have_no_information_and_other_names_change_none() -> None:
-    neighbours = fn.nearest_neighbours(samples())
-    classes = (samples()[:, 0] > 2).long() + (samples()[:, 1] > 2).long()
-    renamed = torch.tensor([2, 0, 1])[classes]
-    assert float(fn.neighbourhood_information(torch.full((60,), 1), neighbours, 3)) == 0
-    assert float(fn.neighbourhood_information(renamed, neighbours, 3)) == pytest.approx(
-        float(fn.neighbourhood_information(classes, neighbours, 3))
-    )
-    assert float(fn.calibrated_information(torch.tensor([[4.0, 0, 0]]).repeat(9, 1), 0.5)) == pytest.approx(
-        0, abs=1e-12
-    )
-
-
 def by_class(x: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     one_hot = torch.nn.functional.one_hot(classes, 3).double()
     return one_hot.T @ x, one_hot.sum(dim=0)
