@@ -34,15 +34,6 @@ def test_the_domain_loss_is_cross_entropy_in_which_both_sides_and_all_sources_we
     assert domain_adversarial_loss(sources[::-1], target) == domain_adversarial_loss(sources, target)
 
 
-def test_logits_far_out_have_finite_losses_and_gradients() -> None:
-    far = torch.tensor([1e4, -1e4], requires_grad=True)
-    loss = domain_adversarial_loss([far], far)
-    loss.backward()
-    assert float(loss.detach()) == 5000.0
-    assert far.grad is not None
-    assert bool(far.grad.isfinite().all())
-
-
 @pytest.mark.parametrize("progress", [0.0, 0.05, 1.0])
 def test_the_schedule_is_the_papers(progress: float) -> None:
     assert reversal_weight(progress) == pytest.approx(2 / (1 + math.exp(-10 * progress)) - 1, abs=1e-15)

@@ -135,22 +135,6 @@ def test_statistics_and_counters_of_networks_take_no_part() -> None:
         assert torch.equal(other.distance, plain.distance)
 
 
-def test_batch_statistics_go_on_from_their_stored_state() -> None:
-    g = np.random.default_rng(7).normal(0, 1, (6, 6))
-    whole, first = BatchStatistics(), BatchStatistics()
-    for one in g:
-        whole.add(update(one))
-    for one in g[:3]:
-        first.add(update(one))
-    stored = {name: tensor.clone() for name, tensor in first.mean.items()}
-    second = BatchStatistics(mean=first.mean, squares=first.squares, count=first.count)
-    for one in g[3:]:
-        second.add(update(one))
-    assert (second.squares, second.count) == (whole.squares, whole.count)
-    assert all(torch.equal(second.mean[name], whole.mean[name]) for name in whole.mean)
-    assert all(torch.equal(first.mean[name], stored[name]) for name in stored)  # not changed in place
-
-
 def test_batch_statistics_keep_neither_the_gradient_nor_its_half_precision() -> None:
     gradient = {"a": torch.full((2,), 0.1, dtype=torch.float16), "b": torch.ones(2, requires_grad=True)}
     statistics = BatchStatistics()

@@ -105,12 +105,3 @@ def test_the_numbers_of_a_seed_stay_the_same() -> None:
     }
     for kernel, numbers in golden.items():
         assert fn.sample_frequencies(8, 2, 1.0, kernel)[0].tolist() == pytest.approx(numbers, rel=1e-6)
-
-
-def test_features_by_hand() -> None:
-    # phases: 2 * pi/4 = pi/2 and 2 * pi/2 = pi; cosines 0, -1 and sines 1, 0, over sqrt(2)
-    features = fn.random_fourier_features(
-        torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([[math.pi / 4], [math.pi / 2]], dtype=torch.float64)
-    )
-    half = math.sqrt(0.5)
-    assert features[0].tolist() == pytest.approx([0, -half, half, 0], abs=1e-15)

@@ -74,17 +74,6 @@ def test_a_soft_class_that_no_confident_source_has_is_nobodys() -> None:
     torch.testing.assert_close(vote.targets, probabilities.mean(dim=0))
 
 
-@pytest.mark.parametrize("soft", [False, True])
-def test_neither_the_order_of_the_sources_nor_of_the_samples_matters(soft: bool, generator: torch.Generator) -> None:
-    probabilities = random_probabilities(generator)
-    vote = fn.knowledge_vote(probabilities, 0.8, soft)
-    other = fn.knowledge_vote(probabilities[[2, 0, 3, 1]], 0.8, soft)
-    assert all(torch.equal(getattr(vote, name), getattr(other, name)) for name in vars(vote))
-    order = torch.randperm(40, generator=generator)
-    moved = fn.knowledge_vote(probabilities[:, order], 0.8, soft)
-    assert all(torch.equal(getattr(vote, name)[order], getattr(moved, name)) for name in vars(vote))
-
-
 def test_a_gate_is_not_passed_by_what_equals_it_and_at_zero_all_pass(generator: torch.Generator) -> None:
     exact = torch.tensor([[[0.75, 0.25]]])
     assert not fn.knowledge_vote(exact, 0.75).kept

@@ -54,16 +54,6 @@ def test_number_of_moments(length: int, degree: int, number: int) -> None:
     assert fn.taylor_moments(torch.randn(2, length), degree).shape == (number,)
 
 
-def test_moments_of_two_features_by_hand() -> None:
-    """v = (1, 2): |v|^2 = 5; the entry v_1 v_2 occurs twice, v_1^2 v_2 three times."""
-    two, three = math.sqrt(2), math.sqrt(3)
-    x = torch.tensor([[1.0, 2.0]])
-    expected = [1, 5, 25, 1, 2, 5, 10, 1, 2 * two, 4]
-    torch.testing.assert_close(fn.taylor_moments(x, 2), torch.tensor(expected, dtype=torch.float64))
-    expected = [1, 5, 25, 125, 1, 2, 5, 10, 25, 50, 1, 2 * two, 4, 5, 10 * two, 20, 1, 2 * three, 4 * three, 8]
-    torch.testing.assert_close(fn.taylor_moments(x, 3), torch.tensor(expected, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("degree", DEGREES)
 def test_mean_squared_distance_is_that_of_all_pairs(degree: int, domains: tuple[Tensor, Tensor]) -> None:
     f, g = (fn.taylor_moments(each, degree) for each in domains)

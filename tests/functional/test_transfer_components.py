@@ -121,6 +121,7 @@ def test_is_the_top_of_scipys_generalised_eigenproblem(case: Case, xs: Tensor, x
 def test_projects_new_samples_by_their_kernel_with_the_old(xs: Tensor, xt: Tensor, generator: torch.Generator) -> None:
     new = double(5, DIM, generator=generator)
     found = fn.tca(xs, xt, M, GAMMA, KERNEL)
+    torch.testing.assert_close(found.project(xs), found.source, rtol=0, atol=1e-12)
     torch.testing.assert_close(found.project(new), KERNEL(new, torch.cat([xs, xt])) @ found.aligner)
     omega = fn.sample_frequencies(10, DIM, 1.5)
     found = fn.rf_tca(xs, xt, M, GAMMA, omega)
@@ -177,11 +178,10 @@ def test_sums_of_each_domain_suffice(scaling: fn.Scaling, num: int, xs: Tensor, 
     torch.testing.assert_close(aligner, found.aligner, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("batches", [10, pytest.param(100, marks=pytest.mark.slow)])
-def test_memory_does_not_grow_with_the_number_of_samples(batches: int) -> None:
-    """All features of 1e5 samples would take 160 MB, of 1e6 samples 1.6 GB."""
-    ((count, megabytes),) = processes.results(sums_of_a_stream, batches)
-    assert count == batches * 10_000
+def test_memory_does_not_grow_with_the_number_of_samples() -> None:
+    """All features of 1e5 samples would take 160 MB."""
+    ((count, megabytes),) = processes.results(sums_of_a_stream, 10)
+    assert count == 100_000
     assert megabytes < 50
 
 
