@@ -43,7 +43,7 @@ from fedlit import Client
 from fedlit.federation import Schedule
 from fedlit.methods import FedDA, FedGP, TargetOnly
 from fedlit.privacy import PairwiseMasking, PlainAffine
-from helpers import Snapshots, same, shards, weights
+from helpers import Snapshots, same, shards
 
 
 def two(clients: Sequence[str], **kwargs: Any) -> Snapshots:
@@ -92,11 +92,10 @@ def test_with_nobody_there_the_targets_own_update_is_taken(hidden: bool) -> None
     assert set(module.federation.ledger.bytes_by_channel()) == {"metrics"}
 
 
-@pytest.mark.parametrize("hidden", [False, True], ids=["open", "masked"])
-@pytest.mark.parametrize("way", ["participation", "update", "target_update"])
+@pytest.mark.parametrize(
+    ("way", "hidden"), [("participation", True), ("update", False), ("update", True), ("target_update", True)]
+)
 def test_a_round_without_the_target_changes_nothing(way: str, hidden: bool) -> None:
-    if way == "target_update" and not hidden:
-        pytest.skip("nothing is sent on it")
     away = Schedule([["c0", "c1"], ["c0", "c1", "c2"]])
     strategy: dict[str, Any] = {"participation": away} if way == "participation" else {"heard": {way: away}}
     if hidden:
@@ -193,7 +192,7 @@ def test_the_target_tells_no_numbers_that_are_not_needed(case: str, told: str, m
     )
 
 
-@pytest.mark.parametrize(("absent", "away"), [("c1", 1), ("c1", 2), ("c2", 1), ("c2", 2)])
+@pytest.mark.parametrize(("absent", "away"), [("c1", 1), ("c1", 2), ("c2", 1)])
 def test_who_was_away_at_the_end_of_the_warm_up_starts_from_its_result(absent: str, away: int) -> None:
     others = [name for name in NAMES if name != absent]
     schedule = Schedule([*[others] * away, NAMES])
@@ -223,10 +222,6 @@ def test_a_checkpoint_between_rounds_holds_no_copies_of_the_network(tmp_path: Pa
     saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
     assert all("memory" not in state for state in saved["clients"].values())
     assert {name for state in saved["clients"].values() for name in state["weights"]} == {W, B}
-    loaded = FedGP.load_from_checkpoint(
-        tmp_path / "run.ckpt", extractor=nn.Identity(), classifier=nn.Linear(5, 2), weights_only=True
-    )
-    assert same(weights(loaded, "c2"), weights(module, "c2"))
 
 
 ROUNDS = 3
@@ -298,21 +293,13 @@ def check_steps(case: str, hidden: Run, mean: float, cosine: float = 0.0) -> Non
             assert float((step[name] - tensor).abs().max()) <= bound
 
 
-FOUR = ["FedDA", "FedDA auto", "FedGP by layer", "FedGP auto"]
-MORE = [case for case in CASES if case not in FOUR and not case.startswith(("beta", "FedGP auto, exact"))]
 COVERING = [
-    *((case, "masking") for case in (*FOUR, "FedDA auto, aligned", "FedGP by model", "cosine by layer, aligned")),
-    *(("FedGP auto", name) for name in BACKENDS if name != "masking"),
-]
-PRODUCT = [
-    *((case, name) for name in BACKENDS for case in FOUR if (case, name) not in COVERING),
-    *((case, "masking") for case in MORE if (case, "masking") not in COVERING),
+    *((case, "masking") for case in ("FedDA", "FedDA auto, aligned", "FedGP by model", "cosine by layer, aligned")),
+    *(("FedGP auto", name) for name in BACKENDS),
 ]
 
 
-@pytest.mark.parametrize(
-    ("case", "name"), [*COVERING, *[pytest.param(*each, marks=pytest.mark.slow) for each in PRODUCT]]
-)
+@pytest.mark.parametrize(("case", "name"), COVERING)
 def test_hidden_rounds_equal_open_ones_within_the_error_of_a_mean(case: str, name: str) -> None:
     hidden = run(case, name)
     mean = error_of_mean(name, CASES[case])
@@ -324,27 +311,17 @@ def test_hidden_rounds_equal_open_ones_within_the_error_of_a_mean(case: str, nam
     assert not [name for name in logged if name.startswith(("beta/", "distance/", "tau/"))]
 
 
-@pytest.mark.parametrize("case", ["FedGP auto", *(pytest.param(c, marks=pytest.mark.slow) for c in FOUR[:3])])
-def test_exact_backends_agree_to_the_last_bit(case: str) -> None:
-    states = [run(case, backend).snapshots.rounds[-1]["c2"] for backend in ("masking", "bfv", "paillier")]
+def test_exact_backends_agree_to_the_last_bit() -> None:
+    states = [run("FedGP auto", backend).snapshots.rounds[-1]["c2"] for backend in ("masking", "bfv", "paillier")]
     assert same(states[0], states[1])
     assert same(states[0], states[2])
-
-
-PRODUCTS = ["FedDA auto", "FedGP by layer", "FedGP auto", "FedGP by model"]
 
 
 @pytest.mark.parametrize(
     ("case", "protocol"),
     [
-        *((case, "plain") for case in PRODUCTS),
-        *(("FedGP auto", protocol) for protocol in ("paillier", "ckks")),
-        *(
-            pytest.param(case, protocol, marks=pytest.mark.slow)
-            for protocol in ("paillier", "ckks")
-            for case in PRODUCTS
-            if case != "FedGP auto"
-        ),
+        *((case, "plain") for case in ("FedDA auto", "FedGP by layer", "FedGP by model")),
+        *(("FedGP auto", protocol) for protocol in PROTOCOLS),
     ],
 )
 def test_inner_products_give_what_the_targets_update_would(case: str, protocol: str) -> None:
@@ -360,10 +337,9 @@ def test_paillier_and_plain_inner_products_agree_to_the_last_bit() -> None:
     assert same(one.snapshots.rounds[-1]["c2"], other.snapshots.rounds[-1]["c2"])
 
 
-@pytest.mark.parametrize("beta", [0.5, "auto"])
-def test_a_single_layer_that_is_a_single_number_fits_the_grid(beta: Any) -> None:
+def test_a_single_layer_that_is_a_single_number_fits_the_grid() -> None:
     network = nn.Sequential(nn.Linear(5, 1), nn.Linear(1, 2))
-    module = build(beta=beta, classifier=network)
+    module = build(beta="auto", classifier=network)
     strategy = {"privacy": PairwiseMasking(colluders=0), "two_party": PlainAffine(**GRID)}
     snapshots = fit(module, rounds=2, strategy=strategy)
     assert not torch.equal(
@@ -371,21 +347,7 @@ def test_a_single_layer_that_is_a_single_number_fits_the_grid(beta: Any) -> None
     )
 
 
-@pytest.mark.parametrize("case", FOUR)
-def test_in_the_open_the_target_gets_updates_and_gives_the_model(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, wire = CASES[case], Wire(monkeypatch)
-    module = build(settings.method, **settings.kwargs)
-    fit(module, rounds=2)
-    assert not wire.averaged
-    assert not wire.multiplied
-    seen = [(channel, list(payloads), to) for channel, payloads, to in wire.exchanged]
-    assert seen == [("update", ["c0", "c1"], ["c2"]), ("model", ["c2"], ["c0", "c1"])] * 2
-    assert set(module.federation.ledger.bytes_by_channel()) == {"update", "model", "metrics"}
-    assert set(talk(module, "update")) == {("c0", "c2"), ("c1", "c2")}
-    assert set(talk(module, "model")) == {("c2", "c0"), ("c2", "c1")}
-
-
-@pytest.mark.parametrize("case", [*FOUR, "FedDA, aligned"])
+@pytest.mark.parametrize("case", ["FedDA", "FedDA auto", "FedDA, aligned", "FedGP by layer", "FedGP auto"])
 @pytest.mark.parametrize("inner_product", [False, True], ids=["update", "inner product"])
 def test_nobody_sees_a_sources_update_and_with_inner_products_nobody_the_targets(
     case: str, inner_product: bool, monkeypatch: pytest.MonkeyPatch
