@@ -133,17 +133,6 @@ def test_local_normalisation_layers_are_trained_and_kept_and_no_part_of_the_rule
         assert not torch.equal(last["c0"][f"extractor.1.{kind}"], last["c2"][f"extractor.1.{kind}"])
 
 
-def test_clipping_shortens_updates_and_leaves_their_relative_noise() -> None:
-    settings = AUTO["FedDA auto, aligned"]
-    module = build(settings.method, **settings.kwargs)
-    snapshots = fit(module, rounds=2, gradient_clip_val=0.3)
-    expected, found = rounds_by_hand(snapshots.start["c2"].state_dict(), settings, 2, clip=0.3)
-    torch.testing.assert_close(snapshots.rounds[-1]["c0"][W], expected[W], atol=2e-6, rtol=1e-5)
-    assert snapshots.metrics[-1]["target_variance"] == pytest.approx(found.variance, rel=1e-4)
-    _, unclipped = rounds_by_hand(snapshots.start["c2"].state_dict(), settings, 2)
-    assert found.variance < 0.8 * unclipped.variance  # the clip bites
-
-
 def test_looking_at_gradients_of_the_start_leaves_training_alone() -> None:
     class Blind(NotedDA):
         def observe_(self, samples: Sequence[Any]) -> None:
@@ -162,27 +151,33 @@ def test_looking_at_gradients_of_the_start_leaves_training_alone() -> None:
         assert same(runs[0].rounds[-1][name], runs[1].rounds[-1][name])
 
 
-@pytest.mark.parametrize(("case", "interval"), [("FedDA auto, aligned", "step"), ("FedGP auto", "round")])
-def test_schedules_keep_the_ratio_of_learning_rates_and_steps_are_divided_by_their_own(
-    case: str, interval: str
-) -> None:
-    settings = (FIXED | AUTO)[case]
-    module = build(
-        settings.method,
-        **settings.kwargs,
-        lr_scheduler=lambda optimizer: StepLR(optimizer, 1, 0.8),
-        schedule_interval=interval,
-    )
-    snapshots = fit(module, rounds=2)
+def falling(interval: str) -> Any:
+    """Learning rates of a schedule of steps or rounds, by hand."""
     steps = dict(zip(NAMES, (5, 3, 4), strict=True))
 
     def rates(name: str, ratio: float) -> Iterator[float]:
         return (LR * ratio * 0.8 ** (i if interval == "step" else i // steps[name]) for i in itertools.count())
 
-    expected, found = rounds_by_hand(snapshots.start["c2"].state_dict(), settings, 2, rates=rates)
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("case", "interval", "clip"),
+    [("FedDA auto, aligned", "step", None), ("FedGP auto", "round", None), ("FedDA auto, aligned", "step", 0.3)],
+)
+def test_schedules_and_clipping_keep_the_ratio_of_learning_rates_and_the_relative_noise(
+    case: str, interval: str, clip: float | None
+) -> None:
+    settings, schedule = AUTO[case], lambda optimizer: StepLR(optimizer, 1, 0.8)
+    module = build(settings.method, **settings.kwargs, lr_scheduler=schedule, schedule_interval=interval)
+    snapshots = fit(module, rounds=2, gradient_clip_val=clip)
+    start = snapshots.start["c2"].state_dict()
+    expected, found = rounds_by_hand(start, settings, 2, clip=clip, rates=falling(interval))
     for key in (W, B):
         torch.testing.assert_close(snapshots.rounds[-1]["c2"][key], expected[key], atol=2e-6, rtol=1e-5)
     assert snapshots.metrics[-1]["target_variance"] == pytest.approx(found.variance, rel=1e-4)
+    _, unclipped = rounds_by_hand(start, settings, 2, rates=falling(interval))
+    assert (found.variance < 0.8 * unclipped.variance) == (clip is not None)  # the clip bites
 
 
 def test_a_step_over_several_batches_counts_once_but_each_batch_has_its_gradient() -> None:
