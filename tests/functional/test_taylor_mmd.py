@@ -55,14 +55,6 @@ def test_number_of_moments(length: int, degree: int, number: int) -> None:
 
 
 @pytest.mark.parametrize("degree", DEGREES)
-def test_mean_squared_distance_is_that_of_all_pairs(degree: int, domains: tuple[Tensor, Tensor]) -> None:
-    f, g = (fn.taylor_moments(each, degree) for each in domains)
-    assert float(fn.mean_squared_distance(f, g, 4, degree)) == pytest.approx(
-        float(distances(*domains).mean()), rel=1e-13
-    )
-
-
-@pytest.mark.parametrize("degree", DEGREES)
 @pytest.mark.parametrize("unit_norm", [True, False])
 def test_what_is_sent_gives_all_moments(degree: int, unit_norm: bool, domains: tuple[Tensor, Tensor]) -> None:
     x = torch.nn.functional.normalize(domains[0], dim=1) if unit_norm else domains[0]

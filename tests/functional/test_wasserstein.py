@@ -84,15 +84,6 @@ def test_losses_are_those_of_pot_with_its_gradient() -> None:
     torch.testing.assert_close(y.grad, theirs_y.grad)
 
 
-def test_barycentric_mappings_keep_the_mean_and_are_least_squares() -> None:
-    x, x2 = samples(6), samples(9, seed=1)
-    plan = fn.transport_plan(fn.joint_cost(x, x2))
-    mapped = fn.barycentric_mapping(plan, x2)
-    torch.testing.assert_close(mapped.mean(dim=0), x2.mean(dim=0))
-    best = minimize(lambda z: float((plan[2] * (torch.from_numpy(z) - x2).square().sum(dim=1)).sum()), np.zeros(4))
-    np.testing.assert_allclose(mapped[2], best.x, atol=1e-4)
-
-
 def atoms(sizes: tuple[int, ...] = (12, 12, 12), d: int = 4) -> tuple[list[Tensor], list[Tensor]]:
     return (
         [samples(n, d, seed, 2.0 * seed) for seed, n in enumerate(sizes)],
@@ -177,17 +168,6 @@ def test_gradients_reach_atoms_labels_and_coordinates_with_constant_plans() -> N
         torch.testing.assert_close(leaves[3 + k].grad, 12 * ALPHA[k] * found.plans[k] @ h)
         by_alpha = (g * (12 * found.plans[k].T @ supports[k])).sum() + (h * (12 * found.plans[k].T @ labels[k])).sum()
         torch.testing.assert_close(alpha.grad[k], by_alpha)  # type: ignore[index]
-
-
-def test_float32_atoms_give_float32_and_class_less_points_are_fine() -> None:
-    supports, labels = atoms()
-    labels[1][:, 2] = 0  # a class that one of them does not have
-    labels[1] /= labels[1].sum(dim=1, keepdim=True)
-    found = fn.wasserstein_barycenter([x.float() for x in supports], [y.float() for y in labels], ALPHA.float())
-    assert found.labels is not None
-    assert found.support.dtype == found.labels.dtype == torch.float32
-    exact = fn.wasserstein_barycenter(supports, labels, ALPHA)
-    torch.testing.assert_close(found.support.double(), exact.support, atol=1e-4, rtol=1e-4)
 
 
 def test_coordinates_in_half_precision_sum_to_one_as_well_as_they_can() -> None:

@@ -225,21 +225,6 @@ def test_attention_is_the_softmax_of_what_each_update_gains_by_itself() -> None:
         assert module.weigh({}) == {}
 
 
-def test_a_source_that_shrinks_features_wins_by_the_papers_attention_alone() -> None:
-    class Linear(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(5, 4, bias=False)
-            self.double()
-
-    module = settled(fada(extractor=Linear()), shifted((20, 17, 40)))
-    state = module.weights_of(module.target)
-    shrinking = {k: -0.9 * v if k.startswith("extractor.") else 0 * v for k, v in state.items()}
-    updates = {"c0": shrinking, "c1": {k: 0 * v for k, v in state.items()}}
-    assert module.weigh(updates) == pytest.approx({"c0": 0.5, "c1": 0.5}, abs=1e-9)
-    module.attention = "paper"
-    assert module.weigh(updates)["c0"] > 0.99
-
-
 def test_too_few_samples_for_clusters_mean_equal_attention_and_a_warning() -> None:
     data = shifted((20, 17, 4))
     module = FADA(NAMES, "c2", 5, Extractor(), nn.Linear(4, 5).double(), attention_samples=5)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
-from functools import cache
 from typing import Any
 
 import pytest
@@ -100,14 +98,11 @@ def step_by_hand(
 @pytest.mark.parametrize(
     ("exchange", "degree", "center", "within", "unit_norm"),
     [
-        ("summed", 1, None, "truncated", True),
         ("summed", 2, None, "truncated", True),
         ("summed", 3, None, "truncated", False),
         ("summed", 2, 0.0, "exact", True),
-        ("summed", 2, 1.5, "truncated", False),
-        ("summed", 1, 0.0, "exact", False),
-        ("pairwise", 2, None, "truncated", True),
-        ("pairwise", 3, None, "truncated", False),
+        ("summed", 1, 1.5, "truncated", False),
+        ("pairwise", 3, None, "truncated", True),
         ("pairwise", 1, 0.0, "exact", False),
         ("open", 0, None, "exact", True),
         ("open", 0, None, "exact", False),
@@ -145,7 +140,7 @@ SAFE = {
 }
 
 
-@pytest.mark.parametrize(("exchange", "scale"), [("open", 1e3), ("summed", 1e-3), ("summed", 1e3), ("pairwise", 1e3)])
+@pytest.mark.parametrize(("exchange", "scale"), [("open", 1e3), ("summed", 1e-3), ("pairwise", 1e3)])
 def test_features_of_any_unit_train_the_same(exchange: Any, scale: float) -> None:
     alpha = 1 / (16 * scale**2)
     module = build(extractor=Scaled(scale), unit_norm=False, alpha=alpha, exchange=exchange)
@@ -175,19 +170,14 @@ def test_a_batch_of_one_sample_has_no_pairs_within(exchange: Any) -> None:
         assert all(bool(tensor.isfinite().all()) for tensor in trained(state).values())
 
 
-@cache
-def unprotected(exchange: Any, local_steps: int | None = None) -> dict[str, dict[str, Tensor]]:
-    return fit(build(exchange=exchange), rounds=2, strategy={"local_steps": local_steps}).rounds[-1]
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_encrypted_gradients_train_as_plain_ones(protocol: str) -> None:
-    strategy = {"local_steps": 1, "two_party": {"moments": PROTOCOLS[protocol]()}}
-    hidden = fit(build(exchange="pairwise"), rounds=2, strategy=strategy)
-    tolerance = 1e-3 if protocol == "ckks" else 2e-6
+def test_encrypted_gradients_train_as_plain_ones() -> None:
+    strategy = {"local_steps": 1, "two_party": {"moments": PROTOCOLS["paillier"]()}}
+    hidden, plain = (
+        fit(build(exchange="pairwise"), rounds=2, strategy=given).rounds[-1] for given in (strategy, {"local_steps": 1})
+    )
     for name in NAMES:
-        for key, tensor in trained(unprotected("pairwise", 1)[name]).items():
-            assert float((hidden.rounds[-1][name][key] - tensor).abs().max()) < tolerance, (name, key)
+        for key, tensor in trained(plain[name]).items():
+            assert float((hidden[name][key] - tensor).abs().max()) < 2e-6, (name, key)
 
 
 def test_the_target_predicts_with_the_mean_of_the_sources_classifiers() -> None:
@@ -239,7 +229,7 @@ def test_a_source_that_is_away_is_no_member_until_it_comes() -> None:
     assert torch.equal(snapshots.rounds[0]["c1"]["extractor.weight"], snapshots.start["c1"].extractor.weight)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("exchange", ["summed", "pairwise", "open"])
+@pytest.mark.parametrize("exchange", ["summed", "pairwise"])
 def test_without_the_target_or_without_sources_nothing_is_aligned(exchange: Any) -> None:
     alone = fit(build(mmd_weight=0.0))
     for present in (["c0", "c1"], ["c2"]):
@@ -251,16 +241,13 @@ def test_without_the_target_or_without_sources_nothing_is_aligned(exchange: Any)
             torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-6)
 
 
-MASKING = PairwiseMasking(colluders=0)
-
-
 @pytest.mark.parametrize(
     ("exchange", "strategy"),
     [
         ("summed", {"two_party": {"moments": PlainAffine()}}),
         ("summed", {"two_party": PlainAffine()}),
-        *[(exchange, {"privacy": MASKING}) for exchange in ("pairwise", "open")],
-        *[(exchange, {"privacy": {"moments": MASKING}}) for exchange in ("pairwise", "open")],
+        ("pairwise", {"privacy": PairwiseMasking(colluders=0)}),
+        ("open", {"privacy": {"moments": PairwiseMasking(colluders=0)}}),
     ],
 )
 def test_protection_that_the_exchange_does_not_use_is_refused(exchange: Any, strategy: Any) -> None:
@@ -272,10 +259,6 @@ def test_features_that_may_be_repelled_are_warned_about_once() -> None:
     with pytest.warns(UserWarning, match=r"degree 2 repels") as told:
         fit(build(unit_norm=False, alpha=2.0), rounds=3)
     assert len([warning for warning in told if "repels" in str(warning.message)]) == 1
-    for kwargs in ({"unit_norm": False, "alpha": 2.0, "degree": 3}, {}):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message=".*repels")
-            fit(build(**kwargs))
 
 
 def test_a_single_source_cannot_be_hidden_in_a_sum() -> None:

@@ -26,16 +26,15 @@ from fedgp_by_hand import (
     NotedDA,
     NotedGP,
     Overshoot,
-    Settings,
     W,
     build,
+    check_steps,
     fit,
     fit_on_processes,
     idle,
     normalised,
     noted,
     rounds_by_hand,
-    rule_by_hand,
     settings_betas,
     shares_of,
     talk,
@@ -75,15 +74,6 @@ def test_rounds_equal_the_algorithm_by_hand(case: str) -> None:
 
 MASKED = {"privacy": PairwiseMasking(colluders=0)}
 either_way = pytest.mark.parametrize("strategy", [{}, MASKED], ids=["open", "masked"])
-
-
-def check_steps(module: Any, settings: Settings, first: int = 0) -> None:
-    """Each step is the rule on the updates of that very round."""
-    for given, step in module.notes[first:]:
-        expected = rule_by_hand(given, settings_betas(settings), shares_of(NAMES[:-1], settings), settings)
-        assert step.keys() == expected.keys()
-        for name, tensor in expected.items():
-            torch.testing.assert_close(step[name].double(), tensor, atol=2e-6, rtol=1e-5, msg=name)
 
 
 class Watching(nn.Linear):

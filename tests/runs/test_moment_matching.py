@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-from fedlit.federation import Client, DivergedError, Schedule
+from fedlit.federation import DivergedError, Schedule
 from fedlit.functional import (
     coral_loss,
     kernel_ladder,
@@ -219,20 +219,3 @@ def test_what_a_backend_cannot_hide_is_not_sent() -> None:
         snapshots = fit(module, data, strategy=strategy)
     assert float(snapshots.rounds[0]["c2"]["share"]) == 0
     assert alone.start.keys() == snapshots.start.keys()
-
-
-def test_a_labelled_target_learns_from_its_labels_too() -> None:
-    data = shifted(12, 7, 9)
-    y = data["c2"].tensors[1].clone()
-    y[3:] = -1
-    data["c2"] = TensorDataset(data["c2"].tensors[0], y)
-    clients: Any = ["c0", "c1", Client("c2", role="target", labelled=True)]
-    torch.manual_seed(0)
-    module = FedDAN(clients, "c2", 2, Linear(), nn.Linear(WIDTH, 2, dtype=torch.float64), mmd_weight=0.0,
-                    average="classifier", optimizer=lambda params: SGD(params, lr=LR))  # fmt: skip
-    snapshots = fit(module, data)
-    replica = snapshots.start["c2"]
-    F.cross_entropy(replica(data["c2"].tensors[0][:3]), y[:3]).backward()
-    expected = replica.extractor.weight - LR * replica.extractor.weight.grad
-    got = snapshots.rounds[0]["c2"]["extractor.weight"]
-    torch.testing.assert_close(got, expected.detach(), rtol=1e-12, atol=1e-12)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from fedlit import FederatedModule
@@ -20,6 +20,7 @@ from fedlit.functional import refine_labels, softmax_regression
 from fedlit.methods import FedAvg, FedRFTCA, KNNPer, SourceOnly
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
 from helpers import build, descend_, digits, loader, same, trainer, weights
+from method_table import METHODS
 
 CLIENTS = ("c0", "c1", "c2")
 STRENGTH, PASSES = 100, 15
@@ -106,13 +107,6 @@ def test_the_sources_answer_with_their_accuracy_of_both_classifiers() -> None:
     assert {entry.round_idx for entry in module.federation.ledger if entry.channel == "refined_head"} == {1}
 
 
-class Flipped(nn.Linear):
-    """Not what its weight and bias say."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * torch.tensor([1.0, -1.0, 1.0])
-
-
 class Negative(nn.Module):
     """Turns every prediction around: no classifier put before it predicts as it says, on any machine."""
 
@@ -140,10 +134,9 @@ NETWORK: dict[str, Any] = {"extractor": nn.Sequential(nn.Linear(6, 5), nn.Tanh()
         ({"size": 49}, "49 training samples"),
         ({"classifier": nn.Linear(6, 3, bias=False)}, "has a bias"),
         ({"classifier": nn.Sequential(nn.Linear(6, 3), Negative())}, "one linear classifier"),
-        ({"classifier": Flipped(6, 3)}, "one linear classifier"),
         ({"optimizer": lambda params: SGD(params, lr=0.0), "classifier": constant()}, "nothing separates"),
         ({"refine": "network"}, "nothing to train"),
-        ({"refine": "network", "batch_size": 1} | NETWORK, "2 samples"),
+        ({"refine": "network", "batch_size": 1, "rounds": 1} | NETWORK, "2 samples"),
         ({"refine": "network", "classifier": nn.Sequential(nn.Linear(6, 3), Negative())}, "classifier"),
         ({"refine": "network", "optimizer": diverging, "extractor": nn.Sequential(nn.Linear(6, 6))}, "not finite"),
     ],
@@ -198,19 +191,17 @@ def test_a_resumed_run_ends_refined_as_one_that_went_through(tmp_path: Path) -> 
     assert same(weights(whole, "c2"), weights(again, "c2"))
 
 
-def test_neighbours_of_a_memory_are_no_linear_classifier() -> None:
-    data = digits(target_labels=100, batch_size=128)
-    module = build(KNNPer, data, refine=True, lam=1.0)
-    with pytest.warns(UserWarning, match="one linear classifier"):
-        trainer(1).fit(module, data)
-
-
-def test_votes_let_no_gradient_through() -> None:
-    data = digits(batch_size=128)
-    arguments = {"num_frequencies": 16, "num_components": 8, "classifier_period": None}
-    module = build(FedRFTCA, data, refine="network", optimizer=lambda groups: Adam(groups, lr=0.01), **arguments)
-    with pytest.warns(UserWarning, match="no gradient passes"):
-        trainer(2).fit(module, data)
+@pytest.mark.parametrize(
+    ("method", "arguments", "reason"),
+    [
+        (KNNPer, {"refine": True, "lam": 1.0}, "one linear classifier"),  # neighbours of a memory
+        (FedRFTCA, {"refine": "network", **METHODS["FedRFTCA"][1], "classifier_period": None}, "no gradient passes"),
+    ],
+)
+def test_predictions_that_are_no_network_of_layers_are_left(method: Any, arguments: Any, reason: str) -> None:
+    data = digits(target_labels=100 if method is KNNPer else 0, batch_size=128)
+    with pytest.warns(UserWarning, match=reason):
+        trainer(2).fit(build(method, data, **arguments), data)
 
 
 def by_hand(network: nn.Module) -> tuple[nn.Module, Tensor]:

@@ -325,21 +325,6 @@ def test_gfk_is_the_kernel_of_the_domains_principal_subspaces():
     np.testing.assert_allclose(features @ features.T, samples @ kernel @ samples.T, atol=1e-9)
 
 
-def test_gfk_finds_the_dimension_at_which_subspaces_disagree():
-    """Three common axes are the longest; the fourth of all samples is one domain's, and the fifth the other's.
-
-    So with four axes, one domain agrees with the pooled ones; with five, each domain has one that they lack.
-    """
-    draws = np.random.default_rng(0)
-    domain = np.repeat([1, -1], 200)
-    samples = draws.normal(size=(400, 14)) * np.r_[9, 8, 7, np.full(11, 1e-3)]
-    samples[domain > 0, 3:6] *= [6e3, 5e3, 4e3]
-    samples[domain < 0, 6:9] *= [6e3, 5e3, 4e3]
-    assert GFK("auto").fit(samples, sample_domain=domain).n_components_ == 5
-    common = GFK("auto").fit(np.vstack([samples[domain > 0]] * 2), sample_domain=domain)
-    assert common.n_components_ == 7  # nothing disagrees: the most there can be
-
-
 def test_jda_reaches_its_function_with_labels_of_any_kind_and_none_of_the_targets():
     samples, labels, domain = mixed_domains()
     xs, xt = (torch.tensor(samples[mask]) for mask in (domain > 0, domain < 0))

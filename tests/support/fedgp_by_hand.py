@@ -343,6 +343,18 @@ def settings_betas(settings: Settings) -> dict[str, float]:
 CASES = FIXED | AUTO
 
 
+def check_steps(module: Any, settings: Settings, first: int = 0, tolerance: float = 1e-4) -> None:
+    """Each step is the rule on the updates of that very round, up to a part of its largest entry."""
+    rounds = list(zip(module.notes, module.counts, strict=True))[first:]
+    assert rounds
+    for (given, step), count in rounds:
+        found = estimates_by_hand(given, NAMES[:-1], settings, count["variance"])
+        expected = rule_by_hand(given, found.beta, shares_of(NAMES[:-1], settings), settings)
+        largest = max(float(tensor.abs().max()) for tensor in expected.values())
+        double = {name: tensor.double() for name, tensor in step.items()}
+        torch.testing.assert_close(double, expected, atol=tolerance * largest, rtol=0)
+
+
 class Wire:
     """Everything that clients hand to the federation, by verb: channel, payloads by sender, and names of receivers."""
 
