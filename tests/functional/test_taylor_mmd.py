@@ -54,18 +54,6 @@ def test_number_of_moments(length: int, degree: int, number: int) -> None:
     assert fn.taylor_moments(torch.randn(2, length), degree).shape == (number,)
 
 
-@pytest.mark.parametrize("degree", DEGREES)
-@pytest.mark.parametrize("unit_norm", [True, False])
-def test_what_is_sent_gives_all_moments(degree: int, unit_norm: bool, domains: tuple[Tensor, Tensor]) -> None:
-    x = torch.nn.functional.normalize(domains[0], dim=1) if unit_norm else domains[0]
-    moments, places = fn.taylor_moments(x, degree), fn.moments_to_send(4, degree, unit_norm)
-    known = torch.full((int(places.max()) + 1,), torch.nan, dtype=torch.float64)
-    known[places] = moments
-    assert len(known) == ({1: 5, 2: 15, 3: 35}[degree] if unit_norm else fn.num_taylor_moments(4, degree))
-    assert float(known[0]) == pytest.approx(1, rel=1e-14)
-    torch.testing.assert_close(known[places], moments, rtol=1e-14, atol=1e-14)
-
-
 @pytest.mark.parametrize("center", [0.0, 2.5])
 @pytest.mark.parametrize("degree", DEGREES)
 def test_the_gradient_is_a_linear_map_of_the_other_domains_moments(

@@ -276,9 +276,9 @@ def test_atoms_that_moved_do_not_predict_by_old_classifiers() -> None:
 
 def test_a_validation_within_a_round_changes_nothing() -> None:
     module = build()
-    run = trainer(2, [OracleAccuracy()], val_check_interval=1)
+    run = trainer(1, [OracleAccuracy()], val_check_interval=1)
     run.fit(module, loader(blobs(), 12), loader(blobs(), 24, training=False, guarded="c2"))
-    without = fit(build(), batch_size=12)[-1]
+    without = fit(build(), rounds=1, batch_size=12)[-1]
     for name in NAMES:
         own = weights(module, name)
         assert all(torch.equal(own[key], without[name][key]) for key in own if key.startswith(("dictionary.", "coord")))

@@ -156,17 +156,15 @@ def test_the_schedule_begins_without_reversal_and_follows_the_planned_rounds() -
             return seen[-1]
 
     for given, progress in (
-        ({}, [0, 1 / 4, 1 / 2, 3 / 4]),
         ({"schedule_rounds": 2}, [0, 1 / 2, 1, 1]),
         ({"schedule_rounds": "planned", "warmup_rounds": 2}, [0, 1 / 2]),
     ):
         seen.clear()
-        fit(federated(Watched, **{"schedule_rounds": "planned", **given}), shifted(), rounds=4)
+        fit(federated(Watched, **given), shifted(), rounds=4)
         assert seen == pytest.approx([reversal_weight(p) for p in progress])
-    for given, rounds in (({"schedule_rounds": None}, {}), ({"schedule_rounds": "planned"}, {"rounds": -1})):
-        seen.clear()
-        fit(federated(Watched, **given), shifted(), **{"rounds": 3, "max_steps": 3, **rounds})
-        assert seen == [1, 1, 1]
+    seen.clear()
+    fit(federated(Watched, schedule_rounds="planned"), shifted(), rounds=-1, max_steps=3)
+    assert seen == [1, 1, 1]
 
 
 def test_fade_is_feddann_with_averaged_discriminators_and_squared_losses() -> None:

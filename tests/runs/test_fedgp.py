@@ -11,35 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
+import fedgp_by_hand as hand
 import processes
-from fedgp_by_hand import (
-    AUTO,
-    CASES,
-    FIXED,
-    LR,
-    NAMES,
-    B,
-    NotedDA,
-    NotedGP,
-    Overshoot,
-    W,
-    build,
-    check_steps,
-    fit,
-    fit_on_processes,
-    idle,
-    normalised,
-    noted,
-    rounds_by_hand,
-    settings_betas,
-    shares_of,
-    talk,
-    unequal,
-)
+from fedgp_by_hand import AUTO, FIXED, LR, NAMES, B, NotedDA, NotedGP, W, build, check_steps, fit, idle, rounds_by_hand
 from fedlit import Client
 from fedlit.federation import RosterError
 from fedlit.methods import FedDA, FedGP
@@ -51,13 +29,13 @@ from helpers import same, weights
 def test_rounds_equal_the_algorithm_by_hand(case: str) -> None:
     settings = (FIXED | AUTO)[case]
     module = build(settings.method, **settings.kwargs)
-    snapshots = fit(module, rounds=3)
-    expected, found = rounds_by_hand(snapshots.start["c2"].state_dict(), settings, 3)
+    snapshots = fit(module, rounds=2)
+    expected, found = rounds_by_hand(snapshots.start["c2"].state_dict(), settings, 2)
     for name in NAMES:
         torch.testing.assert_close(snapshots.rounds[-1][name], expected, atol=2e-6, rtol=1e-5)
         assert same(snapshots.rounds[-1][name], snapshots.rounds[-1]["c2"])
     assert float((expected[W] - snapshots.start["c2"].state_dict()[W]).abs().max()) > 1e-2
-    logged, shares = snapshots.metrics[-1], shares_of(NAMES[:-1], settings)
+    logged, shares = snapshots.metrics[-1], hand.shares_of(NAMES[:-1], settings)
     assert logged["beta"] == pytest.approx(sum(shares[name] * found.beta[name] for name in shares), rel=1e-3)
     assert logged["target_variance"] == pytest.approx(found.variance, rel=1e-4)
     for name in NAMES[:-1]:
@@ -94,11 +72,11 @@ class Watching(nn.Linear):
 @either_way
 def test_any_running_statistics_are_averaged_and_neither_projected_nor_aligned(case: str, strategy: Any) -> None:
     """Statistics are no directions, whatever they are called: a projection of one that is opposed would be 0."""
-    settings, data = FIXED[case], unequal()
+    settings, data = FIXED[case], hand.unequal()
     x, y = data["c2"].tensors
     data["c0"] = TensorDataset(-x, y)
     network = {"extractor": nn.Sequential(Watching(), nn.BatchNorm1d(4)), "classifier": nn.Linear(4, 2)}
-    module = build(noted(settings.method), **settings.kwargs, **network)
+    module = build(hand.noted(settings.method), **settings.kwargs, **network)
     last = fit(module, data, rounds=2, strategy=strategy).rounds[-1]
     check_steps(module, settings)
     assert {"extractor.0.moving", "extractor.1.running_var"} <= module.notes[0][1].keys()
@@ -109,7 +87,7 @@ def test_any_running_statistics_are_averaged_and_neither_projected_nor_aligned(c
 
 
 def test_local_normalisation_layers_are_trained_and_kept_and_no_part_of_the_rule() -> None:
-    module = build(NotedGP, beta="auto", residual="exact", local_norm=True, **normalised())
+    module = build(NotedGP, beta="auto", residual="exact", local_norm=True, **hand.normalised())
     snapshots = fit(module, rounds=2)
     given, step = module.notes[-1]
     names = ["extractor.0.weight", "extractor.0.bias", W, B]
@@ -186,7 +164,7 @@ def test_vectorised_training_equals_one_client_at_a_time() -> None:
 def test_frozen_parameters_stay_and_cost_the_rule_nothing() -> None:
     torch.manual_seed(1)
     frozen, head = nn.Linear(5, 6).requires_grad_(False), nn.Linear(6, 2)
-    mapped = {name: TensorDataset(frozen(data.tensors[0]), data.tensors[1]) for name, data in unequal().items()}
+    mapped = {name: TensorDataset(frozen(data.tensors[0]), data.tensors[1]) for name, data in hand.unequal().items()}
     ours = fit(build(beta="auto", residual="exact", extractor=frozen, classifier=head), rounds=2)
     theirs = fit(build(beta="auto", residual="exact", classifier=head), mapped, rounds=2)
     assert torch.equal(ours.rounds[-1]["c2"]["extractor.weight"], ours.start["c2"].state_dict()["extractor.weight"])
@@ -261,16 +239,6 @@ def test_the_logged_variance_is_that_of_the_update_under_momentum(momentum: floa
     assert (between_steps < true_variance(module, 1) / 10) == (momentum > 0)  # what the published code takes
 
 
-@pytest.mark.parametrize("optimizer", [lambda params: SGD(params, lr=LR, momentum=0.9), lambda params: Adam(params)])
-def test_samples_that_are_all_alike_have_no_variance_under_momentum(optimizer: Any) -> None:
-    x = torch.randn(1, 20, generator=torch.Generator().manual_seed(0)).expand(10, 20)
-    module, (metrics,) = slope(x, optimizer)
-    local = module.notes[0][0]["c2"]
-    length = float(local.update[W].norm()) / local.path
-    assert metrics["target_variance"] < 1e-10 * length**2
-    assert metrics["beta"] < 1e-8
-
-
 def test_repeated_passes_over_the_same_samples_tell_no_more() -> None:
     n = 8
     x = torch.randn(n, 500, generator=torch.Generator().manual_seed(0))
@@ -293,14 +261,14 @@ def test_repeated_passes_over_the_same_samples_tell_no_more() -> None:
     ("arguments", "message"),
     [
         ({"lr_scheduler": idle}, "RosterError: .*were 0 in a whole round"),
-        ({"method": Overshoot}, "DivergedError: .*NaN or infinite entries"),
+        ({"method": hand.Overshoot}, "DivergedError: .*NaN or infinite entries"),
     ],
     ids=["lr", "inf"],
 )
 def test_what_the_target_finds_wrong_with_its_steps_is_an_error_on_all_processes(
     arguments: dict[str, Any], message: str
 ) -> None:
-    for one in processes.run(fit_on_processes, arguments, ranks=2):
+    for one in processes.run(hand.fit_on_processes, arguments, ranks=2):
         assert re.search(message, one.error), one
 
 
@@ -339,15 +307,15 @@ def test_one_step_of_the_target_has_no_variance_for_auto_weights(strategy: Any) 
 
 @pytest.mark.parametrize(("case", "strategy"), [("FedDA, aligned", MASKED), ("cosine by layer, aligned", {})])
 def test_a_fixed_beta_needs_neither_a_learning_rate_nor_a_second_step(case: str, strategy: Any) -> None:
-    settings = CASES[case]
-    module = build(noted(settings.method), **settings.kwargs, lr_scheduler=idle)
+    settings = hand.CASES[case]
+    module = build(hand.noted(settings.method), **settings.kwargs, lr_scheduler=idle)
     snapshots = fit(module, rounds=2, batch_size=64, strategy=strategy)
     for name in NAMES:
         assert torch.equal(snapshots.rounds[0][name][W], snapshots.start[name].state_dict()[W])
     check_steps(module, settings, first=1)
     assert float(module.notes[1][1][W].abs().max()) > 1e-3
     logged = snapshots.metrics[1]
-    assert logged["beta"] == pytest.approx(sum(settings_betas(settings).values()) / 2)
+    assert logged["beta"] == pytest.approx(sum(hand.settings_betas(settings).values()) / 2)
     assert not [name for name in logged if name.startswith(("target_variance", "distance/", "tau/"))]
     assert ("beta/c0" in logged) == (not strategy)
 
@@ -365,4 +333,4 @@ def test_differential_privacy_of_updates_trains_with_a_fixed_beta(method: type[F
     else:
         assert float((clipped[W] - expected[W]).abs().max()) > 1e-3
     assert sorted(wide.federation.accounts["message"].clients) == ["c0", "c1"]
-    assert talk(wide, "update", 0)
+    assert hand.talk(wide, "update", 0)
