@@ -17,13 +17,7 @@ from backends import PROTOCOLS
 from fedlit.federation import ChannelError, Schedule
 from fedlit.methods import FedMMD
 from fedlit.models import Committee
-from fedlit.privacy import (
-    GaussianMechanism,
-    PaillierAffine,
-    PairwiseMasking,
-    PlainAffine,
-    PrivacyError,
-)
+from fedlit.privacy import GaussianMechanism, PaillierAffine, PairwiseMasking, PlainAffine, PrivacyError
 from helpers import fit, unequal
 
 LR = 0.5

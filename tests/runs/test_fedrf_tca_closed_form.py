@@ -13,14 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from fedlit.federation import DivergedError, RosterError, Schedule
-from fedlit.functional import (
-    JointAligner,
-    jda,
-    jda_from_sums,
-    random_fourier_features,
-    rf_tca,
-    sample_frequencies,
-)
+from fedlit.functional import JointAligner, jda, jda_from_sums, random_fourier_features, rf_tca, sample_frequencies
 from fedlit.methods import FedJDA, FedRFTCAClosedForm
 from fedlit.models import MLP
 from fedlit.privacy import CKKS

@@ -13,14 +13,8 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
+from fedlit import functional as fn
 from fedlit.federation import DivergedError, Schedule
-from fedlit.functional import (
-    coral_loss,
-    kernel_ladder,
-    mixture_frequencies,
-    random_fourier_features,
-    sample_frequencies,
-)
 from fedlit.methods import FedCORAL, FedDAN
 from fedlit.methods.mean_matching import MomentMatching
 from fedlit.privacy import PairwiseMasking
@@ -57,9 +51,9 @@ def distance(name: str, match: str, features: list[Tensor], seed: int) -> Tensor
     """The joint loss of the sources' features and, last, the target's, by the functions for all samples together."""
     *sources, target = features
     if name == "FedDAN":
-        unit = sample_frequencies(20, WIDTH, 1.0, seed=seed)
-        frequencies = mixture_frequencies(unit, kernel_ladder(torch.cat(sources), target))
-        means = [random_fourier_features(z, frequencies).mean(0) for z in features]
+        unit = fn.sample_frequencies(20, WIDTH, 1.0, seed=seed)
+        frequencies = fn.mixture_frequencies(unit, fn.kernel_ladder(torch.cat(sources), target))
+        means = [fn.random_fourier_features(z, frequencies).mean(0) for z in features]
         gaps = [own - means[-1] for own in means[:-1]]
         if match == "pooled":
             return torch.stack(gaps).mean(0).square().sum()
@@ -68,7 +62,7 @@ def distance(name: str, match: str, features: list[Tensor], seed: int) -> Tensor
         variance = torch.cov(torch.cat(features).detach().T).trace() / WIDTH
         return distance("FedCORAL", match, [z / variance.sqrt() for z in features], seed)
     if match == "pairwise":
-        return torch.stack([coral_loss(z, target) for z in sources]).mean()
+        return torch.stack([fn.coral_loss(z, target) for z in sources]).mean()
     # torch's covariance of samples with weights: sources count alike, whatever the size of their batches
     shares = torch.cat([torch.full((len(z),), 1 / len(z) / len(sources), dtype=torch.float64) for z in sources])
     covariance = torch.cov(torch.cat(sources).T, aweights=shares.detach())
@@ -103,7 +97,7 @@ def test_all_clients_gradients_together_are_that_of_the_joint_loss(
         assert logged == pytest.approx(3.0 * float(joint), rel=1e-6)
     if name in ASKS:
         z = torch.cat(features).detach()
-        middle = kernel_ladder(z, z[:0], num_kernels=1)
+        middle = fn.kernel_ladder(z, z[:0], num_kernels=1)
         torch.testing.assert_close(module.replicas["c0"].reference, middle, rtol=1e-12, atol=0)
 
 
@@ -111,10 +105,10 @@ def test_between_exchanges_the_others_stay_and_ones_own_mean_moves() -> None:
     data = shifted(12, 7, 9)
     module = build("FedDAN", list(data), every="round", num_kernels=1, bandwidth=3.0)
     snapshots = fit(module, data, strategy={"local_steps": 2})
-    frequencies = mixture_frequencies(sample_frequencies(20, WIDTH, 1.0, seed=module.federation.seed), [3.0])
+    frequencies = fn.mixture_frequencies(fn.sample_frequencies(20, WIDTH, 1.0, seed=module.federation.seed), [3.0])
 
     def mean(client: str, extractor: nn.Module) -> Tensor:
-        return random_fourier_features(extractor(data[client].tensors[0]), frequencies).mean(0)
+        return fn.random_fourier_features(extractor(data[client].tensors[0]), frequencies).mean(0)
 
     first = torch.stack([mean(client, snapshots.start[client].extractor) for client in ("c0", "c1")]).mean(0).detach()
     extractor = copy.deepcopy(snapshots.start["c2"].extractor)
