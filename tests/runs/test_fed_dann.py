@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -25,12 +26,12 @@ from helpers import STATEFUL, batches_of, build, descend_, digits, same, trainer
 LAMBDA = 0.7
 
 
-def federated(method: type[FedDANN] = FedDANN, names: list[str] | None = None, **kwargs: Any) -> FedDANN:
+def federated(method: Any = FedDANN, names: Sequence[str] = NAMES, **kwargs: Any) -> Any:
     torch.manual_seed(0)
-    names = NAMES if names is None else names
-    given = {"optimizer": lambda params: SGD(params, lr=LR, momentum=0.5), "reversal_weight": LAMBDA, "hidden": 6}
-    given |= {"schedule_rounds": None, "weighting": "uniform", "classifier": nn.Linear(4, 2).double()}
-    given |= {"extractor": Extractor()} | kwargs
+    given: dict[str, Any] = {"classifier": nn.Linear(4, 2).double(), "extractor": Extractor(), "hidden": 6}
+    given |= {"optimizer": lambda params: SGD(params, lr=LR, momentum=0.5), "weighting": "uniform"} | kwargs
+    if method is not FedWDGRL:
+        given = {"reversal_weight": LAMBDA, "schedule_rounds": None} | given
     return method(names, names[-1], 2, given.pop("extractor"), given.pop("classifier"), **given)
 
 
@@ -186,13 +187,9 @@ def test_a_sum_of_one_source_and_the_target_is_warned_about_where_a_backend_hide
 LAMBDA, GAMMA, RATE = 0.4, 3.0, 0.05
 
 
-def wdgrl(names: list[str] | None = None, **kwargs: Any) -> FedWDGRL:
-    torch.manual_seed(0)
-    names = NAMES if names is None else names
-    given: dict[str, Any] = {"wasserstein_weight": LAMBDA, "penalty_weight": GAMMA, "critic_lr": RATE, "hidden": 6}
-    given |= {"classifier": nn.Linear(4, 2).double(), "extractor": Extractor(), "weighting": "uniform"}
-    given |= {"optimizer": lambda params: SGD(params, lr=LR)} | kwargs
-    return FedWDGRL(names, names[-1], 2, given.pop("extractor"), given.pop("classifier"), **given)
+def wdgrl(**kwargs: Any) -> FedWDGRL:
+    given: dict[str, Any] = {"wasserstein_weight": LAMBDA, "penalty_weight": GAMMA, "critic_lr": RATE}
+    return federated(FedWDGRL, **given | {"optimizer": lambda params: SGD(params, lr=LR)} | kwargs)
 
 
 def slopes(critic: Any, x: Tensor) -> Tensor:
