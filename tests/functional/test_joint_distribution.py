@@ -46,11 +46,7 @@ def solution(
     features: np.ndarray, ys: np.ndarray, yt: np.ndarray | None, m: int, gamma: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Largest eigenvalues of the paper's pencil, and W scaled to its constraint, with n x n matrices and scipy."""
-    return pencil_solution(features, contrasts(ys, yt, len(features) - len(ys)), m, gamma)
-
-
-def pencil_solution(features: np.ndarray, e: np.ndarray, m: int, gamma: float) -> tuple[np.ndarray, np.ndarray]:
-    """The same, of the matrix M that the columns of ``e`` make."""
+    e = contrasts(ys, yt, len(features) - len(ys))
     size = len(features)
     norm = np.linalg.norm(e @ e.T)
     scatter = features.T @ (np.eye(size) - 1 / size) @ features

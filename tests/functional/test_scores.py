@@ -78,7 +78,7 @@ def test_standardised_directions_are_sklearns() -> None:
     torch.testing.assert_close(fn.standardised_directions(x.reshape(60, 5, 1)), fn.standardised_directions(x))
 
 
-@pytest.mark.parametrize(("number", "k"), [(30, 3), (100, 5), (1500, 10)])
+@pytest.mark.parametrize(("number", "k"), [(30, 3), (1500, 10)])
 def test_neighbours_are_sklearns(number: int, k: int) -> None:
     x = samples(number).double()
     expected = NearestNeighbors(n_neighbors=k).fit(x.numpy()).kneighbors(return_distance=False)

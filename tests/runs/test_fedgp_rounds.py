@@ -90,16 +90,6 @@ def test_a_round_without_the_target_changes_nothing(way: str, hidden: bool) -> N
     assert all(torch.equal(second[name][W], second["c2"][W]) for name in NAMES)
 
 
-def test_a_dropped_update_counts_nowhere_and_its_sender_gets_the_model_all_the_same() -> None:
-    heard = {"update": Schedule([["c0", "c2"]])}
-    module = build(beta=hand.PER_SOURCE)
-    snapshots = fit(module, strategy={"heard": heard, "nested_heard": False})
-    expected = two(["c0", "c2"], beta=0.3).rounds[0]["c2"]
-    assert same(snapshots.rounds[0]["c2"], expected)
-    assert same(snapshots.rounds[0]["c1"], expected)
-    assert talk(module, "update") == [("c0", "c2")]
-
-
 @pytest.mark.parametrize("channel", ["update", "target_update", "inner_product"])
 def test_hidden_means_are_over_those_who_contribute(channel: str) -> None:
     """With a beta per source, the target's share is that of the betas in the mean: of c0 and c1, of three sources."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def clusters(size: int = 60, shift: float = 1.5) -> dict[str, TensorDataset]:
 
 
 def fit(
-    refine: Any = True, size: int = 60, rounds: int = 2, batch_size: int = 8, checkpoint: Any = None, **kwargs: Any
+    refine: Any = True, size: int = 60, rounds: int = 2, batch_size: int = 20, checkpoint: Any = None, **kwargs: Any
 ) -> tuple[Any, Any]:
     """A linear classifier of the clusters; its Trainer too."""
     torch.manual_seed(0)
@@ -54,6 +55,9 @@ def fit(
     run = trainer(rounds, strategy=strategy)
     run.fit(module, loader(clusters(size), batch_size), ckpt_path=checkpoint)
     return module, run
+
+
+fitted = cache(fit)
 
 
 def errors(module: FederatedModule) -> int:
@@ -82,7 +86,7 @@ def reverse_accuracy(features: Any, own: Tensor, labels: Tensor) -> float:
 
 
 def test_the_target_gets_a_classifier_of_its_refined_predictions() -> None:
-    (plain, _), (module, run) = fit(refine=False), fit()
+    (plain, _), (module, run) = fitted(refine=False), fitted()
     x = clusters()["c2"].tensors[0]
     z, _, _ = standardised(x)
     labels = refine_labels(plain.eval()(x).double().softmax(dim=1), z)
@@ -96,9 +100,9 @@ def test_the_target_gets_a_classifier_of_its_refined_predictions() -> None:
 
 
 def test_the_sources_answer_with_their_accuracy_of_both_classifiers() -> None:
-    module, run = fit()
+    module, run = fitted()
     own = clusters()["c2"].tensors[0]
-    p = fit(refine=False)[0].eval()(own).double().softmax(dim=1)
+    p = fitted(refine=False)[0].eval()(own).double().softmax(dim=1)
     for name, labels in (("_before", p), ("", refine_labels(p, standardised(own)[0]))):
         expected = reverse_accuracy(lambda x: x, own, labels)
         assert float(run.callback_metrics[f"refine/reverse_accuracy{name}"]) == pytest.approx(expected, abs=1e-6)
