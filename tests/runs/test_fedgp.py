@@ -50,7 +50,6 @@ def test_rounds_equal_the_algorithm_by_hand(case: str) -> None:
 
 
 MASKED = {"privacy": PairwiseMasking(colluders=0)}
-either_way = pytest.mark.parametrize("strategy", [{}, MASKED], ids=["open", "masked"])
 
 
 class Watching(nn.Linear):
@@ -68,8 +67,9 @@ class Watching(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("case", ["FedDA", "FedGP by model", "cosine by layer, aligned"])
-@either_way
+@pytest.mark.parametrize(
+    ("case", "strategy"), [("FedDA", {}), ("FedGP by model", MASKED), ("cosine by layer, aligned", {})]
+)
 def test_any_running_statistics_are_averaged_and_neither_projected_nor_aligned(case: str, strategy: Any) -> None:
     """Statistics are no directions, whatever they are called: a projection of one that is opposed would be 0."""
     settings, data = FIXED[case], hand.unequal()
@@ -298,7 +298,7 @@ def test_what_cannot_be_protected_is_refused_when_training_starts(
     assert not module.federation.ledger.total_bytes
 
 
-@either_way
+@pytest.mark.parametrize("strategy", [{}, MASKED], ids=["open", "masked"])
 def test_one_step_of_the_target_has_no_variance_for_auto_weights(strategy: Any) -> None:
     with pytest.raises(RosterError, match="at least 2"):
         fit(build(beta="auto"), batch_size=64, strategy=strategy)
