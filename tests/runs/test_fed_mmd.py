@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-from backends import PROTOCOLS
 from fedlit.federation import ChannelError, Schedule
 from fedlit.methods import FedMMD
 from fedlit.models import Committee
@@ -160,15 +159,6 @@ def test_a_batch_of_one_sample_has_no_pairs_within(exchange: Any) -> None:
     snapshots = fit(build(exchange=exchange), batch_size=13, rounds=2)
     for state in snapshots.rounds[-1].values():
         assert all(bool(tensor.isfinite().all()) for tensor in trained(state).values())
-
-
-def test_encrypted_gradients_train_as_plain_ones() -> None:
-    strategy = {"local_steps": 1, "two_party": {"moments": PROTOCOLS["paillier"]()}}
-    hidden, plain = (
-        fit(build(exchange="pairwise"), rounds=2, strategy=given).rounds[-1] for given in (strategy, {"local_steps": 1})
-    )
-    for name in NAMES:
-        torch.testing.assert_close(trained(hidden[name]), trained(plain[name]), atol=2e-6, rtol=0)
 
 
 def test_the_target_predicts_with_the_mean_of_the_sources_classifiers() -> None:
