@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import scipy.linalg
 import sklearn
 import torch
 from scipy.spatial.distance import cdist, pdist
@@ -47,17 +46,11 @@ def contrast(domain: np.ndarray) -> np.ndarray:
     return np.where(domain > 0, 1 / np.sum(domain > 0), -1 / np.sum(domain < 0))
 
 
-def up_to_signs(components: np.ndarray) -> np.ndarray:
-    return components * np.sign(components[np.abs(components).argmax(axis=0), np.arange(components.shape[1])])
-
-
 @every_estimator
-def test_constrained_components_solve_the_papers_problem_with_the_default_scales(estimator):
-    """scipy's generalised eigensolver on the pencil of TCA's problem, with sigma and gamma computed here by hand."""
+def test_default_scales_are_the_median_distance_and_the_mean_over_permuted_domains(estimator):
     samples, _, domain = two_domains()
-    fitted = estimator(3, scaling="constraint").fit(samples, sample_domain=domain)
-    sigma = np.median(pdist(samples))
-    ell, centring = contrast(domain), np.eye(len(domain)) - 1 / len(domain)
+    fitted = estimator(3).fit(samples, sample_domain=domain)
+    sigma, ell = np.median(pdist(samples)), contrast(domain)
     gram = np.exp(-cdist(samples, samples, "sqeuclidean") / (2 * sigma**2))
     if estimator is RFTCA:
         phase = samples @ fitted.frequencies_.astype(float).T
@@ -66,28 +59,8 @@ def test_constrained_components_solve_the_papers_problem_with_the_default_scales
     penalised = gram @ gram if estimator is TCA else gram
     draws = np.random.default_rng(0)
     by_chance = [(shuffled := draws.permutation(ell)) @ penalised @ shuffled for _ in range(5000)]
-    gamma = fitted.gamma_
-    reached = gram @ ell
-    if estimator is TCA:
-        right = np.outer(reached, reached) + gamma * np.eye(len(ell))
-        values, weights = scipy.linalg.eigh(gram @ centring @ gram, right)
-        expected = gram @ weights[:, ::-1][:, :3]
-    else:
-        # on the range of K: w = K^(-1/2) z turns gamma K + K l l^T K into gamma I + K^(1/2) l l^T K^(1/2)
-        spectrum, basis = np.linalg.eigh(gram)
-        root = basis * np.sqrt(spectrum.clip(0)) @ basis.T
-        right = gamma * np.eye(len(ell)) + np.outer(root @ ell, root @ ell)
-        values, weights = scipy.linalg.eigh(root @ centring @ root, right)
-        expected = root @ weights[:, ::-1][:, :3]
-    # scipy normalises w^T right w to 1, the constraint is w^T K H K w = 1, and their ratio is the eigenvalue
-    expected = expected / np.sqrt(values[::-1][:3])
     assert fitted.bandwidth_ == pytest.approx(sigma)
-    assert gamma == pytest.approx(np.mean(by_chance), abs=4 * np.std(by_chance) / np.sqrt(5000))
-    np.testing.assert_allclose(fitted.eigenvalues_, values[::-1][:3], rtol=1e-6)
-    found = fitted.transform(samples)
-    np.testing.assert_allclose(up_to_signs(found), up_to_signs(expected), atol=1e-6)
-    centred = found - found.mean(axis=0)
-    np.testing.assert_allclose(centred.T @ centred, np.eye(3), atol=1e-7)
+    assert fitted.gamma_ == pytest.approx(np.mean(by_chance), abs=4 * np.std(by_chance) / np.sqrt(5000))
 
 
 @pytest.mark.parametrize("function", [tca, r_tca, rf_tca])
