@@ -150,7 +150,7 @@ def test_fedda_at_its_ends_and_for_equal_updates(generator: torch.Generator) -> 
     assert all(torch.equal(nothing[name], t[name]) for name in t)
     close(everything, fn.fedavg(sources, weights))
     close(fn.fedda(t, [t, t], [0.3, 0.9]), t)
-    close(fn.fedda(t, sources[::-1], 0.4, weights[::-1]), fn.fedda(t, sources, 0.4, weights))
+    close(fn.fedda(t, sources[::-1], torch.tensor(0.5), weights[::-1]), fn.fedda(t, sources, 0.5, weights))
 
 
 @pytest.mark.parametrize("rule", ["fedda", "fedgp", "fedgp_cosine"])

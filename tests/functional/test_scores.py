@@ -31,6 +31,8 @@ def test_entropies_are_scipys() -> None:
     assert float(fn.information_score(mean, each)) == pytest.approx(
         (entropy(mean.numpy()) - entropy(p.numpy(), axis=1).mean()) / base
     )
+    calibrated = fn.calibrated_information(2 * p.log(), 2.0)
+    assert float(calibrated) == pytest.approx(float(fn.information_score(mean, each)))
 
 
 def test_neighbourhood_density_is_that_of_every_row_by_itself() -> None:

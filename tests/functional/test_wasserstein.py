@@ -83,6 +83,12 @@ def test_losses_are_those_of_pot_with_its_gradient() -> None:
     torch.testing.assert_close(y.grad, theirs_y.grad)
 
 
+def test_barycentric_mappings_keep_the_mean() -> None:
+    x, x2 = samples(6), samples(9, seed=1)
+    mapped = fn.barycentric_mapping(fn.transport_plan(fn.joint_cost(x, x2)), x2)
+    torch.testing.assert_close(mapped.mean(dim=0), x2.mean(dim=0))
+
+
 def atoms(sizes: tuple[int, ...] = (12, 12, 12), d: int = 4) -> tuple[list[Tensor], list[Tensor]]:
     return (
         [samples(n, d, seed, 2.0 * seed) for seed, n in enumerate(sizes)],

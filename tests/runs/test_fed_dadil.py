@@ -201,6 +201,8 @@ def test_phase_1_is_fedavg_though_the_dictionarys_features_have_length_1() -> No
     ours = fit(fed_dadil, rounds=3, batch_size=8)[-1]["c0"]
     assert len(theirs) == 4
     assert same({key: ours[key] for key in theirs}, theirs)
+    with pytest.raises(RuntimeError, match="no dictionary"):
+        fed_dadil.distill(2)
 
 
 def test_coordinates_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:

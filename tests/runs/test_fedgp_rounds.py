@@ -55,8 +55,9 @@ def test_absent_sources_are_left_out_and_fetch_the_model_when_they_come_back(hid
     assert [(e.round_idx, e.receiver, e.messages) for e in booked] == [(0, "c0", 1), (1, "c1", 2), (1, "c0", 1)]
 
 
-def test_with_nobody_there_the_targets_own_update_is_taken() -> None:
-    strategy: dict[str, Any] = {"participation": Schedule([["c2"]]), "privacy": PairwiseMasking(colluders=0)}
+@pytest.mark.parametrize("privacy", [None, PairwiseMasking(colluders=0)])
+def test_with_nobody_there_the_targets_own_update_is_taken(privacy: Any) -> None:
+    strategy: dict[str, Any] = {"participation": Schedule([["c2"]]), "privacy": privacy}
     module, alone = build(beta="auto"), build(TargetOnly)
     ours = fit(module, rounds=2, strategy=strategy)
     theirs = fit(alone, rounds=2, strategy={"participation": Schedule([["c2"]])})

@@ -296,6 +296,9 @@ def test_gfk_is_the_kernel_of_the_domains_principal_subspaces():
     assert features.shape == (60, 4)
     assert fitted.n_components_ == 2
     np.testing.assert_allclose(features @ features.T, samples @ kernel @ samples.T, atol=1e-9)
+    # nothing disagrees between two domains that are alike: the dimension is the most that there can be
+    alike = GFK("auto").fit(np.vstack([samples, samples]), sample_domain=np.repeat([1, -1], 60))
+    assert alike.n_components_ == 3
 
 
 def test_jda_reaches_its_function_with_labels_of_any_kind_and_none_of_the_targets():
