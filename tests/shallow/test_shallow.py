@@ -173,7 +173,7 @@ class AlternatingCORAL(Alternating, CORAL):
 
 
 # one component, as the smallest data of the checks have few samples; pickling looks for the classes in the module
-CLASSES = {f"Alternating{each.__name__}": each for each in (TCA, RTCA, JDA, GFK)}
+CLASSES = {f"Alternating{each.__name__}": each for each in (TCA, JDA, GFK)}
 globals().update({name: type(name, (Alternating, each), {}) for name, each in CLASSES.items()})
 ALTERNATING = [globals()[name](1) for name in CLASSES]
 
