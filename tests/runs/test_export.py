@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,6 +55,8 @@ for line in sys.stdin:
 """
 """Answers a line of three paths, model, inputs and outputs, by writing the outputs."""
 
+pytestmark = pytest.mark.usefixtures("translations_kept")
+
 Reader = Callable[[Path, Tensor], Tensor]
 
 
@@ -81,17 +82,6 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
         yield read
         process.stdin.close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _translations_kept() -> Iterator[None]:
-    """Keep the translations to ONNX, whose source PyTorch parses anew for each file, for half of the time it takes."""
-    with pytest.MonkeyPatch.context() as patch:
-        with suppress(ImportError, AttributeError):  # of another release
-            from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-            patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
-        yield
 
 
 def read_onnx(path: Path, inputs: Tensor) -> Tensor:
