@@ -145,7 +145,7 @@ def test_scalars_beside_the_domains_are_ignored(npz):
     assert FeatureDomains(npz(version=np.int64(3))).num_classes == 3
 
 
-@pytest.mark.parametrize(("features", "labels"), [("fts", "labels"), ("feas", "label"), ("features", "labels")])
+@pytest.mark.parametrize(("features", "labels"), [("feas", "label"), ("features", "labels")])
 def test_mat_folders_give_the_same_as_npz(npz, mat, features, labels):
     ours = FeatureDomains(str(mat(features, labels)), normalise="zscore")
     theirs = FeatureDomains(npz(), normalise="zscore")
