@@ -16,11 +16,10 @@ from fedlit.data import (
     DomainDataModule,
     DomainDataset,
 )
-from fedlit.data.splits import apportion, balanced_choice
+from fedlit.data.splits import balanced_choice
 from fedlit.federation.client import Client
 from fedlit.federation.errors import LabelGuardError, RosterError
 from fedlit.federation.labels import UNLABELLED, GuardedLabels, reveal_for_oracle
-from fedlit.federation.reading import BatchedDataset
 from refused import refused
 
 CLASS_SHARES = {"a": [50, 30, 20], "b": [40, 40, 40], "c": [9, 40, 11], "d": [30, 30, 31]}
@@ -86,12 +85,6 @@ def test_a_clients_split_depends_on_neither_the_other_clients_nor_its_role():
             for part in ("train", "val", "test")
         )
     assert not torch.equal(Blobs(seed=1).split("a").test, Blobs(seed=2).split("a").test)
-
-
-def test_apportion_deals_by_largest_remainders():
-    seats = apportion(torch.tensor([5, 3, 2]), 0.5, torch.tensor([5, 3, 2]))
-    assert seats.tolist() == [3, 1, 1]
-    assert apportion(torch.tensor([5, 3, 2]), 0.5, torch.tensor([1, 3, 2])).tolist() == [1, 2, 1]
 
 
 def test_hidden_labels_are_nowhere_in_the_training_dataset():
@@ -213,16 +206,6 @@ def test_without_a_test_share_there_is_nothing_to_test_but_a_transductive_target
     assert Blobs(test_fraction=0.0).test_dataloader() == [] == Blobs(test_fraction=0.0).predict_dataloader()
     module = Blobs(test_fraction=0.0, transductive=True, target="b")
     assert list(module.test_dataloader().datasets) == ["b"]
-
-
-def test_dataset_is_read_a_batch_at_a_time_and_transformed_as_a_whole():
-    dataset = DomainDataset(torch.arange(10).view(5, 2), torch.tensor([0, -1, 2, -1, 1]), lambda x: x.float() / 2)
-    assert isinstance(dataset, BatchedDataset)
-    assert dataset.augments  # a lambda may draw random numbers
-    x, y = dataset.batch(torch.tensor([3, 0]))
-    assert (x.tolist(), y.tolist()) == ([[3.0, 3.5], [0.0, 0.5]], [-1, 0])
-    assert (dataset[2][0].tolist(), dataset[2][1].item()) == ([2.0, 2.5], 2)
-    assert dataset.labelled_indices.tolist() == [0, 2, 4]
 
 
 @pytest.mark.parametrize(
