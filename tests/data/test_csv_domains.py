@@ -140,13 +140,6 @@ def test_new_rows_of_the_target_are_predicted(files):
     assert data.ids("south", "predict") == new["patient"].tolist()
 
 
-def test_features_are_restored_from_a_checkpoint(files):
-    first, second = make(files), make({"south": "south.csv"}, clients=[*CLINICS], classes=["no", "yes"])
-    x = first.all_samples("south").x
-    second.load_state({"south": first.client_state("south")}, {}, resumes=False)
-    assert torch.equal(second.all_samples("south").x, x)
-
-
 ELSEWHERE = {"clients": [*CLINICS], "classes": ["no", "yes"]}
 
 
