@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ def start() -> None:
     """Fork the process that others are forked from."""
     import helpers
 
-    assert helpers.digits().clients  # drawn once for all
+    data = helpers.digits()
+    assert all(len(data.labels(client.name)) for client in data.clients)  # drawn once for all
     ours, theirs = FORK.Pipe()
     process = FORK.Process(target=_serve, args=(ours, theirs))
     process.start()
@@ -99,10 +101,15 @@ def stop() -> None:
 
 def _serve(other_end: Any, pipe: Any) -> None:
     import torch
+    from lightning.fabric.utilities import registry
+
+    import helpers
 
     other_end.close()  # or its end would not show
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    registry.entry_points = cache(registry.entry_points)  # which every Trainer would read from all installed packages
+    helpers.trainer()  # reads them, and imports what it needs
     torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.zeros(1),))  # compiles its rules once, for all forks
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with suppress(EOFError, KeyboardInterrupt):
