@@ -12,6 +12,7 @@ import processes
 from fedlit.federation import Ledger
 from fedlit.federation.documents import fingerprint
 from fedlit.federation.transport import OneProcess
+from loopback import around_a_star
 from thread_transport import on_ranks
 
 pytestmark = pytest.mark.multiprocess
@@ -85,6 +86,13 @@ def test_three_processes_give_the_bits_and_the_ledger_of_one(
     bereft: list[dict[str, Any]], alone: dict[str, Any]
 ) -> None:
     assert_got_the_bits_of_one_process(bereft, "script", alone)
+
+
+def test_a_server_with_sites_around_it_gives_the_bits_and_the_ledger_of_one(alone: dict[str, Any]) -> None:
+    sites = {"one": ["a", "d"], "two": ["b", "t"], "three": ["c"]}
+    placement = [[], *sites.values()]
+    ranks: Any = around_a_star(sites, lambda star, _: {"script": peers.script(star, placement=placement)})
+    assert_got_the_bits_of_one_process(ranks, "script", alone)
 
 
 def test_another_backend_works_over_processes_and_only_the_server_aggregates(
