@@ -38,7 +38,7 @@ CASES["two parties"] = ("--method", "FedMMD, pairwise", "--everyone", *TWO_PARTI
 CASES["fractions, masked"] = ("--method", "FedAvg", "--privacy", MASKED)
 
 QUICK = {"FedGP auto", "two parties", "fractions, masked"}
-"""Cases of the default run, which cover ways to send; CKKS is below, and test_processes.py goes through all verbs over threads."""
+"""Cases of the default run; all ways to send are in test_processes.py, over threads."""
 
 
 @pytest.mark.parametrize(
