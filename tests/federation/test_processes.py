@@ -21,8 +21,8 @@ pytestmark = pytest.mark.multiprocess
 
 @pytest.fixture(
     scope="module",
-    params=[(2, True), (5, False)],
-    ids=["2 processes", "a thread for each client"],
+    params=[(2, True), (3, False)],
+    ids=["2 processes", "3 threads"],
 )
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     world_size, real = request.param
@@ -174,12 +174,6 @@ def test_a_failure_of_one_process_is_an_error_on_all(
         assert seconds < 10
     if case.removesuffix(" before keys") in peers.SPOILED:  # all but the process of that party name it
         assert ["raised by rank" in rank["failures"][case][1] for rank in ranks].count(False) == 1
-
-
-def test_an_error_says_which_process_raised_it(ranks: list[dict[str, Any]]) -> None:
-    last = len(ranks) - 1
-    assert f"[raised by rank {last}]" in ranks[0]["failures"]["diverged"][1]
-    assert "raised by" not in ranks[last]["failures"]["diverged"][1]
 
 
 def test_a_process_that_stalls_is_given_up_after_the_timeout(bereft: list[dict[str, Any]]) -> None:

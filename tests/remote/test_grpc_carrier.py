@@ -181,16 +181,16 @@ class Cable:
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self.listening.accept()
-                if not self.is_in:
-                    near.close()
+        while True:
+            near, _ = self.listening.accept()
+            if self.is_in:
+                with suppress(OSError):  # where nothing listens yet
+                    far = socket.create_connection(("127.0.0.1", self.to))
+                    self.ends += [near, far]
+                    for here, there in ((near, far), (far, near)):
+                        threading.Thread(target=self.pass_on, args=(here, there), daemon=True).start()
                     continue
-                far = socket.create_connection(("127.0.0.1", self.to))
-                self.ends += [near, far]
-                for here, there in ((near, far), (far, near)):
-                    threading.Thread(target=self.pass_on, args=(here, there), daemon=True).start()
+            near.close()
 
     def pass_on(self, here: socket.socket, there: socket.socket) -> None:
         with suppress(OSError):
