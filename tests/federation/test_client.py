@@ -70,7 +70,6 @@ def test_placements_by_hand() -> None:
     "placement",
     [
         [["a", "b", "c"]],  # too few lists
-        [["a"], ["b"]],
         [["a", "b"], ["b", "c"]],
         [["a", "b", "c"], []],
         [["a", "b"], ["x"]],
