@@ -20,7 +20,7 @@ from loopback import Echo, around_a_star, masked_sums, soon
 from processes import results
 
 grpc = pytest.importorskip("grpc")
-import late_server  # noqa: E402
+import remote_ends  # noqa: E402
 from fedlit.remote.grpc_carrier import GrpcCaller, GrpcListener  # noqa: E402
 
 SITES = ("north", "south", "west")
@@ -97,7 +97,7 @@ def test_sites_connect_before_their_first_call_and_disconnect_when_they_close(ec
 
 
 def test_a_site_that_starts_before_its_server_finds_it(files: Path) -> None:
-    tries = results(late_server.run, files, 1.5, ranks=2, timeout=30)[1]
+    tries = results(remote_ends.late, files, 1.0, ranks=2, timeout=30)[1]
     assert 1 < tries < 8
 
 
@@ -181,16 +181,16 @@ class Cable:
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self.listening.accept()
-                if not self.is_in:
-                    near.close()
+        while True:
+            near, _ = self.listening.accept()
+            if self.is_in:
+                with suppress(OSError):  # where nothing listens yet
+                    far = socket.create_connection(("127.0.0.1", self.to))
+                    self.ends += [near, far]
+                    for here, there in ((near, far), (far, near)):
+                        threading.Thread(target=self.pass_on, args=(here, there), daemon=True).start()
                     continue
-                far = socket.create_connection(("127.0.0.1", self.to))
-                self.ends += [near, far]
-                for here, there in ((near, far), (far, near)):
-                    threading.Thread(target=self.pass_on, args=(here, there), daemon=True).start()
+            near.close()
 
     def pass_on(self, here: socket.socket, there: socket.socket) -> None:
         with suppress(OSError):

@@ -102,10 +102,14 @@ def stop() -> None:
 
 def _serve(other_end: Any, pipe: Any) -> None:
     import torch
+    from lightning.fabric.utilities import registry
+
+    import helpers
 
     other_end.close()  # or its end would not show
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    registry.entry_points = cache(registry.entry_points)  # which every Trainer would read from all installed packages
     torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.zeros(1),))  # compiles its rules once, for all forks
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     _train_once()
