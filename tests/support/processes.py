@@ -102,14 +102,10 @@ def stop() -> None:
 
 def _serve(other_end: Any, pipe: Any) -> None:
     import torch
-    from lightning.fabric.utilities import registry
-
-    import helpers
 
     other_end.close()  # or its end would not show
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    registry.entry_points = cache(registry.entry_points)  # which every Trainer would read from all installed packages
     torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.zeros(1),))  # compiles its rules once, for all forks
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     _train_once()
@@ -131,7 +127,7 @@ def _train_once() -> None:
     import helpers
     from fedlit.methods import FedAvg
 
-    registry.entry_points = cache(registry.entry_points)
+    registry.entry_points = cache(registry.entry_points)  # which every Trainer would read from all installed packages
     data = helpers.digits()
     helpers.trainer(1, strategy={"local_steps": 1}).fit(helpers.build(FedAvg, data), data)
 
