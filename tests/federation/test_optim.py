@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, ReduceLROnPlateau, StepLR
 
 from fedlit.run.optimisation import ClientSchedules, client_norms, clip_client_gradients
@@ -56,6 +57,19 @@ def test_a_client_with_several_groups_has_one_norm_and_values_are_clipped_alone(
     assert params["b"][0].grad.tolist() == pytest.approx([0.5, -0.1])
 
 
+def test_clipping_equals_that_of_each_client_alone(generator: torch.Generator) -> None:
+    params = parameters()
+    for own in params.values():
+        for param in own:
+            param.grad = 5 * torch.randn(param.shape, generator=generator)
+    alone = {client: [param.grad.clone() for param in own] for client, own in params.items()}
+    clip_client_gradients(Adam(groups(params)), 0.7)
+    for client, gradients in alone.items():
+        norm = torch.cat(gradients).norm()
+        for param, gradient in zip(params[client], gradients, strict=True):
+            torch.testing.assert_close(param.grad, gradient * min(1.0, float(0.7 / (norm + 1e-6))))
+
+
 def test_a_schedule_advances_for_participants_only() -> None:
     optimizer = SGD(groups(parameters()), lr=1.0)
     schedules = ClientSchedules(optimizer, lambda view: ExponentialLR(view, 0.5), "round")
@@ -98,6 +112,36 @@ def test_a_plateau_is_each_clients_own() -> None:
     schedules.step(["keys"], {})  # took part, but has no loss to show
     # "a" stood still: the best of round 0 was not beaten for more than 1 round
     assert rates(optimizer) == pytest.approx({"a": 0.1, "b": 1.0, "keys": 1.0})
+
+
+@pytest.mark.parametrize("kind", ["exponential", "plateau"])
+def test_schedules_survive_a_checkpoint_and_steer_the_groups_it_brings(kind: str) -> None:
+    def build(view: Optimizer) -> Any:
+        return ExponentialLR(view, 0.5) if kind == "exponential" else ReduceLROnPlateau(view, factor=0.5, patience=0)
+
+    def made() -> tuple[Optimizer, ClientSchedules]:
+        optimizer = SGD(groups(parameters()), lr=1.0, momentum=0.9)
+        return optimizer, ClientSchedules(optimizer, build, "round")
+
+    def advance(optimizer: Optimizer, schedules: ClientSchedules, rounds: range) -> dict[str, float]:
+        for round_idx in rounds:
+            optimizer.step()
+            clients = CLIENTS[: 1 + round_idx % 3]
+            schedules.step(clients, dict.fromkeys(clients, 1.0))
+        return rates(optimizer)
+
+    one = made()
+    advance(*one, range(4))
+    file = io.BytesIO()
+    torch.save({"optimizer": one[0].state_dict(), "schedules": one[1].state_dict()}, file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    other = made()
+    other[0].load_state_dict(state["optimizer"])
+    other[1].load_state_dict(state["schedules"])
+    assert rates(other[0]) == rates(one[0])
+    assert advance(*other, range(4, 9)) == advance(*one, range(4, 9)) != rates(made()[0])
+    assert other[1].state_dict() == one[1].state_dict()
 
 
 def test_a_process_restores_its_own_clients_from_everybodys_schedules() -> None:

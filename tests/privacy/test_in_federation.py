@@ -157,6 +157,16 @@ def test_what_cannot_be_packed_or_unpacked_fails_once_and_is_not_kept(generator:
     assert sorted(fed.mean("w", payloads(generator))) == ["a", "b"]
 
 
+def test_catching_up_works_while_the_server_holds_no_key(generator: torch.Generator) -> None:
+    fed = federation(AdditivePads(), participation=Schedule([["a", "b"], NAMES]))
+    sent = payloads(generator)
+    there = fed.mean("w", sent)
+    fed.round_idx = 1
+    caught = fed.catch_up("w")
+    assert sorted(caught) == ["c", "t"]
+    assert torch.equal(caught["c"]["w"], there["a"]["w"])
+
+
 def test_after_a_resume_a_client_that_read_the_total_seals_it_anew(generator: torch.Generator) -> None:
     schedule = Schedule([["a", "b"], ["b", "c"], NAMES])
     fed = federation(AdditivePads(), participation=schedule)

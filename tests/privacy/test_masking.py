@@ -399,6 +399,18 @@ def test_a_swapped_round_key_is_found_before_anything_is_masked() -> None:
             parties.clients[victim].protect(torch.zeros(3))
 
 
+def test_clients_that_received_different_rosters_cannot_open_each_others_shares() -> None:
+    parties = parties_of(5)
+    _, keys = parties.round_keys()
+    for name, number in {"c0": 3, "c1": 4}.items():
+        parties.tell_keys(name, {peer: keys[peer] for peer in names_of(number)})
+    deal = unpack_fields(parties.clients["c1"].send("shares")[28:])
+    body = pack_fields({"c0": b"", "c1": deal[party("c0")], "c2": b""})
+    about = agreed_by(parties.clients["c0"]).digest
+    with pytest.raises(AuthenticationError, match="does not open"):
+        parties.clients["c0"].receive("shares", parties.tell("shares", "c0", about, body))
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -99,6 +99,11 @@ def test_noise_of_fresh_ciphertexts_is_that_of_42_coins_per_coefficient(ckks: Se
     assert (slots**2).mean().item() == pytest.approx(ckks.parameters.degree / 2 * 42 / 4, rel=0.25)
 
 
+def test_the_noise_bound_by_hand(ckks: Setup) -> None:
+    # 4096 coefficients off by 21 + 1/2 at scale 2^45, and 2^-39 of numbers up to 32
+    assert ckks.backend._noise_bound(3) == pytest.approx(3 * (4096 * 21.5 / 2**45 + 32 / 2**39), rel=1e-12)
+
+
 def test_the_plain_modulus_is_the_largest_prime_below_2_to_34_for_4096_slots(bfv: Setup) -> None:
     modulus, step = bfv.parameters.plain_modulus, 2 * bfv.slots
     assert modulus < 2**34
