@@ -16,7 +16,7 @@ from fedlit.data import (
     DomainDataModule,
     DomainDataset,
 )
-from fedlit.data.splits import balanced_choice
+from fedlit.data.splits import apportion, balanced_choice
 from fedlit.federation.client import Client
 from fedlit.federation.errors import LabelGuardError, RosterError
 from fedlit.federation.labels import UNLABELLED, GuardedLabels, reveal_for_oracle
@@ -85,6 +85,12 @@ def test_a_clients_split_depends_on_neither_the_other_clients_nor_its_role():
             for part in ("train", "val", "test")
         )
     assert not torch.equal(Blobs(seed=1).split("a").test, Blobs(seed=2).split("a").test)
+
+
+def test_apportion_deals_by_largest_remainders():
+    seats = apportion(torch.tensor([5, 3, 2]), 0.5, torch.tensor([5, 3, 2]))
+    assert seats.tolist() == [3, 1, 1]
+    assert apportion(torch.tensor([5, 3, 2]), 0.5, torch.tensor([1, 3, 2])).tolist() == [1, 2, 1]
 
 
 def test_hidden_labels_are_nowhere_in_the_training_dataset():

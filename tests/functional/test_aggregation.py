@@ -84,6 +84,22 @@ def test_fedda_by_hand_with_a_beta_and_a_weight_per_source() -> None:
     assert result["a"].item() == pytest.approx(2.1, rel=1e-14)
 
 
+def test_fedgp_by_hand_layer_by_layer_and_as_a_whole() -> None:
+    r"""Two layers, t = (3, 4 | 1), s = (2, 0 | -1).
+
+    Layers: <3 4, 2 0> / 4 = 1.5 gives (3, 0); the second is opposed and gives 0. So at beta 1/2: (3, 2 | 1/2).
+    Whole: <t, s> = 6 - 1 = 5, |s|^2 = 5, so the projection is s itself: at beta 1/2 (2.5, 2 | 0).
+    """
+    t = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0])}
+    s = {"a": torch.tensor([2.0, 0.0]), "b": torch.tensor([-1.0])}
+    by_layer, whole = (fn.fedgp(t, [s], 0.5, granularity=granularity) for granularity in ("layer", "model"))
+    assert [by_layer["a"].tolist(), by_layer["b"].tolist()] == [[3.0, 2.0], [0.5]]
+    assert [whole["a"].tolist(), whole["b"].tolist()] == [[2.5, 2.0], [0.0]]
+    # the layers' projections together are nearer to t than the whole's
+    distances = [(flatten(t) - flatten(fn.fedgp(t, [s], 1.0, granularity=g))).norm() for g in ("layer", "model")]
+    assert distances[0] < distances[1]
+
+
 @GRANULARITIES
 def test_fedgp_agrees_with_projections_made_by_numpy(granularity: str, generator: torch.Generator) -> None:
     t, *sources = random_updates(4, generator)

@@ -112,6 +112,24 @@ def test_true_classes_are_a_fixed_point_at_which_it_stops() -> None:
     torch.testing.assert_close(longer.aligner, found.aligner, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("scaling", ["unit", "constraint"])
+def test_sums_of_several_sources_give_every_iteration_of_the_pooled_samples(scaling: Any) -> None:
+    xs, ys, xt, _ = domains()
+    members = torch.nn.functional.one_hot(ys // 10 - 1, NUM_CLASSES).double()
+    parts = [slice(0, 4), slice(4, 15), slice(15, 25)]
+    second, sums, counts = (
+        sum(part)
+        for part in zip(*[(xs[p].T @ xs[p], xs[p].T @ members[p], members[p].sum(dim=0)) for p in parts], strict=True)
+    )
+    for iterations in (1, 2, 3, 10):
+        pooled = jda(xs, ys, xt, 3, 0.5, num_iterations=iterations, labelling="class_mean", scaling=scaling)
+        found = jda_from_sums(second, sums, counts, xt, 3, 0.5, num_iterations=iterations, scaling=scaling)
+        torch.testing.assert_close(found.aligner, pooled.aligner, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found.eigenvalues, pooled.eigenvalues)
+        torch.testing.assert_close(10 * (found.pseudo_labels + 1), pooled.pseudo_labels)
+        assert found.num_iterations == pooled.num_iterations
+
+
 def test_a_class_without_source_samples_is_never_guessed_and_changes_nothing() -> None:
     xs, ys, xt, _ = domains()
     members = torch.nn.functional.one_hot(ys // 10 - 1, NUM_CLASSES).double()

@@ -253,6 +253,14 @@ def test_features_are_those_of_torchvision_before_its_classifier(depth: Any, wid
     assert extractor.out_features == width
 
 
+@pytest.mark.parametrize(("depth", "millions"), [(18, 11.7), (50, 25.6), (101, 44.5)])
+def test_number_of_parameters_is_the_published_one_less_the_classifier(depth: Any, millions: float) -> None:
+    with torch.device("meta"):
+        extractor = ResNet(depth)
+    classifier = (extractor.out_features + 1) * 1000
+    assert sum(p.numel() for p in extractor.parameters()) + classifier == pytest.approx(millions * 1e6, abs=0.06e6)
+
+
 @pytest.mark.parametrize(
     ("freeze", "trained"),
     [

@@ -192,6 +192,27 @@ def test_messages_have_the_size_that_the_paper_says() -> None:
         assert 0 < used[channel] - messages * 4 * size < messages * 200
 
 
+def test_messages_have_the_size_that_the_paper_says_whatever_the_data_and_the_batch() -> None:
+    """Of 2N, 2N m or (m + 1) C float32 numbers, and a header; means also have a weight and what is averaged."""
+
+    def used(copies: int) -> dict[str, int]:
+        data = {
+            name: TensorDataset(*(torch.cat([tensor] * copies) for tensor in shard.tensors))
+            for name, shard in shards(3, 24).items()
+        }
+        fit(module := build(classifier_period=2), data, 2, batch_size=8 * copies)
+        return module.federation.ledger.bytes_by_channel()
+
+    once = used(1)
+    assert once == used(2)
+    message = {"mean": torch.empty(2 * N)}
+    assert wire_size(message) == 4 + len('[["mean","float32",[16]]]') + 2 * N * 4
+    assert once["target_features"] == 2 * 2 * wire_size(message)
+    # two rounds: two sources up, their mean to the target; three aligners up and down; at the end two classifiers up
+    for channel, messages, size in (("features", 6, 2 * N), ("aligner", 12, 2 * N * M), ("classifier", 5, 2 * M + 2)):
+        assert 0 < once[channel] - messages * 4 * size < messages * 200
+
+
 class DeadReLU(nn.Sequential):
     """An extractor that gives 0 for every input, and has no gradient."""
 
