@@ -100,7 +100,7 @@ def test_epochs_follow_the_phases_lengths_and_the_trainers_limit(limit: float) -
 def test_checkpoints_of_each_step_resume_across_phases(tmp_path: Path) -> None:
     """Steps 1 to 6 are the encoder's with Adam, 7 to 9 the round of moments, then the atoms' with SGD."""
     make = partial(build, encoder=PhaseSettings(partial(Adam, lr=0.01), 5, 3))
-    assert_resumes(make, lambda: loader(unequal()), tmp_path, [2, 3, 5, 6, 8, 9, 11], rounds=5)
+    assert_resumes(make, lambda: loader(unequal()), tmp_path, [2, 6, 8], rounds=5)
 
 
 def test_the_checkpoint_of_a_phases_last_round_has_the_next_phases_optimizer(tmp_path: Path) -> None:
