@@ -78,7 +78,7 @@ def test_placement_changes_nothing_whatever_is_exchanged(method: str, layout: st
 
 
 @SLOW
-@pytest.mark.parametrize("method", ["KNNPer", "APFL", "Ditto", "FedRFTCA"])
+@pytest.mark.parametrize("method", ["KNNPer", "APFL", "FedRFTCA"])
 def test_a_run_of_three_processes_resumes_on_two(method: str, tmp_path: Path) -> None:
     path, arguments = str(tmp_path / "half.ckpt"), ["--method", method, "--steps", "4"]
     (alone,) = start(*arguments, "--rounds", "2")
