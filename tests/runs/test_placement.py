@@ -207,6 +207,7 @@ def test_a_loader_of_clients_that_others_host_is_told(stage: str) -> None:
         assert said in one.error
 
 
+@SLOW
 def test_each_process_reads_its_own_files_of_features_alone(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     for rank, name in enumerate(("a", "b", "t")):

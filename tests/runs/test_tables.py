@@ -148,6 +148,7 @@ def test_a_resumed_run_equals_a_straight_one_and_refuses_other_features(folder):
         fit(2, "1.ckpt", statistics="own")
 
 
+@pytest.mark.slow
 def test_a_backend_gives_the_features_of_sums_in_the_open(folder):
     trainer, module, data = make(folder / "together", privacy=CKKS())
     trainer.fit_loop.max_epochs = 1
