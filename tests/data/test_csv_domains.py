@@ -51,7 +51,10 @@ def put(column, values):
     return change
 
 
-@pytest.mark.parametrize("layout", ["files", "site", "folder of parquet", "other signs"])
+@pytest.mark.parametrize(
+    "layout",
+    ["folder of parquet", "other signs", *(pytest.param(x, marks=pytest.mark.slow) for x in ("files", "site"))],
+)
 def test_features_are_those_of_scikit_learn_on_all_training_samples(files, layout):
     data = make(files)
     first = {name: data.all_samples(name) for name in CLINICS}  # before the files are rewritten

@@ -93,6 +93,7 @@ def test_noise_has_its_level_clipped_in_its_domain_and_not_at_the_target():
     assert torch.equal(plain.load("fonts").x, noised.load("fonts").x)
 
 
+@pytest.mark.slow
 def test_the_shifts_are_real_but_each_domain_can_be_learnt(digits):
     x, y = everything(digits, "clean")
     model = LogisticRegression(max_iter=2000).fit(x.flatten(1).numpy(), y.numpy())

@@ -62,7 +62,7 @@ def draws(
     return {name: torch.cat([step[name][0] for step in steps]) for name in ("a", "b")}
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_draws_do_not_depend_on_workers_nor_on_what_was_drawn_before(training: bool) -> None:
     alone = draws(Items(), 0, training=training)
     shared = draws(Items(), 2, training=training)
@@ -154,7 +154,7 @@ def run(kind: str, devices: int, before: int) -> dict[str, str]:
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(
-    "kind", ["in transform", pytest.param("in training_step", marks=pytest.mark.slow), "in forward"]
+    "kind", ["in transform", *(pytest.param(f"in {x}", marks=pytest.mark.slow) for x in ("training_step", "forward"))]
 )
 def test_runs_depend_neither_on_processes_nor_on_other_draws_which_they_leave_alone(kind: str) -> None:
     alone = run(kind, 1, 11)

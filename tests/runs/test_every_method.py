@@ -49,8 +49,8 @@ OTHERS: dict[str, Row] = {
     "FedRFTCA, seldom": (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": 3}, {}),
 }
 """Exchanges and ways to train that no row of the table has."""
-ALIKE = ("SourceOnly, vectorised", "FedGP auto, normalised", "FedCORAL, scaled", "FedMMD, moments to all")
-SOME_OTHERS = [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in OTHERS]
+SHOWN = ("FedAvg, second moments", "FedProx, resetting", "FedRFTCA, voting")
+SOME_OTHERS = [pytest.param(name, marks=() if name in SHOWN else pytest.mark.slow) for name in OTHERS]
 
 
 def make(name: str, **more: Any) -> tuple[FederatedModule, Any]:

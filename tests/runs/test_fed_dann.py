@@ -240,7 +240,7 @@ def test_the_distance_of_a_critic_with_slope_one_is_below_that_of_optimal_transp
         shard.tensors[0].copy_(torch.randn(shard.tensors[0].shape, generator=generator) + 1.5 * index)
     module = wdgrl(names=["c0", "c1"], extractor=Untouched(5), classifier=nn.Linear(5, 2).double(), critic_steps=5,
                    hidden=20, penalty_weight=10.0)  # fmt: skip
-    fit(module, data, rounds=60)
+    fit(module, data, rounds=40)
     critic: Any = module.replicas["c1"].discriminator
     source, target = (shard.tensors[0] for shard in data.values())
     with torch.no_grad():

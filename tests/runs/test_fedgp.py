@@ -260,10 +260,9 @@ def test_repeated_passes_over_the_same_samples_tell_no_more() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lr_scheduler": idle}, "RosterError: .*were 0 in a whole round"),
+        pytest.param({"lr_scheduler": idle}, "RosterError: .*were 0 in a whole round", marks=pytest.mark.slow),
         ({"method": hand.Overshoot}, "DivergedError: .*NaN or infinite entries"),
     ],
-    ids=["lr", "inf"],
 )
 def test_what_the_target_finds_wrong_with_its_steps_is_an_error_on_all_processes(
     arguments: dict[str, Any], message: str

@@ -224,7 +224,9 @@ class DeadReLU(nn.Sequential):
             self[0].bias.fill_(-100.0)
 
 
-@pytest.mark.parametrize("trouble", ["one sample", "pairs", "dead", "batch of 1"])
+@pytest.mark.parametrize(
+    "trouble", ["one sample", "dead", *(pytest.param(x, marks=pytest.mark.slow) for x in ("pairs", "batch of 1"))]
+)
 def test_batches_without_spread_neither_blow_up_the_aligner_nor_the_loss(trouble: str) -> None:
     data = shards(3, 24)
     if trouble in ("one sample", "pairs"):

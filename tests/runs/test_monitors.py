@@ -41,7 +41,7 @@ KINDS = [(EarlyStopping, RuntimeError), (ModelCheckpoint, MisconfigurationExcept
 
 
 @pytest.mark.parametrize(
-    ("kind", "error", "every"), [(*KINDS[0], 1), pytest.param(*KINDS[0], 2, marks=pytest.mark.slow), (*KINDS[1], 2)]
+    ("kind", "error", "every"), [(*KINDS[0], 1), *(pytest.param(*kind, 2, marks=pytest.mark.slow) for kind in KINDS)]
 )
 @pytest.mark.parametrize(
     ("monitor", "advice"),

@@ -71,7 +71,7 @@ def test_training_equals_plain_training_within_the_error_of_each_rounds_mean(
         assert difference(module, on_grid) == 0.0
 
 
-@pytest.mark.parametrize("backend", [None, PairwiseMasking(colluders=0)], ids=["plain", "masking"])
+@pytest.mark.parametrize("backend", [None, pytest.param(PairwiseMasking(colluders=0), marks=pytest.mark.slow)])
 def test_a_round_moves_weights_by_no_more_than_the_clip(backend: Any) -> None:
     clip = 1e-3
     mechanism = GaussianMechanism(clip_norm=clip, noise_multiplier=1e-6)

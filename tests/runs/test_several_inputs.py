@@ -145,9 +145,6 @@ def run(name: str, form: str, batched: bool = True, devices: int = 1, **extra: A
     return found
 
 
-SHOWN = ("FedDANN", "FedRFTCA")
-
-
 def assert_alike(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert ours["metrics"] == theirs["metrics"]
     for client, state in ours["weights"].items():
@@ -158,7 +155,7 @@ def assert_alike(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SHOWN else pytest.mark.slow) for n in METHODS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n != "FedRFTCA" else ()) for n in METHODS])
 def test_a_dictionary_of_tensors_trains_validates_and_predicts_as_one_tensor(name: str) -> None:
     one, several = run(name, "tensor", refine=True), run(name, "dict", refine=True)
     assert {"oracle/target/acc", "target/temperature", "validator/trust", "validator/iwv"} <= set(one["metrics"])
@@ -167,10 +164,14 @@ def test_a_dictionary_of_tensors_trains_validates_and_predicts_as_one_tensor(nam
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_other_structures_do_as_well() -> None:
+@pytest.mark.parametrize(
+    ("form", "batched"),
+    [("dataclass", True), *(pytest.param(*row, marks=pytest.mark.slow)
+                            for row in (("tuple", False), ("named tuple", True), ("nested", False)))],
+)  # fmt: skip
+def test_other_structures_do_as_well(form: str, batched: bool) -> None:
     one = run("KD3A, votes", "tensor", trust_region=1.0)
-    for form, batched in (("tuple", False), ("named tuple", True), ("dataclass", True), ("nested", False)):
-        assert_alike(run("KD3A, votes", form, batched, trust_region=1.0), one)
+    assert_alike(run("KD3A, votes", form, batched, trust_region=1.0), one)
 
 
 @pytest.mark.multiprocess

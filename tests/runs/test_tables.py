@@ -95,10 +95,8 @@ def around(
     return shas, module.federation.ledger.bytes_by_channel(), data.input_shape
 
 
-@pytest.mark.parametrize(
-    ("privacy", "linear"),
-    [(PairwiseMasking(), True), *(pytest.param(None, linear, marks=pytest.mark.slow) for linear in (False, True))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("privacy", "linear"), [(PairwiseMasking(), True), (None, False), (None, True)])
 def test_a_server_without_tables_changes_nothing_and_resumes(folder, privacy, linear):
     together = around(str(folder), privacy, 2, 1, False, linear)
     (server, *_) = processes.results(around, str(folder), privacy, 1, 3, False, linear, ranks=3)
@@ -150,6 +148,7 @@ def test_a_resumed_run_equals_a_straight_one_and_refuses_other_features(folder):
         fit(2, "1.ckpt", statistics="own")
 
 
+@pytest.mark.slow
 def test_a_backend_gives_the_features_of_sums_in_the_open(folder):
     trainer, module, data = make(folder / "together", privacy=CKKS())
     trainer.fit_loop.max_epochs = 1
@@ -256,7 +255,7 @@ def odd_clinic(name: str) -> pd.DataFrame:
     return table.assign(sex=" " + table["sex"])
 
 
-@pytest.mark.usefixtures("translations_kept")
+@pytest.mark.slow
 def test_the_card_reads_a_file_as_its_model_was_trained(folder):
     written = {"sep": ";", "decimal": ",", "na_rep": "?"}
     for name in CLINICS:

@@ -86,7 +86,7 @@ FORMS: dict[str, tuple[type[FederatedModule], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "CoMDA" else pytest.mark.slow) for n in FORMS])
 def test_models_and_votes_give_the_same_to_the_last_bit(name: str) -> None:
     method, arguments = FORMS[name]
     models = fitted(method, 3, exchange="models", **arguments)
