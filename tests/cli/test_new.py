@@ -20,6 +20,7 @@ from sklearn.metrics import r2_score
 from commands import refusal
 from fedlit.cli import main
 from fedlit.data import CSVDomains, FeatureDomains
+from refused import slow
 
 KINDS = ("csv", "images", "features")
 
@@ -88,15 +89,13 @@ TRUTH: dict[str, Callable[[dict[str, Any]], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", ["features", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "images"))]
-)
+@pytest.mark.parametrize("kind", ["features", slow("csv"), slow("images")])
 def test_the_commands_of_the_readme_run_as_they_are_written(kind, monkeypatch, capsys):
     if kind == "csv":
         pytest.importorskip("pandas")
     main(["new", kind, "study"])
     assert "next: cd study && fedlit fit --config experiment.yaml" in capsys.readouterr().out
-    follow(Path("study"), monkeypatch, "--trainer.max_epochs=2")
+    follow(Path("study"), monkeypatch, "--trainer.max_epochs=1")
     check_followed(kind)
 
 
