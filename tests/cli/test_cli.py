@@ -286,7 +286,7 @@ def test_what_the_user_gives_takes_the_place_of_what_a_method_presets(words, exp
 
 WRONG = [
     slow(["--trainer.strategy.rounds_per_epoch=0"], "rounds_per_epoch must be"),
-    (["--data.clients=[fonts]"], "at least 2 clients"),
+    slow(["--data.clients=[fonts]"], "at least 2 clients"),
     slow(["--model.clients=[a,b]"], "taken from the data module"),
     (["--model", "{class_path: FedProx, init_args: {task: x}}"], "model.init_args.task: clients"),
     (["--data=fedlit.data.ImageDomains", "--data.root=missing"], "missing"),
@@ -296,9 +296,9 @@ WRONG = [
     (["--trainer.logger=false"], "would overwrite each other's files"),
     slow(["--trainer.logger=WandbLogger", "--trainer.logger.id=mine"], "version 'mine' of WandbLogger"),
     slow(["--ckpt_path=nowhere.ckpt", "--compare=null"], "'nowhere.ckpt' is not a file"),
-    (["--seeds=[1,0,1]"], "seeds has 1 twice"),
+    slow(["--seeds=[1,0,1]"], "seeds has 1 twice"),
     slow(["--seed_everything=-1"], "seed_everything: -1"),
-    (["--model.optimizer.lr=-1"], "model.init_args.optimizer cannot be made: Invalid learning rate: -1.0"),
+    slow(["--model.optimizer.lr=-1"], "model.init_args.optimizer cannot be made: Invalid learning rate: -1.0"),
     slow(["--trainer.max_epochs=-2"], "MisconfigurationException: `max_epochs`"),
     slow(["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor=oracle/target/acc"], "LabelGuardError"),
 ]
@@ -316,7 +316,7 @@ def test_what_is_wrong_is_named_before_anything_is_trained(words, message):
     ("words", "message"),
     [
         (["--compare=[{class_path: TargetOnly, name: mine},FedProx]"], "mine trains on target labels"),
-        (["--compare=[{class_path: FedProx, data: {batch_sise: 3}}]"], "batch_sise"),
+        slow(["--compare=[{class_path: FedProx, data: {batch_sise: 3}}]"], "batch_sise"),
         slow(["--compare=[{class_path: FedProx, trainer: {max_epochs: many}}]"], "max_epochs"),
         (["--compare=[FedProx]", "--data=FeatureDomains", "--data.path=gone.npz", "--targets=[all]"], "'gone.npz'"),
     ],
@@ -347,8 +347,7 @@ def test_what_the_data_have_is_refused_wherever_a_file_has_it(key, content):
 
 
 @pytest.mark.parametrize(
-    ("subcommand", "path"),
-    [("validate", None), ("fit", "last"), ("test", "best"), ("test", "notes.ckpt")],
+    ("subcommand", "path"), [("validate", None), slow("fit", "last"), slow("test", "best"), ("test", "notes.ckpt")]
 )
 def test_nothing_is_measured_of_random_weights(subcommand, path):
     Path("notes.ckpt").write_text("remember the milk")
@@ -383,7 +382,7 @@ def test_a_full_disk_is_named_and_no_other_failure_of_files_is_hidden(monkeypatc
 LACKING = [
     ("tensorboard", ["--config=loggers/tensorboard"], "tensorboard"),
     ("wandb", ["--config=loggers/wandb"], "wandb"),
-    ("tenseal", ["--config=privacy/ckks"], "he"),
+    slow("tenseal", ["--config=privacy/ckks"], "he"),
 ]
 
 
@@ -407,7 +406,7 @@ def test_a_missing_extra_is_named_before_anything_is_trained(library, words, ext
             "privacy.init_args.codec.init_args.bound=-1",
             f"bound must be positive and finite, got -1.0 ({STRATEGY}.privacy.init_args.codec.bound)",
         ),
-        (  # what is inside a mapping from channels has no key
+        slow(  # what is inside a mapping from channels has no key
             "differential",
             "privacy={weights: {class_path: fedlit.privacy.Plain, init_args: {codec: {bound: -1}}}}",
             "bound must be positive and finite, got -1.0",

@@ -252,6 +252,7 @@ def test_a_class_is_compared_with_its_shipped_arguments_where_nothing_else_is_sa
     assert optimizer == "SGD" or found["optimizer"]["init_args"]["lr"] == shipped["optimizer"]["init_args"]["lr"]
 
 
+@pytest.mark.slow
 def test_methods_are_compared_by_their_configurations(tmp_path):
     (tmp_path / "mine.yaml").write_text("model: {class_path: fedlit.methods.FedProx, init_args: {mu: 3.0}}")
     compare = "--compare=[methods/fedgp_auto, mine.yaml, methods/fed_mmd]"
