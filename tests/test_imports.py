@@ -130,7 +130,7 @@ def imports(tree: ast.AST, module: str, early: bool = True) -> Iterator[Import]:
             first = node.args[0] if node.args else None
             if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
                 yield Import(str(first.value), node.lineno, early)
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed":
+        elif getattr(node, "attr", "") == "distributed" and ast.unparse(node) == "torch.distributed":
             yield Import("torch.distributed", node.lineno, False)
         yield from imports(node, module, early and not _later(node))
 

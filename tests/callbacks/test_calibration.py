@@ -277,6 +277,7 @@ def seen(folder: Path, devices: int, using: Any, placement: Any = None) -> dict[
     return {"own": own, "logged": logged, "ledger": [tuple(vars(entry).items()) for entry in module.federation.ledger]}
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.parametrize(("using", "placement"), [("weighted", None), ("sources", [[], CLIENTS])], ids=str)
 def test_two_processes_find_what_one_finds(using, placement, tmp_path):
@@ -293,7 +294,5 @@ def test_two_processes_find_what_one_finds(using, placement, tmp_path):
         assert each["logged"] == alone["logged"]
         assert each["logged"]["target/temperature"] == pytest.approx(alone["own"])
         assert each["ledger"] == alone["ledger"]
-    other = sharp()
-    path = tmp_path / "2" / "last.ckpt"
-    trainer(1, [], tmp_path).predict(other, Blobs(), ckpt_path=str(path))
+    trainer(1, [], tmp_path).predict(other := sharp(), Blobs(), ckpt_path=str(tmp_path / "2" / "last.ckpt"))
     assert other.run.outputs.temperature == alone["own"]

@@ -110,6 +110,7 @@ def test_sources_have_no_plane_and_absent_ones_no_cost(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_resumed_run_has_the_rounds_before(tmp_path):
     def run(folder: str, checkpoint: Path | None = None) -> DictionaryPictures:

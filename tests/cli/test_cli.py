@@ -27,6 +27,7 @@ from fedlit.cli.arguments import normalise
 from fedlit.cli.command import COMMANDS
 from fedlit.cli.experiment import Experiment
 from fedlit.privacy import PrivacyWarning
+from refused import slow
 from stand_ins import DOMAINS, write_images
 
 ROOT = Path(__file__).parents[2]
@@ -46,10 +47,10 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "work")
 
 
-def configs(kind: str, run: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> list[Any]:
-    """Names of shipped configurations, of which some run by default."""
+def configs(kind: str, without: tuple[str, ...] = ()) -> list[Any]:
+    """Names of shipped configurations, which do not run by default."""
     names = sorted(path.stem for path in (CONFIGS / kind).glob("*.yaml") if path.stem not in without)
-    return [pytest.param(name, marks=[] if name in run else [pytest.mark.slow]) for name in names]
+    return [*map(slow, names)]
 
 
 def needs_files(config: Path) -> None:
@@ -73,7 +74,9 @@ def few_small_images(data: dict[str, Any]) -> list[str]:
     return ["--data.root=few", "--data.image_size=32", "--data.batch_size=3", "--data.num_workers=0"]
 
 
-@pytest.mark.parametrize("name", ["methods/adabn_autodial", "methods/co_mda", "methods/kd3a", "settings/fedrf_tca_v"])
+@pytest.mark.parametrize(
+    "name", ["methods/co_mda", *map(slow, ("methods/adabn_autodial", "methods/kd3a", "settings/fedrf_tca_v"))]
+)
 def test_configurations_of_methods_and_settings_make_their_objects(name):
     """Those of sweeps make theirs in `test_sweeps`, and `check` reads all of them in `test_mistakes`."""
     (made,) = instantiated("--config", "data/digits", "--config", name)
@@ -119,12 +122,6 @@ def test_every_setting_runs_one_batch(name):
     main(["fit", "--config", "data/digits", "--config", f"settings/{name}", *ONE_BATCH, *small])
 
 
-@pytest.mark.parametrize("name", configs("loggers", run=("tensorboard",)))
-def test_every_logger_configuration_is_taken(name):
-    pytest.importorskip(name)
-    instantiated("--config", "data/digits", "--config", f"loggers/{name}")
-
-
 NEEDS = {"paillier": "phe", "bfv": "tenseal", "ckks": "tenseal", "differential": "dp_accounting"}
 BACKENDS = {"paillier": "Paillier", "bfv": "BFV", "ckks": "CKKS"}
 
@@ -153,12 +150,6 @@ def check_privacy(folder: Path, printed: str, backend: str) -> None:
     assert (channel["bytes_keys"] > 0) == (backend != "Plain")
     for text in ("privacy report", "Not protected:", backend, f"{channel['bytes_up']:,}"):
         assert text in printed
-
-
-def test_backends_are_chosen_by_channel_on_the_command_line():
-    masking = "{weights: {class_path: fedlit.privacy.PairwiseMasking, init_args: {modulus_bits: 64}}}"
-    made = instantiated("--config", "experiments/digits_fedavg", f"--{STRATEGY}.privacy={masking}")[0]
-    assert made.trainer.strategy.privacy["weights"].describe().bytes_per_number == 8
 
 
 def test_fit_prints_the_closing_table_and_writes_what_it_measured(reported):
@@ -221,10 +212,10 @@ def test_a_checkpoint_serves_the_other_subcommands_and_no_run_takes_the_place_of
     there.parent.mkdir(parents=True)
     there.write_text("of another run")
     given = f"--ckpt_path={checkpoint(exported, 2)}"
-    for command, *words in (("fit",), ("fit", given), ("test", given)):
+    for command, *words in (("fit",), ("test", given)):
         assert "would be deleted" in refusal(command, *run[1:], *logger, *words)
     assert there.read_text() == "of another run"
-    for command in ("validate", "test", "predict"):
+    for command in ("test", "predict"):
         main([command, *run[1:], given])
     predicted = rows("runs/**/predictions.csv")
     assert len(predicted) == 120  # the target's test samples
@@ -294,26 +285,26 @@ def test_what_the_user_gives_takes_the_place_of_what_a_method_presets(words, exp
 
 
 WRONG = [
-    (["--trainer.strategy.rounds_per_epoch=0"], "rounds_per_epoch must be"),
-    (["--data.clients=[fonts]"], "at least 2 clients"),
-    (["--model.clients=[a,b]"], "taken from the data module"),
+    slow(["--trainer.strategy.rounds_per_epoch=0"], "rounds_per_epoch must be"),
+    slow(["--data.clients=[fonts]"], "at least 2 clients"),
+    slow(["--model.clients=[a,b]"], "taken from the data module"),
     (["--model", "{class_path: FedProx, init_args: {task: x}}"], "model.init_args.task: clients"),
     (["--data=fedlit.data.ImageDomains", "--data.root=missing"], "missing"),
-    (["--compare=[{init_args: {mu: 0.1}}]"], "an entry of compare"),
+    slow(["--compare=[{init_args: {mu: 0.1}}]"], "an entry of compare"),
     (["--compare=[{class_path: FedProx, data: {target_labels: 9}}, {class_path: FedProx}]"], "called 'FedProx'"),
     (["--ckpt_path=nowhere.ckpt"], "resumes one run, but this is 2 runs"),
     (["--trainer.logger=false"], "would overwrite each other's files"),
-    (["--trainer.logger=WandbLogger", "--trainer.logger.id=mine"], "version 'mine' of WandbLogger"),
-    (["--ckpt_path=nowhere.ckpt", "--compare=null"], "'nowhere.ckpt' is not a file"),
-    (["--seeds=[1,0,1]"], "seeds has 1 twice"),
-    (["--seed_everything=-1"], "seed_everything: -1"),
-    (["--model.optimizer.lr=-1"], "model.init_args.optimizer cannot be made: Invalid learning rate: -1.0"),
-    (["--trainer.max_epochs=-2"], "MisconfigurationException: `max_epochs`"),
-    (["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor=oracle/target/acc"], "LabelGuardError"),
+    slow(["--trainer.logger=WandbLogger", "--trainer.logger.id=mine"], "version 'mine' of WandbLogger"),
+    slow(["--ckpt_path=nowhere.ckpt", "--compare=null"], "'nowhere.ckpt' is not a file"),
+    slow(["--seeds=[1,0,1]"], "seeds has 1 twice"),
+    slow(["--seed_everything=-1"], "seed_everything: -1"),
+    slow(["--model.optimizer.lr=-1"], "model.init_args.optimizer cannot be made: Invalid learning rate: -1.0"),
+    slow(["--trainer.max_epochs=-2"], "MisconfigurationException: `max_epochs`"),
+    slow(["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor=oracle/target/acc"], "LabelGuardError"),
 ]
 
 
-@pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+@pytest.mark.parametrize(("words", "message"), WRONG)
 def test_what_is_wrong_is_named_before_anything_is_trained(words, message):
     told = refusal("fit", "--config", "experiments/digits", *ONE_BATCH, *words)
     assert told.startswith("fedlit: ")
@@ -325,8 +316,8 @@ def test_what_is_wrong_is_named_before_anything_is_trained(words, message):
     ("words", "message"),
     [
         (["--compare=[{class_path: TargetOnly, name: mine},FedProx]"], "mine trains on target labels"),
-        (["--compare=[{class_path: FedProx, data: {batch_sise: 3}}]"], "batch_sise"),
-        (["--compare=[{class_path: FedProx, trainer: {max_epochs: many}}]"], "max_epochs"),
+        slow(["--compare=[{class_path: FedProx, data: {batch_sise: 3}}]"], "batch_sise"),
+        slow(["--compare=[{class_path: FedProx, trainer: {max_epochs: many}}]"], "max_epochs"),
         (["--compare=[FedProx]", "--data=FeatureDomains", "--data.path=gone.npz", "--targets=[all]"], "'gone.npz'"),
     ],
 )
@@ -339,8 +330,8 @@ def test_what_is_wrong_in_a_later_run_is_found_before_the_first(words, message):
     ("key", "content"),
     [
         ("fit.model.init_args.num_classes", "fit: {model: {class_path: FedAvg, init_args: {num_classes: 3}}}"),
-        ("model.num_classes", "model: {num_classes: 3}"),
-        ("model.init_args.target", "model.init_args.target: fonts"),
+        slow("model.num_classes", "model: {num_classes: 3}"),
+        slow("model.init_args.target", "model.init_args.target: fonts"),
         ("model.init_args.clients", "model: {init_args: {clients: [{name: fonts}]}}"),
     ],
 )
@@ -356,8 +347,7 @@ def test_what_the_data_have_is_refused_wherever_a_file_has_it(key, content):
 
 
 @pytest.mark.parametrize(
-    ("subcommand", "path"),
-    [("validate", None), ("fit", "last"), ("test", "best"), ("test", "notes.ckpt")],
+    ("subcommand", "path"), [("validate", None), slow("fit", "last"), slow("test", "best"), ("test", "notes.ckpt")]
 )
 def test_nothing_is_measured_of_random_weights(subcommand, path):
     Path("notes.ckpt").write_text("remember the milk")
@@ -392,7 +382,7 @@ def test_a_full_disk_is_named_and_no_other_failure_of_files_is_hidden(monkeypatc
 LACKING = [
     ("tensorboard", ["--config=loggers/tensorboard"], "tensorboard"),
     ("wandb", ["--config=loggers/wandb"], "wandb"),
-    ("tenseal", ["--config=privacy/ckks"], "he"),
+    slow("tenseal", ["--config=privacy/ckks"], "he"),
 ]
 
 
@@ -416,7 +406,7 @@ def test_a_missing_extra_is_named_before_anything_is_trained(library, words, ext
             "privacy.init_args.codec.init_args.bound=-1",
             f"bound must be positive and finite, got -1.0 ({STRATEGY}.privacy.init_args.codec.bound)",
         ),
-        (  # what is inside a mapping from channels has no key
+        slow(  # what is inside a mapping from channels has no key
             "differential",
             "privacy={weights: {class_path: fedlit.privacy.Plain, init_args: {codec: {bound: -1}}}}",
             "bound must be positive and finite, got -1.0",

@@ -28,6 +28,7 @@ from fedlit.cli.arguments import normalise, type_true
 from fedlit.cli.catalogue import load_plugins
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.folders import ExperimentFolder
+from refused import slow
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -240,7 +241,8 @@ def trained_with(*words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("own", "optimizer"), [([], "Adam"), (["--model=FedProx"], "Adam"), (["--model.optimizer.class_path=SGD"], "SGD")]
+    ("own", "optimizer"),
+    [slow([], "Adam"), slow(["--model=FedProx"], "Adam"), (["--model.optimizer.class_path=SGD"], "SGD")],
 )
 def test_a_class_is_compared_with_its_shipped_arguments_where_nothing_else_is_said(own, optimizer):
     shipped = yaml.safe_load((CONFIGS / "methods" / "fedrf_tca.yaml").read_text())["model"]["init_args"]
@@ -250,6 +252,7 @@ def test_a_class_is_compared_with_its_shipped_arguments_where_nothing_else_is_sa
     assert optimizer == "SGD" or found["optimizer"]["init_args"]["lr"] == shipped["optimizer"]["init_args"]["lr"]
 
 
+@pytest.mark.slow
 def test_methods_are_compared_by_their_configurations(tmp_path):
     (tmp_path / "mine.yaml").write_text("model: {class_path: fedlit.methods.FedProx, init_args: {mu: 3.0}}")
     compare = "--compare=[methods/fedgp_auto, mine.yaml, methods/fed_mmd]"
@@ -311,6 +314,7 @@ def test_the_readmes_first_experiment_shows_what_adaptation_gains():
     assert sources + 0.15 < refined
 
 
+@pytest.mark.slow
 def test_an_option_takes_the_place_of_what_a_compared_configuration_sets(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "model: {class_path: FedProx, init_args: {mu: 3.0, optimizer: {class_path: Adam, init_args: {lr: 0.1}}}}\n"
@@ -374,8 +378,8 @@ def lists(*words: str, entry: object) -> tuple[list[str], list[str], list[str], 
             ["PrivacyReport", "Validators", "Calibration"],
             ["WandbLogger", "TensorBoardLogger"],
         ),
-        (["--trainer.callbacks+=Calibration"], ["Calibration", "PrivacyReport"], ["TensorBoardLogger"]),
-        (
+        slow(["--trainer.callbacks+=Calibration"], ["Calibration", "PrivacyReport"], ["TensorBoardLogger"]),
+        slow(
             ["--trainer.logger+=lightning.pytorch.loggers.CSVLogger", "--trainer.logger.save_dir=a"],
             ["PrivacyReport", "Calibration"],
             ["CSVLogger", "TensorBoardLogger"],
@@ -388,7 +392,7 @@ def test_lists_of_a_compared_configuration_come_beside_those_of_the_experiment(w
     assert validators.get("names") == (["trust"] if "Validators" in callbacks else None)
 
 
-@pytest.mark.parametrize("entry", ["lists.yaml", MAPPING])
+@pytest.mark.parametrize("entry", ["lists.yaml", slow(MAPPING)])
 def test_what_is_appended_to_a_list_is_not_lost_to_a_compared_method(entry):
     group = "--model.param_groups+={part: extractor, lr: 0.5}"
     callbacks, _, parts, validators = lists(*TRUST, group, "--config=methods/fedavg", entry=entry)
@@ -406,7 +410,7 @@ VALUES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["mapping", "file", "trimmed file"])
+@pytest.mark.parametrize("kind", [slow("mapping"), slow("file"), "trimmed file"])
 def test_values_of_compared_methods_keep_their_types(kind):
     entry: Any = {"class_path": "fedlit.methods.FedProx", "init_args": VALUES, "data": {"target_labels": 1.0}}
     words = ["--config", "data/digits", "--config", "methods/fedavg"]

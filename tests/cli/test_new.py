@@ -20,8 +20,7 @@ from sklearn.metrics import r2_score
 from commands import refusal
 from fedlit.cli import main
 from fedlit.data import CSVDomains, FeatureDomains
-
-KINDS = ("csv", "images", "features")
+from refused import slow
 
 
 def read_me(folder: Path) -> list[list[str]]:
@@ -88,15 +87,13 @@ TRUTH: dict[str, Callable[[dict[str, Any]], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", ["features", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "images"))]
-)
+@pytest.mark.parametrize("kind", ["features", slow("csv"), slow("images")])
 def test_the_commands_of_the_readme_run_as_they_are_written(kind, monkeypatch, capsys):
     if kind == "csv":
         pytest.importorskip("pandas")
     main(["new", kind, "study"])
     assert "next: cd study && fedlit fit --config experiment.yaml" in capsys.readouterr().out
-    follow(Path("study"), monkeypatch, "--trainer.max_epochs=2")
+    follow(Path("study"), monkeypatch, "--trainer.max_epochs=1")
     check_followed(kind)
 
 
@@ -109,7 +106,7 @@ def test_the_example_is_learnt(kind, least, monkeypatch):
     assert json.loads(summary.read_text())["oracle_accuracy"] > least
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["csv", slow("images"), "features"])
 def test_the_example_is_the_same_each_time_and_its_commented_masking_a_configuration(kind):
     for folder in ("one", "two"):
         main(["new", kind, folder])

@@ -26,6 +26,7 @@ def summary() -> dict[str, Any]:
     return only
 
 
+@pytest.mark.slow
 def test_the_classifier_of_all_sources_is_that_of_their_pooled_samples():
     """scikit-learn as oracle: two classes of weights w and -w, whose penalty is half that of their difference."""
     main(["fit", "--config=data/heart_disease", "--config=recipes/tables", "--model.refine=false"])

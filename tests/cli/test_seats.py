@@ -55,7 +55,7 @@ def test_what_cannot_be_is_refused_in_a_line(word, arguments, message):
 def test_another_port_or_patience_is_the_same_run():
     places = {
         Experiment(normalise(["fit", *RUN, "--seeds=null", *more])).folder.path
-        for more in ([], ["--seat.address=localhost:1"], ["--seat.address=localhost:2", "--seat.patience=60"])
+        for more in ([], ["--seat.address=localhost:2", "--seat.patience=60"])
     }
     assert len(places) == 1
     assert Experiment(normalise(["fit", *RUN, "--seeds=null", "--trainer.max_epochs=7"])).folder.path not in places

@@ -14,16 +14,13 @@ from fedlit.federation import Ledger
 from fedlit.federation.documents import fingerprint
 from fedlit.federation.transport import OneProcess
 from loopback import around_a_star
+from refused import slow
 from thread_transport import on_ranks
 
 pytestmark = pytest.mark.multiprocess
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(2, True), (3, False)],
-    ids=["2 processes", "3 threads"],
-)
+@pytest.fixture(scope="module", params=[(2, True), slow((3, False))], ids=["2 processes", "3 threads"])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     world_size, real = request.param
     if not real:

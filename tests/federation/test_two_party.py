@@ -15,7 +15,7 @@ from fedlit.privacy import (
     PlainAffine,
     TwoPartyAffine,
 )
-from refused import refused
+from refused import refused, slow
 
 
 def small_grid() -> AffineGrid:
@@ -41,7 +41,7 @@ def run(federation: Federation, seed: int = 0) -> dict[str, dict[str, torch.Tens
         (PlainAffine(), 1e-12),
         (PlainAffine(small_grid()), None),
         (PaillierAffine(key_bits=512, grid=small_grid(), insecure_test_keys=True), None),
-        (CKKSAffine(), None),
+        slow(CKKSAffine(), None),
     ],
     ids=["floats", "grid", "paillier (small key: tests arithmetic, not secrecy)", "ckks"],
 )

@@ -18,6 +18,7 @@ from fedlit.remote.carrier import PIECE_BYTES, Pieces
 from fedlit.remote.certificates import make_certificates
 from loopback import Echo, around_a_star, masked_sums, soon
 from processes import results
+from refused import slow
 
 grpc = pytest.importorskip("grpc")
 import remote_ends  # noqa: E402
@@ -220,7 +221,7 @@ def with_a_cable(folder: Path, sites: dict[str, list[str]], name: str) -> tuple[
     return cable, (GrpcListener(f"127.0.0.1:{port}", *of(folder, "server"), names=[*sites]), caller)
 
 
-@pytest.mark.parametrize("seconds", [0.5, None], ids=["for a moment", "for good"])
+@pytest.mark.parametrize("seconds", [slow(0.5), None], ids=["for a moment", "for good"])
 def test_a_cable_that_is_out_disconnects_a_site_for_good_only_after_the_patience(
     seconds: float | None, files: Path
 ) -> None:
@@ -236,7 +237,7 @@ def test_a_cable_that_is_out_disconnects_a_site_for_good_only_after_the_patience
                 time.sleep(seconds)
                 cable.is_in = True
 
-    received = around_a_star(sites, masked_sums(sites, 3, strike), 4.0 if seconds else 1.0, ends)
+    received = around_a_star(sites, masked_sums(sites, 3, strike), 4.0 if seconds else 0.5, ends)
     if seconds:
         assert received == [[], *[[6.0] * 3] * 3]
     else:

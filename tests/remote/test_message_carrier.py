@@ -179,13 +179,13 @@ def test_sites_connect_before_their_first_call_and_disconnect_when_they_close(
 
 def test_a_site_without_signs_of_life_disconnects(echo: Echo, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carrier, "ALIVE", 0.1)
-    monkeypatch.setattr(carrier, "DISCONNECTED", 0.6)
+    monkeypatch.setattr(carrier, "DISCONNECTED", 0.4)
     north = engine.caller("north")
     list(north.call(iter([])))
     engine.handle("south", {"kind": "alive", "session": SESSION})
     assert "came south" in echo.noted
     assert soon(lambda: "gone south" in echo.noted)
-    time.sleep(0.8)
+    time.sleep(0.5)
     assert "gone north" not in echo.noted
     north.close()
     assert echo.noted[-1] == "gone north"

@@ -190,11 +190,11 @@ REQUESTS = [
 
 
 def test_requests_of_other_forms_are_refused(stage: Stage) -> None:
+    caller = GrpcCaller(stage.address, *stage.of("north"))
     for request in REQUESTS:
-        caller = GrpcCaller(stage.address, *stage.of("north"))
         with pytest.raises(RefusedError, match="cannot read what 'north' sends"):
             list(caller.call(iter([request])))
-        caller.close()
+    caller.close()
     stage.finish()
 
 
