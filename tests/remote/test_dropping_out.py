@@ -130,6 +130,13 @@ def test_a_target_that_comes_back_has_missed_no_round_but_the_one_it_dropped_out
 
 
 @pytest.mark.slow
+def test_the_others_go_on_as_with_the_schedule_that_happened() -> None:
+    found = outcome(Moment("opening", 5, "kill", "masking, 2 of 3 shares"))
+    assert found["outcome"] == "finished", found
+    assert found["seconds"] < 3, "noticed too late"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", moments(36), ids=str)
 def test_a_fault_at_any_moment_ends_in_a_schedule_or_a_named_error(moment: Moment) -> None:
     found = outcome(moment)
