@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,17 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the real data in ../shared/data, beside the project, which is not there")
     return folder
+
+
+@pytest.fixture(scope="session")
+def translations_kept() -> Iterator[None]:
+    """Keep the translations to ONNX, whose source PyTorch parses anew for each file, for half of the time it takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        with suppress(ImportError, AttributeError):  # of another release
+            from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+            patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -153,6 +153,7 @@ def submodules(package: str) -> list[str]:
     return [package, *(module.name for module in pkgutil.iter_modules(path, f"{package}."))]
 
 
+@pytest.mark.packaging
 def test_examples_in_docstrings_are_right() -> None:
     attempted = 0
     for name in dict.fromkeys(module for package in MODULES for module in submodules(package)):

@@ -18,9 +18,16 @@ pytest.importorskip("phe")
 import fuzz
 import fuzz_formats
 from fuzz_formats import Format, WrongSumError
+from refused import slow
 
 SLOW = ("rotation keys", "mat files", "run folders", "checkpoints", "CKKS for two")
 QUICK = [name for name in fuzz.FORMATS if name not in SLOW]
+
+
+@pytest.fixture(autouse=True)
+def _in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process for each format, and not five, of which each costs as much as some ten cases."""
+    monkeypatch.setattr(fuzz, "_PARTS", 1)
 
 
 def failures(rows: dict[str, fuzz.Row]) -> list[str]:
@@ -28,10 +35,11 @@ def failures(rows: dict[str, fuzz.Row]) -> list[str]:
 
 
 def test_what_comes_from_outside_is_read_or_refused_by_a_typed_error(tmp_path: Path):
-    rows = fuzz.run(QUICK, 200, seed=0, deadline=math.inf, folder=tmp_path)
+    rows = fuzz.run(QUICK, 100, seed=0, deadline=math.inf, folder=tmp_path)
     assert failures(rows) == []
-    assert sum(row.cases for row in rows.values()) == pytest.approx(200, abs=len(QUICK))
-    assert all(row.outcomes["typed"] > 0 for row in rows.values())
+    assert sum(row.cases for row in rows.values()) == pytest.approx(100, abs=len(QUICK))
+    assert all(row.cases for row in rows.values())
+    assert sum(row.outcomes["typed"] for row in rows.values()) > 50
 
 
 @pytest.mark.slow
@@ -51,7 +59,7 @@ READERS: dict[str, Callable[[], object]] = {
     "read": lambda: None,
     "typed": raising(ValueError("this is no message")),
     "untyped": raising(KeyError("no")),
-    "hang": lambda: time.sleep(60),
+    "hang": lambda: any(iter(int, 1)),  # in vain, for ever
     "crash": os.abort,
     "wrong sum": raising(WrongSumError("3 in place of 4")),
 }
@@ -66,7 +74,7 @@ def test_each_outcome_is_recognised_at_its_case(outcome: str):
         typed=(ValueError,),
     )
     expected = [outcome if form.draw(fuzz.random_of(0, "a", number)) == b"\0" else "read" for number in range(6)]
-    found = list(fuzz.outcomes(form, "a", 0, range(6), limit=0.5))
+    found = list(fuzz.outcomes(form, "a", 0, range(6), limit=0.25))
     assert [kind for kind, _ in found] == expected
     assert expected.count(outcome) >= 1
     texts = {"untyped": "KeyError", "crash": "exit code -6", "wrong sum": "3 in place of 4"}
@@ -92,15 +100,15 @@ def test_a_reader_that_lets_errors_of_others_through_is_caught(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("check", "rounds"),
+    ("check", "rounds", "cases"),
     [
-        ("fedlit.privacy.masking.server.check_tag", "masked rounds"),
-        ("fedlit.privacy.shared_key.SharedKeyClient._check_newest", "Paillier rounds"),
+        slow("fedlit.privacy.masking.server.check_tag", "masked rounds", 300),
+        ("fedlit.privacy.shared_key.SharedKeyClient._check_newest", "Paillier rounds", 100),
     ],
 )
 def test_a_backend_without_one_of_its_checks_is_caught(
-    check: str, rounds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: str, rounds: str, cases: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(check, lambda *_: None)
-    (row,) = fuzz.run([rounds], 300, seed=0, deadline=math.inf, folder=tmp_path).values()
+    (row,) = fuzz.run([rounds], cases, seed=0, deadline=math.inf, folder=tmp_path).values()
     assert row.outcomes["wrong sum"] > 0

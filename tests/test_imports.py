@@ -130,7 +130,7 @@ def imports(tree: ast.AST, module: str, early: bool = True) -> Iterator[Import]:
             first = node.args[0] if node.args else None
             if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
                 yield Import(str(first.value), node.lineno, early)
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed":
+        elif getattr(node, "attr", "") == "distributed" and ast.unparse(node) == "torch.distributed":
             yield Import("torch.distributed", node.lineno, False)
         yield from imports(node, module, early and not _later(node))
 
@@ -186,15 +186,11 @@ def undeclared(source: str, module: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_imports_go_downwards(module: str) -> None:
-    found = violations(SOURCES[module].read_text(), module)
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize("module", SOURCES)
-def test_every_library_is_declared(module: str) -> None:
-    found = undeclared(SOURCES[module].read_text(), module)
+def test_imports_go_downwards_and_every_library_is_declared() -> None:
+    texts = {module: path.read_text() for module, path in SOURCES.items()}
+    found = [
+        each for module, text in texts.items() for check in (violations, undeclared) for each in check(text, module)
+    ]
     assert not found, "\n".join(found)
 
 
@@ -202,14 +198,11 @@ def test_every_library_is_declared(module: str) -> None:
     ("module", "source"),
     [
         ("fedlit.functional.mmd", "import lightning"),
-        ("fedlit.functional.mmd", "def f():\n    import fedlit.federation"),
         ("fedlit.privacy.base", "from lightning.pytorch import Trainer"),
-        ("fedlit.federation.client", "from fedlit import strategy"),
         ("fedlit.federation.client", "from fedlit import FederatedStrategy"),
         ("fedlit.federation.client", "if TYPE_CHECKING:\n    from fedlit.module import FederatedModule"),
         ("fedlit.federation.client", "from ..strategy import FederatedStrategy"),
         ("fedlit.federation.client", "import_module('fedlit.strategy')"),
-        ("fedlit.methods.fedavg", "def f():\n    from fedlit.privacy import Plain"),
         ("fedlit.methods.fedavg", "from torch import distributed"),
         ("fedlit.methods.fedavg", "import torch\ntorch.distributed.barrier()"),
         ("fedlit", "def __getattr__(name):\n    from fedlit.cli import main"),
@@ -241,7 +234,7 @@ def test_importing_fedlit_is_instant() -> None:
         "assert not heavy, heavy; print(took)"
     )
     took = []
-    for _ in range(3):
+    for _ in range(2):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         took.append(float(done.stdout))
@@ -262,12 +255,16 @@ def loaded(module: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
-    [("fedlit.data", {"torchvision", "sklearn", "matplotlib", "scipy", "PIL"}), ("fedlit.models", {"torchvision"})],
+    [
+        ("fedlit.data", {"torchvision", "sklearn", "matplotlib", "scipy", "PIL"}),
+        ("fedlit.models", {"torchvision"}),
+        ("fedlit.flare", {"lightning"}),  # a process that hands messages on
+    ],
 )
-def test_data_and_models_load_no_heavy_library(module: str, heavy: set[str]) -> None:
+def test_no_heavy_library_is_loaded(module: str, heavy: set[str]) -> None:
     """What reads pictures, draws or computes spectra is imported where it is used."""
     found = loaded(module)
-    assert {module, "fedlit", "torch"} <= found
+    assert {module, "fedlit"} <= found
     assert not heavy & found
 
 

@@ -86,10 +86,9 @@ def test_the_temperature_is_that_of_the_sources_pooled_samples(using, runs):
     assert float(run.callback_metrics["target/temperature"]) == pytest.approx(module.run.outputs.temperature)
 
 
-@pytest.mark.parametrize("using", ["sources", "weighted"])
-def test_a_model_that_is_not_sure_enough_is_left_as_it_is(using, tmp_path):
-    _, module = calibrated(tmp_path, using, rounds=1, module=build())
-    assert by_scipy(module, using == "weighted") < 0.9
+def test_a_model_that_is_not_sure_enough_is_left_as_it_is(tmp_path):
+    _, module = calibrated(tmp_path, "weighted", rounds=1, module=build())
+    assert by_scipy(module, weighted=True) < 0.9
     assert module.run.outputs.temperature == 1
 
 
@@ -98,10 +97,9 @@ def test_weights_change_the_temperature(runs):
     assert abs(math.log(plain / weighted)) > 0.01
 
 
-@pytest.mark.parametrize("using", ["sources", "weighted"])
-def test_the_target_is_sent_the_mean_alone_through_the_backend(using, runs, tmp_path):
-    _, module = calibrated(tmp_path, using, strategy={"privacy": PairwiseMasking(colluders=0)})
-    assert module.run.outputs.temperature == pytest.approx(runs[using][1].run.outputs.temperature, rel=1e-3)
+def test_the_target_is_sent_the_mean_alone_through_the_backend(runs, tmp_path):
+    _, module = calibrated(tmp_path, "weighted", strategy={"privacy": PairwiseMasking(colluders=0)})
+    assert module.run.outputs.temperature == pytest.approx(runs["weighted"][1].run.outputs.temperature, rel=1e-3)
     assert module.federation.channels["calibration"].description.backend == "PairwiseMasking"
     sent = [entry for entry in module.federation.ledger if entry.channel == "calibration"]
     assert [(entry.sender, entry.receiver) for entry in sent] == 6 * [
@@ -173,13 +171,13 @@ def test_checkpoints_and_files_have_the_temperature_of_their_weights(tmp_path):
 
 
 def test_a_fit_without_calibration_ends_without_a_temperature(tmp_path):
-    _, module = calibrated(tmp_path)
-    assert module.run.outputs.temperature != 1
+    module = sharp()
+    module.run.outputs.temperature = 2.0
     trainer(1, [], tmp_path).fit(module, Blobs())
     assert module.run.outputs.temperature == 1
 
 
-@pytest.mark.parametrize("odd", [0.0, math.inf, "2"])
+@pytest.mark.parametrize("odd", [0.0, "2"])
 def test_a_checkpoint_with_something_else_as_temperature_is_refused(odd, tmp_path):
     run, _ = calibrated(tmp_path, rounds=1)
     run.save_checkpoint(tmp_path / "x.ckpt")
@@ -271,7 +269,7 @@ def seen(folder: Path, devices: int, using: Any, placement: Any = None) -> dict[
     """What this process has of a run on so many, through masks."""
     module = sharp()
     strategy = {"privacy": PairwiseMasking(colluders=0), "placement": placement}
-    run = trainer(3, [Calibration(using), OracleAccuracy()], folder, devices=devices, strategy=strategy)
+    run = trainer(2, [Calibration(using), OracleAccuracy()], folder, devices=devices, strategy=strategy)
     run.fit(module, Blobs())
     logged = {key: float(value) for key, value in run.callback_metrics.items() if "grad_norm" not in key}
     run.save_checkpoint(folder / "last.ckpt")
@@ -279,10 +277,9 @@ def seen(folder: Path, devices: int, using: Any, placement: Any = None) -> dict[
     return {"own": own, "logged": logged, "ledger": [tuple(vars(entry).items()) for entry in module.federation.ledger]}
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(
-    ("using", "placement"), [("sources", None), ("weighted", None), ("sources", [[], CLIENTS])], ids=str
-)
+@pytest.mark.parametrize(("using", "placement"), [("weighted", None), ("sources", [[], CLIENTS])], ids=str)
 def test_two_processes_find_what_one_finds(using, placement, tmp_path):
     seen_by: dict[int, Any] = {}
     for count in (1, 2):
@@ -297,7 +294,5 @@ def test_two_processes_find_what_one_finds(using, placement, tmp_path):
         assert each["logged"] == alone["logged"]
         assert each["logged"]["target/temperature"] == pytest.approx(alone["own"])
         assert each["ledger"] == alone["ledger"]
-    other = sharp()
-    path = tmp_path / "2" / "last.ckpt"
-    trainer(1, [], tmp_path).predict(other, Blobs(), ckpt_path=str(path))
+    trainer(1, [], tmp_path).predict(other := sharp(), Blobs(), ckpt_path=str(tmp_path / "2" / "last.ckpt"))
     assert other.run.outputs.temperature == alone["own"]

@@ -79,7 +79,7 @@ def test_classes_that_mix_in_a_confident_network_are_warned_of_but_not_among_ima
     assert not warned(trainer(8, spoiled, tmp_path), build(optimizer=adam), "near samples", data)
 
 
-@pytest.mark.parametrize("method", [methods.SourceOnly, methods.FedDANN, methods.FedMMD])
+@pytest.mark.parametrize("method", [methods.SourceOnly, methods.FedDANN])
 def test_a_run_that_learns_is_not_warned_about(method, tmp_path):
     assert not warned(trainer(6, [], tmp_path), build(method), "predictions")
 

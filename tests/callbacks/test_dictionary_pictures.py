@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from matplotlib.figure import Figure
 from torch.optim import Adam
 
 from commands import rows as rows_of
@@ -34,19 +33,6 @@ def build(**kwargs: Any) -> FedDaDiL:
     )
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are made and not written, which takes most of such a run: for tests that read no file."""
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **kwargs: Path(path).touch())
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[DictionaryPictures, FedDaDiL]:
-    callback, module = DictionaryPictures(), build()
-    trainer(3, [callback], tmp_path_factory.mktemp("trained")).fit(module, Blobs())
-    return callback, module
-
-
 class Watch(pl.Callback, Component):
     """What a client's coordinates and cost were after each round, read where they live."""
 
@@ -59,24 +45,30 @@ class Watch(pl.Callback, Component):
         self.rounds.append((target.coordinates.tolist(), float(cost)))
 
 
-def test_each_client_has_a_table_and_a_picture_and_the_atoms_have_one(tmp_path):
-    callback, watch = DictionaryPictures(), Watch()
-    trainer(4, [callback, watch], tmp_path).fit(build(), Blobs())
-    assert {path.name for path in tmp_path.iterdir()} == {
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[DictionaryPictures, FedDaDiL, Watch, Path]:
+    callback, watch, module, folder = DictionaryPictures(), Watch(), build(), tmp_path_factory.mktemp("trained")
+    trainer(3, [callback, watch], folder).fit(module, Blobs())
+    return callback, module, watch, folder
+
+
+def test_each_client_has_a_table_and_a_picture_and_the_atoms_have_one(trained):
+    *_, watch, folder = trained
+    assert {path.name for path in folder.iterdir()} == {
         "dictionary_atoms.png",
         *(f"dictionary_{client}.{kind}" for client in CLIENTS for kind in ("csv", "png")),
     }
-    rows = rows_of(tmp_path / f"dictionary_{TARGET}.csv")
-    assert [int(row["round"]) for row in rows] == [1, 2, 3], "round 0 gathers the class moments"
+    rows = rows_of(folder / f"dictionary_{TARGET}.csv")
+    assert [int(row["round"]) for row in rows] == [1, 2], "round 0 gathers the class moments"
     for row in rows:
         coordinates, cost = watch.rounds[int(row["round"])]
         assert [float(row["coordinate_1"]), float(row["coordinate_2"])] == pytest.approx(coordinates)
         assert float(row["transport_cost"]) == pytest.approx(cost, rel=1e-6)
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))
 
 
 def test_the_target_is_drawn_next_to_its_reconstruction_by_predicted_classes(trained):
-    callback, module = trained
+    callback, module, *_ = trained
     figure = callback.plot_client(module, TARGET)
     samples, points = figure.axes[2].collections[:2]
     assert len(samples.get_offsets()) == 30
@@ -96,7 +88,7 @@ def test_the_target_is_drawn_next_to_its_reconstruction_by_predicted_classes(tra
 
 
 def test_bars_are_shares_of_label_mass(trained):
-    callback, module = trained
+    callback, module, *_ = trained
     (axis,) = callback.plot_atoms(module).axes
     heights = np.array([[bar.get_height() for bar in bars] for bars in axis.containers])
     labels = module.replicas[module.target].dictionary.labels.detach()
@@ -118,18 +110,18 @@ def test_sources_have_no_plane_and_absent_ones_no_cost(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_resumed_run_has_the_rounds_before(tmp_path):
-    def run(rounds: int, folder: str, checkpoint: Path | None = None) -> DictionaryPictures:
+    def run(folder: str, checkpoint: Path | None = None) -> DictionaryPictures:
         callback = DictionaryPictures()
         saver = ModelCheckpoint(tmp_path / folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-        engine = trainer(rounds, [callback, saver], tmp_path / folder, enable_checkpointing=True, limit_val_batches=0)
+        engine = trainer(3, [callback, saver], tmp_path / folder, enable_checkpointing=True, limit_val_batches=0)
         engine.fit(build(), Blobs(), ckpt_path=None if checkpoint is None else str(checkpoint))
         return callback
 
-    straight = run(5, "straight")
-    run(3, "first")
-    resumed = run(5, "resumed", tmp_path / "first" / "step=10.ckpt")  # in the middle of a round of 4 steps
+    straight = run("straight")
+    resumed = run("resumed", tmp_path / "straight" / "step=10.ckpt")  # in the middle of a round of 4 steps
     assert resumed.rounds == straight.rounds
 
 

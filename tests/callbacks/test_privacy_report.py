@@ -152,7 +152,7 @@ def test_a_missing_accountant_is_found_before_training(tmp_path, monkeypatch):
     assert run.global_step == 0
 
 
-@pytest.mark.parametrize(("width", "side_by_side"), [(60, 1), (80, 1), (120, 2), (200, 4)])
+@pytest.mark.parametrize(("width", "side_by_side"), [(80, 1), (120, 2)])
 def test_no_line_runs_past_the_terminal_and_no_column_is_too_narrow_to_read(width, side_by_side):
     names = ["weights", "prototypes", "features", "aligner"]
     lines = printed(Report([channel_report(name) for name in names], None, None), width)
@@ -162,13 +162,6 @@ def test_no_line_runs_past_the_terminal_and_no_column_is_too_narrow_to_read(widt
     words = " ".join(" ".join(lines).split())
     for text in ("collusion", "Not protected:", "Checkpoints have weights and optimiser states in the clear"):
         assert text in words
-
-
-def test_a_pipe_gets_a_width_that_is_good_to_read(tmp_path, capsys):
-    train(tmp_path, privacy=PairwiseMasking(colluders=0), rounds=1)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(len(line) for line in lines) <= 120
-    assert any(len(line.rstrip()) > 100 for line in lines)
 
 
 def test_a_method_that_sends_nothing_says_so():

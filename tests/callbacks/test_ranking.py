@@ -119,8 +119,6 @@ def closing(folder: Path) -> list[list[list[str]]]:
     [
         ({"data": "fedlit.data.HeartDisease"}, "HeartDisease"),
         ({"data_args": {"path": "b.npz"}}, "Digits (path=b.npz)"),
-        ({"data_args": {"clients": ["clean", "fonts"]}}, "Digits (clients=[clean, fonts])"),
-        ({"data_args": {"transductive": True}}, "Digits (transductive=true)"),
         ({"accuracy": None, "oracle_r2": 0.25}, "Digits (task=regression)"),
     ],
 )

@@ -35,11 +35,9 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("rounds", "rounds_per_epoch"), [(25, 1), (50, 5)])
-def test_a_file_gets_a_line_every_tenth_of_the_rounds(tmp_path, capsys, rounds, rounds_per_epoch):
-    module = build()
-    strategy = {"rounds_per_epoch": rounds_per_epoch, "local_steps": 1}
-    bar_trainer(rounds // rounds_per_epoch, tmp_path, strategy=strategy).fit(module, Blobs())
+def test_a_file_gets_a_line_every_tenth_of_the_rounds(tmp_path, capsys):
+    module, rounds = build(), 25
+    bar_trainer(5, tmp_path, strategy={"rounds_per_epoch": 5, "local_steps": 1}).fit(module, Blobs())
     shown = lines(capsys.readouterr().out)
     found = [LINE.fullmatch(line) for line in shown]
     assert all(found), shown
@@ -119,11 +117,11 @@ def test_a_bar_is_refreshed_ten_times_a_second_at_most(tmp_path, monkeypatch):
     monkeypatch.setattr(Progress, "refresh", lambda self: (refreshes.append(1), original(self))[1])
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setattr("fedlit.callbacks.round_progress_bar._SECONDS_BETWEEN_REFRESHES", 1000.0)
-    bar_trainer(20, tmp_path).fit(build(), Blobs())
+    bar_trainer(10, tmp_path).fit(build(), Blobs())
     few = len(refreshes)
     monkeypatch.setattr("fedlit.callbacks.round_progress_bar._SECONDS_BETWEEN_REFRESHES", 0.0)
-    bar_trainer(20, tmp_path).fit(build(), Blobs())
-    assert len(refreshes) - few >= 20
+    bar_trainer(10, tmp_path).fit(build(), Blobs())
+    assert len(refreshes) - few >= 10
     assert few <= 6, "at the start and the end"
 
 
@@ -141,9 +139,9 @@ def test_an_error_gives_the_terminal_back(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-@pytest.mark.parametrize(("steps", "first"), [(3, 1), (4, 2), (6, 2), (8, 3), (15, 4)])
+@pytest.mark.parametrize(("steps", "first"), [(3, 1), (8, 3)])
 def test_the_first_round_after_a_resume_is_shown_wherever_the_run_goes_on(tmp_path, capsys, steps, first):
-    """Rounds of 4 steps: 3, 6 and 15 are within a round, 4 and 8 at the end of one."""
+    """Rounds of 4 steps: 3 are within a round, 8 at the end of one."""
     saving = ModelCheckpoint(tmp_path, filename="mid", every_n_train_steps=steps, save_top_k=-1)
     trainer(-(-steps // 4), [saving], tmp_path, enable_checkpointing=True).fit(build(), Blobs())
     capsys.readouterr()

@@ -49,9 +49,7 @@ def test_the_most_trusted_round_of_the_most_trusted_method_is_taken():
 @pytest.mark.parametrize(
     "curves",
     [
-        [{1: 0.0}, {1: 0.0}],
         [{1: 0.0004}, {1: 0.0001, 2: 0.005}],
-        [{1: -0.3}, {1: -0.001}],  # of noise
         [{1: math.nan}, {1: 0.001, 2: math.nan}],
     ],
 )

@@ -119,7 +119,6 @@ def seeds(method: str, *values: float) -> list[RunSummary]:
     [
         ([(0.60, 0.64)], ["A"]),  # 62 ± 2.8 below 70 ± 2.8: 64.8 < 67.2
         ([(0.65, 0.69)], []),  # 67 ± 2.8: they overlap
-        ([(0.70, 0.70)], []),
         ([(0.60,)], []),  # of one seed, whose spread is unknown
         ([(0.67, 0.71), (0.1, 0.12)], []),
     ],
@@ -135,12 +134,6 @@ def test_bold_is_what_no_other_interval_reaches(tmp_path, others, expected):
     assert latex.count(r"\textbf") == len(expected)
     for text in (markdown, latex):
         assert "bold where no other mean ± deviation of the column reaches it" in text
-
-
-def test_with_one_seed_nothing_is_bold(tmp_path):
-    _, markdown, latex = tables([*seeds("A", 0.9), *seeds("B", 0.1)], tmp_path)
-    assert "**" not in markdown
-    assert "textbf" not in latex
 
 
 def test_accuracies_and_r2_are_in_no_column_or_average_together(tmp_path):

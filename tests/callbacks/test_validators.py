@@ -97,16 +97,13 @@ def test_a_setting_changes_the_scores_that_it_is_of(setting, changed, tmp_path):
     assert {name for name in NAMES if abs(scores[name] - default[name]) > 1e-3} == changed
 
 
-@pytest.mark.parametrize(("seed", "width"), [(7, 8), (0, 6)])
-def test_one_object_scores_modules_of_other_seeds_and_widths(seed, width, tmp_path, monkeypatch):
+def test_one_object_scores_modules_of_other_seeds_and_widths(tmp_path, monkeypatch):
     validators = Validators()
     run(tmp_path, 1, validators=validators)  # of seed 0 and width 8
-    monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
+    monkeypatch.setenv("PL_GLOBAL_SEED", "7")
     torch.manual_seed(0)
-    module, scores = run(
-        tmp_path, 1, validators=validators, module=FedAvg(CLIENTS, TARGET, NUM_CLASSES, MLP(5, [width]))
-    )
-    assert module.federation.seed == seed
+    module, scores = run(tmp_path, 1, validators=validators, module=FedAvg(CLIENTS, TARGET, NUM_CLASSES, MLP(5, [6])))
+    assert module.federation.seed == 7
     assert scores == pytest.approx(by_hand(module), abs=1e-6)
 
 
@@ -196,8 +193,6 @@ def test_sources_have_equal_shares_however_many_samples_they_have(tmp_path):
 @pytest.mark.parametrize(
     ("names", "left", "problem"),
     [
-        (["iwv"], {TARGET}, r"\['iwv'\] .* samples of the sources"),
-        (["trust"], {TARGET}, r"\['trust'\] .* samples of the sources"),
         (["density", "class_means"], {TARGET}, r"\['class_means'\] .* samples of the sources"),
         (["trust"], {"amazon": 8, TARGET: 3}, r"\['trust'\] .* at least 4 .* got 3"),
         (["density"], set(CLIENTS[:-1]), "'webcam', which has no validation samples"),
@@ -214,8 +209,6 @@ def test_nothing_to_score_is_an_error(names, left, problem, tmp_path):
     [
         {"names": ["certainty", "luck"]},
         {"num_frequencies": 0},
-        {"bandwidth": -1.0},
-        {"ridge": 0.0},
         {"temperature": float("nan")},
     ],
     ids=str,
@@ -225,11 +218,10 @@ def test_arguments_are_checked_at_once(argument):
         Validators(**argument)
 
 
-@pytest.mark.parametrize("privacy", [None, PairwiseMasking()])
-def test_watching_is_not_counted_as_the_methods_traffic(privacy, tmp_path):
+def test_watching_is_not_counted_as_the_methods_traffic(tmp_path):
     def watched(callbacks: list[Any]) -> tuple[dict[str, float], int, Any]:
         module, ledger = build(), CommunicationLedger(print_table=False)
-        done = trainer(2, [*callbacks, ledger], tmp_path, strategy={"privacy": privacy})
+        done = trainer(2, [*callbacks, ledger], tmp_path, strategy={"privacy": PairwiseMasking()})
         done.fit(module, Blobs())
         _, method, _ = sums_of(module.federation.ledger)
         return dict(done.callback_metrics), method.total, summarise(done, module, 1.0)

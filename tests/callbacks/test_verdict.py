@@ -5,10 +5,8 @@ from __future__ import annotations
 import html
 import re
 
-import pytest
-
 from fedlit.callbacks import RunSummary
-from fedlit.callbacks.report.charts import Line, Panel, confusion, dots, points, reliability, shares
+from fedlit.callbacks.report.charts import confusion, dots, points, reliability, shares
 from fedlit.callbacks.report.pages import Bullets, Pictures
 from fedlit.callbacks.report.verdict import verdict
 from fedlit.callbacks.summary import closing_table
@@ -100,13 +98,3 @@ def test_pictures_have_what_they_are_given():
     assert len(re.findall("<rect", shares("t", ["a", "b"], {"A": [1, 3]}, [2, 2]))) == 2
     samples = {"s": [(0.0, 0.0)], "t": [(1.0, 1.0), (2.0, 0.5)]}
     assert points("t", samples, {"s": [0], "t": [0, 1]}, ["a", "b"], "t").count("h0") == 3
-
-
-def test_a_band_is_one_deviation_wide_and_curves_without_one_have_none():
-    line = Line("a", {0: 1.0, 1: 3.0}, 0, spread={0: 0.5, 1: 1.0})
-    drawn = Panel("t", [line], (0.0, 4.0)).draw()
-    (band,) = re.findall(r'<path d="([^"]*)" stroke="none"', drawn)
-    heights = [float(each) for each in re.findall(r"[ML]\S+ ([\d.]+)", band)]
-    per_unit = (heights[3] - heights[0]) / 1.0  # at round 0 the band is from 0.5 to 1.5
-    assert heights[2] - heights[1] == pytest.approx(2 * per_unit, abs=0.3)
-    assert 'stroke="none" fill="#' not in Panel("t", [Line("a", {0: 1.0, 1: 3.0}, 0)], (0.0, 4.0)).draw()

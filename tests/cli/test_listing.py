@@ -131,20 +131,6 @@ def test_the_table_of_methods_is_made_of_their_declarations():
     assert catalogue.with_table(page) == page, "run python -m fedlit.cli.catalogue"
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "origin"),
-    [
-        ("methods", "FedAvg", "McMahan et al., AISTATS 2017, Algorithm 1"),
-        ("methods", "FedCORAL", "Deep CORAL, Sun and Saenko, ECCV workshops 2016"),
-        ("methods", "FADE", "Hong et al., KDD 2021"),
-        ("data", "FashionMNIST", "Xiao et al., 2017"),  # of the class
-        ("data", "HeartDisease", "Janosi, Steinbrunn, Pfisterer, Detrano"),  # of its references
-    ],
-)
-def test_papers_are_those_of_the_docstrings(kind, name, origin):
-    assert {row.name: row.origin for row in rows(kind)}[name] == origin
-
-
 def test_each_method_names_its_source_where_help_and_api_pages_show_it():
     text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     for row in rows("methods"):
@@ -179,12 +165,3 @@ def test_in_a_pipe_each_row_is_one_line(capsys):
         (line,) = [line for line in printed if f" {row.name} " in line and row.what in line]
         assert row.extra in line
     assert not any("FedAvg" in line for line in printed)
-
-
-@pytest.mark.parametrize(("words", "status", "stream"), [(["method"], 2, "err"), (["--help"], 0, "out")])
-def test_help_and_refusals_name_what_can_be_listed(words, status, stream, capsys):
-    with pytest.raises(SystemExit) as done:
-        main(["list", *words])
-    assert done.value.code == status
-    printed = getattr(capsys.readouterr(), stream)
-    assert all(word in printed for word in ("fedlit list", *KINDS))

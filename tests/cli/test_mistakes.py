@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from commands import refusal
-from fedlit.checks import check_at_least
 from fedlit.cli import main
 from fedlit.cli.arguments import content_of, normalise
 from fedlit.cli.mistakes import check
@@ -45,71 +44,33 @@ def strategy(**init_args: Any) -> dict[str, Any]:
 
 
 IN_A_FILE: list[tuple[str, Any, str]] = [
-    ("model.class_path", "FedAvgg", "'FedAvgg': did you mean 'FedAvg'?"),
     ("model.class_path", "fedlit.methods.FedAvgg", "'FedAvgg': did you mean 'fedlit.methods.FedAvg'?"),
     ("model.init_args.warmup_round", 3, "'warmup_round': did you mean 'warmup_rounds'?"),
-    ("model.init_args.warmup_rounds", "many", "must be a whole number or a number, got 'many'"),
     ("model.init_args.weighting", "size", "must be one of samples, sqrt, uniform, got 'size'"),
     ("model", {"class_path": "FedProx", "mu": 0.1}, "stands beside class_path: put it below init_args"),
     ("model", ["FedAvg"], "must be one class, got the list ['FedAvg']: write model: and below it class_path"),
     ("model", {"class_path": "FedAvg"}, "is missing, and FedAvg needs it: fedlit fit --model.help FedAvg shows what"),
-    ("model.init_args.extractor.class_path", "fedlit.models.MPL", "'MPL': did you mean 'fedlit.models.MLP'?"),
     ("model.init_args.extractor.init_args.hiden", [3], "'hiden': did you mean 'hidden'?"),
     ("model.init_args.extractor.init_args.hidden", 3, "must be a list, got 3: write [3]"),
     ("model.init_args.extractor", "resnet18", "there is no class 'resnet18'"),
     ("model.init_args.optimizer.class_path", "torch.optim.SDG", "'SDG': did you mean 'torch.optim.SGD'?"),
-    (
-        "model.init_args.optimizer",
-        {"class_path": "torch.optim.SGD", "init_args": {"learning_rate": 1}},
-        "'learning_rate': did you mean 'lr'?",
-    ),
-    ("model.init_args.optimizer.init_args.lr", "fast", "must be a number, got 'fast'"),
-    ("data.class_path", "fedlit.data.Digit", "'Digit': did you mean 'fedlit.data.Digits'?"),
     ("data.init_args.flatten", "maybe", "must be true or false, got 'maybe'"),
     ("trainer.max_epoch", 3, "'s Trainer has no argument 'max_epoch': did you mean 'trainer.max_epochs'?"),
-    ("trainer.rounds", 3, "'s Trainer has no argument 'rounds': did you mean 'trainer.max_epochs'?"),
-    ("trainer.max_epochs", "three", "must be a whole number or null, got 'three'"),
     ("trainer.callbacks", {"Validators": None}, "must be a list, got the mapping"),
-    ("trainer.callbacks", [{"class_path": "Validator"}], "'Validator': did you mean 'Validators'?"),
-    (
-        "trainer.callbacks",
-        [{"class_path": "fedlit.callbacks.Validators", "init_args": {"name": [""]}}],
-        "did you mean 'names'?",
-    ),
-    ("trainer.callbacks", [{"class_path": "EarlyStopping", "init_args": {"monitr": "x"}}], "'monitr': did you mean"),
-    ("trainer.logger", {"class_path": "WandLogger"}, "'WandLogger': did you mean 'WandbLogger'?"),
-    (STRATEGY, strategy(privacy={"class_path": "PairwiseMaskin"}), "'PairwiseMaskin': did you mean 'PairwiseMasking'?"),
     (
         STRATEGY,
         strategy(privacy={"class_path": "fedlit.privacy.PairwiseMasking", "init_args": {"codek": None}}),
         "'codek': did you mean 'codec'?",
     ),
-    (STRATEGY, strategy(participation={"class_path": "Fractio"}), "'Fractio': did you mean 'Fraction'?"),
-    (STRATEGY, strategy(local_step=3), "'local_step': did you mean 'local_steps'?"),
     (STRATEGY, strategy(placement=[[False, "clean"], ["fonts"]]), "must be a list of texts or null, got [[False,"),
     ("compare", {"class_path": "FedProx"}, "must be a list of methods, got a mapping: put a hyphen"),
-    ("compare", [{"class_path": "FedProx", "init_args": {"muu": 1}}], "'muu': did you mean 'mu'?"),
     ("compare", ["FedAvg", {"class_path": "FedProx", "mu": 1}], "stands beside class_path"),
     ("compare", [{"class_path": "FedProx", "data": {"targt": "clean"}}], "'targt': did you mean 'target'?"),
-    ("targets", "fonts", "must be a list of texts or null, got 'fonts': write [fonts]"),
-    ("targets", ["fonts", False], "must be a list of texts or null, got ['fonts', False]: YAML reads no, off and"),
     ("data.init_args.target", False, "must be text, got 'False': YAML reads no, off and"),
     ("data.init_args.target", 3, "must be text, got 3: YAML reads digits without quotes as a number: if it is a name,"),
     ("data.init_args.clients", [True, "fonts"], "must be a list of texts or null, got [True, 'fonts']: YAML reads"),
-    ("data.init_args.clients", [1, 2], "must be a list of texts or null, got [1, 2]: YAML reads digits"),
-    (
-        "data",
-        {"class_path": "CSVDomains", "init_args": {"label": "y", "categories": {"smoker": [True, False]}}},
-        "must be a list of texts or null, got [True, False]: YAML reads yes, on and true",
-    ),
-    ("data", {"class_path": "CSVDomains", "init_args": {"label": False}}, "must be text, got 'False': YAML reads no,"),
     ("seeds", 3, "must be a list of whole numbers or null, got 3: write [3]"),
-    ("seeds", ["one"], "must be a list of whole numbers or null, got ['one']"),
-    ("seeds", {"a": 1}, "must be a list of whole numbers or null, got {'a': 1}"),
-    ("select", "bst", "'bst': did you mean 'best'?"),
-    ("jobs", "two", "must be a whole number, got 'two'"),
     ("seed", 1, "'seed': did you mean 'seeds'?"),
-    ("trainr", {"max_epochs": 1}, "'trainr': did you mean 'trainer'?"),
 ]
 """A key, a value there, and the problem that is named."""
 
@@ -137,12 +98,9 @@ def test_a_key_that_yaml_reads_as_something_else_is_told_with_quotes():
         (["--model.lr=3"], "--model.lr: FedAvg has no argument 'lr': did you mean 'model.optimizer.lr'?"),
         (["--model.extractor.hiddn", "[3]"], "--model.extractor.hiddn: MLP has no argument 'hiddn': did you mean"),
         (["--trainer.max_epoch=3"], "--trainer.max_epoch: Lightning's Trainer has no argument 'max_epoch': did you"),
-        (["--trainer.max_epochs=x"], "--trainer.max_epochs: must be a whole number or null, got 'x'"),
         (["--trainer.max_epochs"], "--trainer.max_epochs: its value is missing"),
         (["--epochs=3"], "--epochs: there is no 'epochs': did you mean 'trainer.max_epochs'?"),
-        (["--max_epochs=3"], "--max_epochs: there is no 'max_epochs': did you mean 'trainer.max_epochs'?"),
         (["--batch_size=3"], "--batch_size: there is no 'batch_size': did you mean 'data.batch_size'?"),
-        (["--model=FedProxx"], "--model: there is no class 'FedProxx': did you mean 'FedProx'?"),
         (["--compare=[methods/fedprx]"], "compare: 'methods/fedprx' is no file and no installed configuration: did you"
          " mean 'methods/fedprox'?"),
         (["--targets=[fonts,font]"], "targets ['font'] are not among the clients ['clean', 'blended', 'fonts'"),
@@ -164,7 +122,6 @@ def test_a_mistake_in_an_option_is_told_by_its_name(options, line):
         ("seeds: [0]\ndata: Digits\nseeds: [1]\n", "a.yaml, line 3, column 1: 'seeds' is in line 1 too"),
         ("model:\n\tclass_path: FedAvg\n", "a.yaml, line 2, column 1: there is a tab, and YAML indents by spaces"),
         ("- a\n- b\n", "a.yaml must have keys, such as data:, model: and trainer:, got list"),
-        ("hello", "a.yaml must have keys, such as data:, model: and trainer:, got str 'hello'"),
         ("", "a.yaml must have keys, such as data:, model: and trainer:, got nothing"),
     ],
 )
@@ -201,13 +158,11 @@ def test_keys_with_dots_and_below_their_subcommand_are_no_mistakes():
     assert told("fit", "--config", "a.yaml").startswith("fedlit: a.yaml: model.init_args.muu: FedAvg has no argument")
 
 
-@pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml")), ids=lambda path: path.stem
-)
-def test_no_shipped_configuration_has_a_mistake(path):
-    data = "--data=FeatureDomains" if path.stem == "features" else "--data=Digits"
-    if path.parent.name != "sweeps":
-        check(normalise(["fit", "--config=experiments/digits", data, f"--config={path}"]))
+def test_no_shipped_configuration_has_a_mistake():
+    for path in (Path(__file__).parents[2] / "configs").rglob("*.yaml"):
+        data = "--data=FeatureDomains" if path.stem == "features" else "--data=Digits"
+        if path.parent.name != "sweeps":
+            check(normalise(["fit", "--config=experiments/digits", data, f"--config={path}"]))
 
 
 def test_what_is_none_is_left_to_the_parser(monkeypatch):
@@ -244,9 +199,7 @@ def test_the_help_of_a_method_says_what_the_data_give(capsys):
     ("words", "first"),
     [
         (["--data.batch_size=null"], "data.init_args.batch_size must be a whole number, got null: leave it out"),
-        (["--data.drop_last=null"], "data.init_args.drop_last must be true or false, got null"),
         (["--model.refine=null"], "model.init_args.refine must be true or false or 'network', got null"),
-        (["--model.weighting=None"], "model.init_args.weighting must be 'samples' or 'sqrt' or 'uniform', got null"),
         (["--model.extractor.hidden=null"], "--model.extractor.hidden: must be a list, got 'null'"),
     ],
 )
@@ -286,9 +239,3 @@ def test_an_option_before_what_it_is_of_is_refused_and_one_that_is_replaced_is_n
     )
     check(normalise(["fit", "--trainer.max_epochs=1", "--config=a.yaml", "--model.optimizer.lr=0.2"]))
     assert capsys.readouterr().err == ""
-
-
-def test_a_refused_argument_of_a_run_is_a_line(monkeypatch):
-    monkeypatch.setattr("fedlit.cli.experiment.run_trainer", lambda args: check_at_least("rounds", 0, 1, "round"))
-    words = ["fit", "--config=data/heart_disease", "--config=methods/fedavg"]
-    assert told(*words) == "fedlit: ValueError: rounds must be at least 1 round, got 0"

@@ -27,24 +27,6 @@ def summary() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_features_of_another_scale_at_the_target_are_told_apart():
-    generator = torch.Generator().manual_seed(0)
-    arrays = {}
-    for domain in ("a", "b", "c"):
-        y = torch.arange(60) % 2
-        x = torch.randn(60, 8, generator=generator) + 3 * F.one_hot(y, 8)
-        if domain == "c":
-            x = x * 10 ** torch.linspace(-2, 2, 8) + torch.arange(8)
-        arrays |= {f"{domain}_x": x.numpy(), f"{domain}_y": y.numpy()}
-    np.savez("domains.npz", **arrays)
-    words = ["--data=fedlit.data.FeatureDomains", "--data.path=domains.npz", "--data.target=c"]
-    main(["fit", *words, "--config=recipes/features"])
-    found = summary()
-    assert found["oracle_accuracy"] > 0.95
-    assert found["rounds"] == 200
-    assert "reverse_accuracy" in found["bytes_by_channel"]
-
-
 def test_the_classifier_of_all_sources_is_that_of_their_pooled_samples():
     """scikit-learn as oracle: two classes of weights w and -w, whose penalty is half that of their difference."""
     main(["fit", "--config=data/heart_disease", "--config=recipes/tables", "--model.refine=false"])
@@ -95,15 +77,6 @@ def test_sources_of_features_count_by_the_square_root_of_their_samples():
     torch.testing.assert_close(difference, torch.from_numpy(oracle.coef_[0]), atol=0.01, rtol=0.01)
 
 
-@pytest.mark.slow
-def test_a_network_trains_on_when_the_run_ends():
-    main(["fit", "--config=data/digits", "--config=recipes/networks", "--trainer.max_epochs=3"])
-    found = summary()
-    assert found["method"] == "FedAvg"
-    assert found["rounds"] == 3
-    assert {"weights", "refined_head", "reverse_accuracy"} <= found["bytes_by_channel"].keys()
-
-
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -115,14 +88,6 @@ def test_a_recipe_before_its_data_is_told_apart(words, part):
     line = refusal("fit", *words)
     assert f"sets arguments of {part}" in line
     assert "put --data, or the configuration that has it, before it" in line
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
-def test_the_width_is_found_in_any_precision(precision):
-    words = [f"--trainer.precision={precision}", "--trainer.max_epochs=2"]
-    main(["fit", "--data=fedlit.data.HeartDisease", "--config=recipes/tables", *words])
-    assert summary()["rounds"] == 2
 
 
 @pytest.mark.slow

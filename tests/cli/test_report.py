@@ -6,12 +6,11 @@ import base64
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from commands import refusal, rows, summaries
+from commands import refusal, rows
 from fedlit.cli import main
 from fedlit.privacy import PairwiseMasking
 from read_page import Page, markdown_tables
@@ -21,45 +20,14 @@ RUNS = ("digits/FedAvg", "digits/SourceOnly", "hearts/FedGP", "rates/FedMMD")
 ACCURACY = "accuracy on validation samples, in %"
 
 
-def fit(folder: Path, *arguments: str) -> None:
-    main(["fit", *arguments, f"--trainer.default_root_dir={folder}"])
+@pytest.fixture
+def runs(reported: Path) -> Path:
+    return reported / "runs"
 
 
 @pytest.fixture(scope="module")
-def runs(once: Callable[..., Path]) -> Path:
-
-    def make(folder: Path) -> None:
-        report = "--trainer.callbacks+=fedlit.callbacks.PrivacyReport"
-        digits = ["--config", "experiments/digits", "--config", "privacy/masking", report, *SMALL]
-        fit(folder / "runs" / "digits", *digits, "--trainer.max_epochs=3")
-        axes = ["--compare=null", "--seeds=[0]", "--targets=[hungary]"]
-        fit(folder / "runs" / "hearts", "--config", "experiments/heart_fedgp", *axes, "--trainer.max_epochs=3")
-        rates = ["--config", "experiments/heart_rate_fed_mmd", *axes, "--model.warmup_rounds=1"]
-        fit(folder / "runs" / "rates", *rates, "--trainer.max_epochs=2")
-        main(["report", str(folder / "runs"), f"--output={folder / 'page.html'}"])
-
-    return once("reported", make) / "runs"
-
-
-@pytest.fixture(scope="module")
-def page(runs: Path) -> Page:
-    return Page((runs.parent / "page.html").read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="module")
-def settings(once: Callable[..., Path]) -> Path:
-    """Runs of two seeds: FedProx with two ``mu``, and SourceOnly with few and with much of the defaults changed."""
-
-    def make(folder: Path) -> None:
-        much = ["--model.local_norm=true", "--model.reset_optimizer=true", "--data.batch_size=16"]
-        for seed in (0, 1):
-            digits = ["--config", "data/digits", *SMALL, "--trainer.max_epochs=1", f"--seed_everything={seed}"]
-            fit(folder / "few", *digits)
-            fit(folder / "much", *digits, *much, "--trainer.max_epochs=2")
-            for mu in (0.1, 1.0):
-                fit(folder / f"mu_{mu}", *digits, "--config", "methods/fedprox", f"--model.init_args.mu={mu}")
-
-    return once("settings", make)
+def page(reported: Path) -> Page:
+    return Page((reported / "page.html").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -82,7 +50,7 @@ def test_accuracies_are_those_of_the_rounds_and_the_test_is_in_no_curve(runs, pa
     for place, method in enumerate(("FedAvg", "SourceOnly")):
         folder = runs / "digits" / method / "version_0"
         expected = validations(folder)
-        assert len(expected) == 3
+        assert len(expected) == 2
         shown = page.numbers(ACCURACY, place)
         names = {"fonts (target, ORACLE)": "oracle/target/acc", "mean of sources": "source/acc"}
         names |= {source: f"source/{source}/acc" for source in ("blended", "clean", "noisy")}
@@ -96,24 +64,7 @@ def test_accuracies_are_those_of_the_rounds_and_the_test_is_in_no_curve(runs, pa
         assert table["fonts"][1] == "target (its accuracy: ORACLE)"
         for label, name in (("fonts", "oracle/target/acc"), ("clean", "source/clean/acc"), ("mean", "source/acc")):
             assert table[label][2] == f"{100 * float(expected[-1][name]):.1f}"
-            assert table[label][3:5] == ["2", f"{100 * float(test[name]):.1f}"]
-
-
-def test_losses_and_scores_are_those_of_the_rounds(runs, page):
-    folder = runs / "digits" / "FedAvg" / "version_0"
-    training = page.numbers("training loss, mean over the local steps of a round")
-    for row in rows(folder / "metrics.csv"):
-        if row["round"]:
-            at = int(float(row["round"]))
-            for label, name in (("clean", "source/clean/loss"), ("mean of clients", "train/loss")):
-                assert float(training[label][at]) == pytest.approx(float(row[name]), rel=1e-3)
-    assert sorted(training["clean"]) == [0, 1, 2]
-    scores = page.numbers("label-free scores of the target, the higher the better")["target/score"]
-    losses = page.numbers("loss on validation samples")
-    for at, row in enumerate(validations(folder)):
-        assert float(scores[at]) == pytest.approx(float(row["target/score"]), rel=1e-3)
-        assert float(losses["noisy"][at]) == pytest.approx(float(row["source/noisy/eval_loss"]), rel=1e-3)
-        assert float(losses["fonts (target, ORACLE)"][at]) == pytest.approx(float(row["oracle/target/loss"]), rel=1e-3)
+            assert table[label][3:5] == ["1", f"{100 * float(test[name]):.1f}"]
 
 
 @pytest.mark.parametrize(("place", "name"), list(enumerate(RUNS)))
@@ -158,7 +109,7 @@ def test_the_closing_table_is_that_of_the_summaries(runs, page):
 def test_weights_of_sources_are_those_that_the_callback_collected(runs, page):
     folder = runs / "hearts" / "FedGP" / "version_0"
     collected = rows(folder / "aggregation_curves.csv")
-    assert len(collected) == 3
+    assert len(collected) == 2
     distance = "squared distance of updates, and variance of the target's"
     for title, kind, whole in (
         ("weight of the source, beta", "beta", {"mean of sources": "beta"}),
@@ -203,32 +154,6 @@ def test_a_spent_epsilon_is_told(tmp_path):
     logged = [float(row["privacy/epsilon"]) for row in rows(folder / "metrics.csv") if row["privacy/epsilon"]]
     assert [float(curve[at].replace(",", "")) for at in (0, 1)] == pytest.approx(logged, rel=1e-3)
     assert dict(page.table(""))["differential privacy"] == "clip 0.5, noise 0.1"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_undrawn")
-def test_settings_of_one_method_are_rows_of_their_own_and_seeds_are_repetitions(settings, tmp_path):
-    places = {mu: settings / f"mu_{mu}" for mu in (0.1, 1.0)}
-    table = page_of(*places.values()).table("method")
-    for mu, place in places.items():
-        (row,) = (row for row in table if row[0] == f"FedProx (mu={mu})")
-        accuracies = [run["oracle_accuracy"] for run in summaries(str(place))]
-        assert len(accuracies) == 2
-        assert row[2].startswith(f"{50 * sum(accuracies):.1f} ±")
-    # settings that differ in much are called by their first run
-    table = page_of(settings / "few", settings / "much").table("method")
-    assert {row[0] for row in table} == {f"SourceOnly (as {name}/SourceOnly/version_0)" for name in ("few", "much")}
-    assert all("±" in row[2] for row in table)
-    # settings on different seeds are no repetitions
-    different = [settings / f"mu_{mu}" / "FedProx" / f"version_{seed}" for mu, seed in ((0.1, 0), (1.0, 1))]
-    assert {row[0] for row in page_of(*different).table("method")} == {"FedProx (mu=0.1)", "FedProx (mu=1.0)"}
-    # seeds 0 and 1, and seed 0 again: a mean over them would count one seed twice
-    shutil.copytree(settings / "few", tmp_path / "first")
-    shutil.copytree(settings / "few" / "SourceOnly" / "version_0", tmp_path / "again" / "SourceOnly" / "version_0")
-    table = page_of(tmp_path / "first", tmp_path / "again").table("method")
-    runs = (("first", 0), ("first", 1), ("again", 0))
-    assert {row[0] for row in table} == {f"SourceOnly ({name}/SourceOnly/version_{number})" for name, number in runs}
-    assert not any("±" in cell for row in table for cell in row)
 
 
 @pytest.mark.usefixtures("_undrawn")
@@ -284,18 +209,6 @@ def test_markdown_says_the_same(runs, page, monkeypatch):
     assert sorted(named) == sorted(Path("page_files").iterdir())
 
 
-def test_the_same_runs_give_the_same_bytes(runs, tmp_path, monkeypatch):
-    def written() -> dict[str, bytes]:
-        main(["report", str(runs / "hearts"), "--output=there/page.html"])
-        return {str(path): path.read_bytes() for path in sorted(Path("there").rglob("*")) if path.is_file()}
-
-    first = written()
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")
-    assert written() == first
-    assert len(first) > 4
-
-
 def test_regression_has_r2(runs, page):
     folder = runs / "rates" / "FedMMD" / "version_0"
     assert [text for text in page.texts["h3"] if text in ("Accuracy", "R2")] == ["Accuracy"] * 3 + ["R2"]
@@ -316,32 +229,22 @@ def test_an_interrupted_run_is_told_as_far_as_it_came(runs, tmp_path):
         (folder / name).unlink()
     lines = (folder / "metrics.csv").read_text().splitlines(keepends=True)
     ended = [place for place, row in enumerate(rows(folder / "metrics.csv"), 1) if row["round"]]
-    kept = lines[: ended[2]]  # all that came before the third round's end, which was cut in two while it was written
-    (folder / "metrics.csv").write_text("".join([*kept, lines[ended[2]][:40]]))
+    kept = lines[: ended[1]]  # all that came before the second round's end, which was cut in two while it was written
+    (folder / "metrics.csv").write_text("".join([*kept, lines[ended[1]][:40]]))
     page = page_of(tmp_path / "broken")
-    assert page.table("folder") == [["broken/version_0", "FedAvg", "fonts", "0", "unfinished: no summary.json", "2"]]
+    assert page.table("folder") == [["broken/version_0", "FedAvg", "fonts", "0", "unfinished: no summary.json", "1"]]
     assert any("No run has finished" in text for text in page.texts["p"])
-    assert sorted(page.numbers(ACCURACY)["clean"]) == [0, 1]
+    assert sorted(page.numbers(ACCURACY)["clean"]) == [0]
     assert {row[4] for row in page.table("client")} == {""}
     sent = {row[0]: row[2] for row in page.table("channel")}
     ledger = rows(runs / "digits" / "FedAvg" / "version_0" / "ledger.csv")
-    expected = sum(int(row["bytes"]) for row in ledger if row["channel"] == "weights" and int(row["round"]) < 2)
+    expected = sum(int(row["bytes"]) for row in ledger if row["channel"] == "weights" and int(row["round"]) < 1)
     assert sent["weights"] == f"{expected:,}"
     assert any("privacy.class_path: fedlit.privacy.PairwiseMasking" in text for text in page.texts["li"])
     # beside one that has finished
     page = page_of(tmp_path / "broken", runs / "digits" / "SourceOnly")
     assert [row[0] for row in page.table("method")] == ["SourceOnly"]
     assert any("Of finished runs alone: 1 of 2." in text for text in page.texts["p"])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_undrawn")
-def test_without_test_samples_the_last_validation_stays_in_the_curve(tmp_path):
-    main(["fit", "--config", "experiments/digits_fedavg", *SMALL, "--trainer.max_epochs=2",
-          "--data.test_fraction=0", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
-    page = page_of(tmp_path)
-    assert sorted(page.numbers(ACCURACY)["clean"]) == [0, 1]
-    assert {row[4] for row in page.table("client")} == {""}
 
 
 @pytest.mark.parametrize(
@@ -368,23 +271,17 @@ POINTS = "client,x,y,predicted,label\n"
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("metrics.csv", "loss\n1.0\n", ""),
-        ("metrics.csv", "round,step\ninf,1\n", ""),
         ("metrics.csv", f"step\n{'1' * 200_000}\n", ""),
         ("config.yaml", f"a0: &a0 {{x: 1}}\n{BOMB}", "more than 100000 entries"),
-        ("config.yaml", "a: &a {b: *a}", "more than 100000 entries"),
-        ("config.yaml", "[" * 5000, ""),
         ("ledger.csv", f"round,channel,sender,receiver,messages,bytes\n0,w,a,b,1,{10**400}\n", "num_bytes cannot be"),
         ("summary.json", "[" * 100_000, ""),
-        ("privacy.json", '{"a": ' * 100_000, ""),
         ("embeddings.csv", "client,x\na,1\n", "its columns are"),
         ("embeddings.csv", f"{POINTS}a,1,nan,b,b\n", "a place that is not finite"),
-        ("embeddings.csv", f"{POINTS}a,1\n", "a row has not all of its columns"),
         ("embeddings.csv", POINTS + "a,1,1,b,b\n" * 151, "more than 150 samples of a client"),
         ("settings.yaml", "a: &a {b: *a}", "more than 100000 entries"),
         ("secret.png", "-----BEGIN PRIVATE KEY-----", "it is no PNG picture"),
     ],
-    ids=range(15),
+    ids=range(9),
 )
 def test_a_strangers_folder_is_refused_by_name_of_the_file(tmp_path, name, content, problem):
     (tmp_path / "metrics.csv").write_text("round,step\n0,1\n")
@@ -395,7 +292,7 @@ def test_a_strangers_folder_is_refused_by_name_of_the_file(tmp_path, name, conte
     assert len(line) < 2000
 
 
-@pytest.mark.parametrize("name", ["picture.png", "config.yaml", "metrics.csv", "dictionary_a.csv"])
+@pytest.mark.parametrize("name", ["picture.png", "config.yaml"])
 def test_a_strangers_links_are_not_followed(tmp_path, name):
     secret = tmp_path / "secret"
     secret.write_bytes(b"\x89PNG\r\n\x1a\n secret")
@@ -405,14 +302,3 @@ def test_a_strangers_links_are_not_followed(tmp_path, name):
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(secret)
     assert re.search(rf"{name}', which cannot be read \(.*it is a link to '{secret}'", refusal("report", str(folder)))
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "printed"),
-    [(["somewhere", "--output=page.md"], 2, "--output must end in .html"), (["--help"], 0, "RUN_DIR")],
-)
-def test_the_output_must_be_a_page(words, status, printed, capsys):
-    with pytest.raises(SystemExit) as done:
-        main(["report", *words])
-    assert done.value.code == status
-    assert printed in "".join(capsys.readouterr())

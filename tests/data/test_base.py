@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import Tensor
 
 from fedlit.data import (
@@ -23,7 +20,6 @@ from fedlit.data.splits import apportion, balanced_choice
 from fedlit.federation.client import Client
 from fedlit.federation.errors import LabelGuardError, RosterError
 from fedlit.federation.labels import UNLABELLED, GuardedLabels, reveal_for_oracle
-from fedlit.federation.reading import BatchedDataset
 from refused import refused
 
 CLASS_SHARES = {"a": [50, 30, 20], "b": [40, 40, 40], "c": [9, 40, 11], "d": [30, 30, 31]}
@@ -91,14 +87,6 @@ def test_a_clients_split_depends_on_neither_the_other_clients_nor_its_role():
     assert not torch.equal(Blobs(seed=1).split("a").test, Blobs(seed=2).split("a").test)
 
 
-def test_seed_is_read_from_seed_everything_when_first_needed(monkeypatch):
-    module = Blobs()
-    monkeypatch.setenv("PL_GLOBAL_SEED", "7")
-    assert torch.equal(module.split("a").test, Blobs(seed=7).split("a").test)
-    monkeypatch.setenv("PL_GLOBAL_SEED", "8")
-    assert module.seed == 7
-
-
 def test_apportion_deals_by_largest_remainders():
     seats = apportion(torch.tensor([5, 3, 2]), 0.5, torch.tensor([5, 3, 2]))
     assert seats.tolist() == [3, 1, 1]
@@ -146,17 +134,6 @@ def test_target_labels_is_a_number_or_a_share(wanted, number):
     assert module.num_samples("c") == number
 
 
-def test_a_run_logs_how_many_labels_it_keeps(monkeypatch):
-    logged = []
-    monkeypatch.setattr(logging.getLogger("lightning.pytorch.fedlit.data"), "info", logged.append)
-    for wanted, number, classes in ((1, 1, 1), (1.0, 42, 3)):
-        Blobs(target="c", target_labels=wanted).train_dataloader()
-        assert f"the labels of {number} of its 42" in logged[-1]
-        assert f"{classes} of 3 classes" in logged[-1]
-    Blobs(target="c").train_dataloader()
-    assert len(logged) == 2
-
-
 def test_balanced_labels_are_an_option():
     module = Blobs(target="c", target_labels=12, target_label_draw="balanced")
     y = module.dataset("c", "train").y
@@ -198,15 +175,6 @@ def test_clients_are_in_the_order_given_with_their_training_samples():
     assert Blobs(clients=["d", "a"]).target == "a"
 
 
-def test_each_domain_is_loaded_once():
-    module = Blobs(clients=["a", "b"])
-    for _ in range(2):
-        assert len(module.clients) == 2
-        assert len(list(module.train_dataloader())) > 0
-        assert len(str(module)) > 0
-    assert sorted(module.loads) == ["a", "b"]
-
-
 def trainer_of(local: list[str], members: list[str]) -> Any:
     federation = SimpleNamespace(
         clients=[Client(name) for name in members], local_clients=[Client(name) for name in local]
@@ -240,53 +208,10 @@ def test_batch_sizes_reach_the_loader():
     assert max(len(x) for batch in module.test_dataloader() for x, _ in batch.values()) == 5
 
 
-class Bystander(BoringModel):
-    """Lightning's plain module, with samples of two numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.stages = torch.nn.Linear(2, 3), []
-
-    def training_step(self, batch, batch_idx):
-        return sum(self.layer(x).square().mean() for x, _ in batch.values())
-
-    def validation_step(self, batch, batch_idx):
-        self.stages.append("val")
-
-    def test_step(self, batch, batch_idx):
-        self.stages.append("test")
-
-    def predict_step(self, batch, batch_idx):
-        return batch
-
-
-@pytest.mark.parametrize("val_fraction", [0.0, 0.1])
-def test_a_plain_trainer_runs_all_stages(val_fraction):
-    module, model = Blobs(target="b", val_fraction=val_fraction), Bystander()
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = L.Trainer(max_epochs=1, accelerator="cpu", num_sanity_val_steps=0, **quiet)
-    trainer.fit(model, module)
-    trainer.test(model, module, verbose=False)
-    assert model.stages == (["val"] if val_fraction else []) + ["test"]
-    (batch,) = trainer.predict(model, module)
-    assert list(batch) == ["b"]
-    assert torch.equal(batch["b"][0][:, 1].long(), module.split("b").test)
-
-
 def test_without_a_test_share_there_is_nothing_to_test_but_a_transductive_target():
     assert Blobs(test_fraction=0.0).test_dataloader() == [] == Blobs(test_fraction=0.0).predict_dataloader()
     module = Blobs(test_fraction=0.0, transductive=True, target="b")
     assert list(module.test_dataloader().datasets) == ["b"]
-
-
-def test_dataset_is_read_a_batch_at_a_time_and_transformed_as_a_whole():
-    dataset = DomainDataset(torch.arange(10).view(5, 2), torch.tensor([0, -1, 2, -1, 1]), lambda x: x.float() / 2)
-    assert isinstance(dataset, BatchedDataset)
-    assert dataset.augments  # a lambda may draw random numbers
-    x, y = dataset.batch(torch.tensor([3, 0]))
-    assert (x.tolist(), y.tolist()) == ([[3.0, 3.5], [0.0, 0.5]], [-1, 0])
-    assert (dataset[2][0].tolist(), dataset[2][1].item()) == ([2.0, 2.5], 2)
-    assert dataset.labelled_indices.tolist() == [0, 2, 4]
 
 
 @pytest.mark.parametrize(
@@ -337,11 +262,6 @@ UNFIT = [
 def test_data_that_do_not_fit_are_refused_when_loaded(argument, error, arguments):
     with refused(argument, error):
         Blobs(val_fraction=0.0, **arguments).train_dataloader()
-
-
-def test_labels_of_no_class_are_refused():
-    with pytest.raises(DatasetLayoutError, match=r"'b' must lie in 0\.\.2"):
-        Blobs({"a": NINE, "b": [9, 9, 9, 5]}).train_dataloader()
 
 
 # Numbers to predict, and pooled sources.

@@ -51,7 +51,10 @@ def put(column, values):
     return change
 
 
-@pytest.mark.parametrize("layout", ["files", "site", "folder of parquet", "other signs"])
+@pytest.mark.parametrize(
+    "layout",
+    ["folder of parquet", "other signs", *(pytest.param(x, marks=pytest.mark.slow) for x in ("files", "site"))],
+)
 def test_features_are_those_of_scikit_learn_on_all_training_samples(files, layout):
     data = make(files)
     first = {name: data.all_samples(name) for name in CLINICS}  # before the files are rewritten
@@ -138,13 +141,6 @@ def test_new_rows_of_the_target_are_predicted(files):
     assert len(x) == len(new)
     assert x[:, 5:].sum() == 0
     assert data.ids("south", "predict") == new["patient"].tolist()
-
-
-def test_features_are_restored_from_a_checkpoint(files):
-    first, second = make(files), make({"south": "south.csv"}, clients=[*CLINICS], classes=["no", "yes"])
-    x = first.all_samples("south").x
-    second.load_state({"south": first.client_state("south")}, {}, resumes=False)
-    assert torch.equal(second.all_samples("south").x, x)
 
 
 ELSEWHERE = {"clients": [*CLINICS], "classes": ["no", "yes"]}

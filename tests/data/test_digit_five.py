@@ -177,6 +177,7 @@ def test_a_file_without_all_arrays_is_refused(tmp_path):
         DigitFive(str(tmp_path / "digits.npz"))
 
 
+@pytest.mark.slow
 def test_the_shifts_are_real_but_each_written_domain_can_be_learnt(shared_data):
     module = DigitFive(str(shared_data / "digits_mnist10k_usps.npz"), max_samples=600, flatten=True, val_fraction=0.0)
     samples = {name: (module.load(name).x.flatten(1).numpy(), module.load(name).y.numpy()) for name in NAMES}

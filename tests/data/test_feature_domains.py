@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.io import savemat
+from scipy.io import loadmat, savemat
 from scipy.stats import norm, rankdata
 
-from fedlit.data import DatasetLayoutError, DatasetNotFoundError, FeatureDomains
+from fedlit.data import DatasetLayoutError, DatasetNotFoundError, FeatureDomains, feature_domains
 from fedlit.data.raw_inputs import RankNetwork
 from refused import refused
 
@@ -36,8 +36,15 @@ def npz(tmp_path):
     return save
 
 
+def read_here(path):
+    """What `read_mat` gives, without the process of its own in which it reads."""
+    return {name: value for name, value in loadmat(path).items() if not name.startswith("__")}
+
+
 @pytest.fixture
-def mat(tmp_path):
+def mat(tmp_path, monkeypatch):
+    monkeypatch.setattr(feature_domains, "read_mat", read_here)
+
     def save(features="fts", labels="labels", first=1):
         content = arrays()
         folder = tmp_path / "surf"
@@ -141,12 +148,11 @@ def test_a_file_without_class_names_counts_them(npz):
     assert FeatureDomains(npz(classes=np.array([b"bike", b"mug", b"mouse"]))).classes == ["bike", "mug", "mouse"]
 
 
-def test_scalars_beside_the_domains_are_ignored(npz):
-    assert FeatureDomains(npz(version=np.int64(3))).num_classes == 3
-
-
-@pytest.mark.parametrize(("features", "labels"), [("fts", "labels"), ("feas", "label"), ("features", "labels")])
-def test_mat_folders_give_the_same_as_npz(npz, mat, features, labels):
+@pytest.mark.parametrize(
+    ("features", "labels", "reader"), [("feas", "label", feature_domains.read_mat), ("features", "labels", read_here)]
+)
+def test_mat_folders_give_the_same_as_npz(npz, mat, features, labels, reader, monkeypatch):
+    monkeypatch.setattr(feature_domains, "read_mat", reader)
     ours = FeatureDomains(str(mat(features, labels)), normalise="zscore")
     theirs = FeatureDomains(npz(), normalise="zscore")
     assert ours.domain_names() == ["amazon", "dslr"]
@@ -206,11 +212,6 @@ def test_labels_that_begin_at_one_can_be_named(npz):
     assert data.labels("amazon").tolist() == [0, 1] * 30
 
 
-def test_a_class_held_by_one_client_can_be_left_out(npz):
-    module = FeatureDomains(npz(dslr_y=np.arange(40) % 2), classes=["bike", "mug"])
-    assert [client.name for client in module.clients] == ["amazon", "dslr"]
-
-
 def test_a_missing_path_says_where_it_looked(tmp_path):
     with pytest.raises(DatasetNotFoundError, match="nowhere"):
         FeatureDomains(str(tmp_path / "nowhere.npz"))
@@ -234,7 +235,8 @@ def test_files_of_other_types_are_refused(tmp_path, mat):
 @pytest.mark.parametrize(
     "content", [{"x": np.zeros((4, 6)), "labels": np.ones(4)}, {"fts": np.zeros((6, 4)), "labels": np.ones(4)}]
 )
-def test_mat_files_laid_out_wrongly_are_refused(tmp_path, content):
+def test_mat_files_laid_out_wrongly_are_refused(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(feature_domains, "read_mat", read_here)
     savemat(tmp_path / "webcam.mat", content)
     with refused(str(tmp_path / "webcam.mat"), DatasetLayoutError):
         FeatureDomains(str(tmp_path))

@@ -120,7 +120,7 @@ def test_what_is_no_gz_file_is_an_error_of_one_kind(content: bytes, tmp_path: Pa
     unread(unzipped, tmp_path / "a.gz")
 
 
-@pytest.mark.parametrize("content", [b"", b"text", bytes(128), b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM"])
+@pytest.mark.parametrize("content", [b"text", b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM"])
 def test_what_is_no_mat_file_is_an_error_of_one_kind(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.mat"
     path.write_bytes(content)
@@ -133,5 +133,5 @@ def test_a_mat_file_that_ends_the_process_that_reads_it_ends_no_run(
     path = mat(tmp_path, fts=np.eye(2))
     monkeypatch.setattr(data_files, "_READ_MAT", "import os; os.abort()")
     assert "ended with -6" in unread(read_mat, path)
-    monkeypatch.setattr(data_files, "_READ_MAT", "import time; time.sleep(60)")
+    monkeypatch.setattr(data_files, "_READ_MAT", "import time; time.sleep(9)")
     assert "takes longer" in unread(partial(read_mat, seconds=0.2), path)

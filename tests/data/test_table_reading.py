@@ -128,11 +128,6 @@ def test_cells_that_break_the_rule_are_named_with_their_lines_and_no_others(
     assert way_out in message
 
 
-def test_a_column_that_is_numbers_elsewhere_is_shown_with_the_texts_in_it() -> None:
-    files = write(a=table("a", v=["1,5"] * 11 + ["n/d"]), b=table("b", v=["1", "2"] * 6))
-    assert "a.csv has ['n/d'] (line 13) beside numbers" in said("v", files, decimal=",")
-
-
 def test_a_category_whose_levels_are_written_in_two_ways_is_refused_unless_they_are_named() -> None:
     files = write(a=table("a", grade=["1", "2"] * 6), b=table("b", grade=["01", "2"] * 6))
     assert "how one number is written" in said("grade", files, categories=["grade"])
@@ -301,8 +296,7 @@ def test_signs_that_cannot_be_are_refused_at_once(argument: str, value: Any) -> 
 
 
 DATES = [
-    *("2020-01-31", "31/01/2020", "31.1.20", "2020/1/31 10:30", "2020-01-31T10:30:05.123Z"),
-    *("2020-01-31 10:30:00+01:00", "1-Mar-20", "12 März 2020", "10:30", "9:15:01 pm"),
+    *("31.1.20", "2020-01-31T10:30:05.123Z", "2020-01-31 10:30:00+01:00", "12 März 2020", "9:15:01 pm"),
 ]
 
 

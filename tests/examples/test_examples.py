@@ -99,15 +99,6 @@ def test_all_end_when_one_hospital_cannot_start(tmp_path: Path) -> None:
     assert "none of files={'hungary': 'patients.csv'} is there" in printed
 
 
-@pytest.mark.slow
-def test_each_folder_has_one_table(tmp_path: Path) -> None:
-    example = Example("three_hospitals", tmp_path)
-    example.call(sys.executable, "make_sites.py", tmp_path / "made")
-    folders = {path.name: path for path in (tmp_path / "made").iterdir() if path.is_dir()}
-    assert sorted(folders) == SITES
-    assert all([each.name for each in path.iterdir()] == ["patients.csv"] for path in folders.values())
-
-
 def test_containers_have_their_own_folder_and_certificate_alone() -> None:
     folder = EXAMPLES / "three_hospitals"
     services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]

@@ -43,13 +43,6 @@ def each(*names: str, value: float = 1.0) -> dict[str, dict[str, Tensor]]:
     return {name: {"x": torch.full((2,), value)} for name in names}
 
 
-def test_a_declaration_says_itself_in_a_line() -> None:
-    assert str(WEIGHTS) == "weights of the network, from the sources to everyone, every round"
-    assert str(Open("votes", up="learners", to="target", how_often="once")) == (
-        "votes, from those who train to the target, once"
-    )
-
-
 @pytest.mark.parametrize(
     ("argument", "make", "error"),
     [

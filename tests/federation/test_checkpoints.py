@@ -147,23 +147,6 @@ def test_each_client_has_its_own_weights_states_and_schedule_and_nobody_elses() 
         assert own["lr_schedulers"][0]["last_epoch"] == steps
 
 
-def test_joining_gives_back_what_was_split() -> None:
-    process = Process(NAMES, OPTIMIZERS["adam"], 3)
-    made = process.checkpoint()
-    join(made, NAMES)
-    del made["clients"]
-    assert_equal({key: made[key] for key in process.lightnings()}, process.lightnings())
-
-
-def test_a_process_joins_its_own_clients_alone() -> None:
-    made = Process(NAMES, OPTIMIZERS["sgd"], 2).checkpoint()
-    join(made, ["keys", "b"])
-    assert {name.split(".")[1] for name in made["state_dict"] if name != "shared"} == {"keys", "b"}
-    assert [group["client"] for group in made["optimizer_states"][0]["param_groups"]] == ["b", "keys"]
-    assert [group["params"] for group in made["optimizer_states"][0]["param_groups"]] == [[0, 1], [2, 3]]
-    assert set(made["lr_schedulers"][0]) == {"b", "keys"}
-
-
 def test_weights_alone_can_be_split_and_joined() -> None:
     made = {"state_dict": Process(NAMES, SGD, 0).lightnings()["state_dict"]}
     split(made, NAMES)

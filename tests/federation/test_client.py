@@ -16,16 +16,12 @@ from refused import refused
 def test_a_source_is_labelled_and_a_target_is_not_unless_said_otherwise() -> None:
     client = Client("amazon")
     assert (client.role, client.labelled, client.is_target, client.num_samples) == ("source", True, False, None)
-    assert Client("webcam", "target").labelled is False
+    assert Client("VA Long-Beach_état (0)", "target").labelled is False
+    assert names_of(make_roster(["b", Client("t", "target", num_samples=7), "a"], target="t")) == ["b", "t", "a"]
     assert make_roster(["a", Client("t", "target", labelled=True)], target="t")[1].labelled is True
 
 
-@pytest.mark.parametrize("name", ["keys", "type", "VA Long Beach", "état", "0", "a-b_c", "(x)", "self", "servers"])
-def test_any_ordinary_word_can_be_a_name(name: str) -> None:
-    assert Client(name).name == name
-
-
-@pytest.mark.parametrize("name", ["", "a.b", "a/b", "a:b", " a", "a\nb", "server", 3, None])
+@pytest.mark.parametrize("name", ["", "a.b", "a/b", "a:b", " a", "a\nb", "a\u200b", "server", "SERVER", 3, None])
 def test_names_that_would_break_metric_and_checkpoint_keys_are_refused(name: object) -> None:
     with pytest.raises(RosterError, match="rename the client"):
         Client(name)  # type: ignore[arg-type]
@@ -35,14 +31,6 @@ def test_names_that_would_break_metric_and_checkpoint_keys_are_refused(name: obj
 def test_unusable_clients_are_refused(argument: str, value: object) -> None:
     with refused(argument, RosterError):
         Client("a", **{argument: value})  # type: ignore[arg-type]
-
-
-def test_a_roster_keeps_the_order_and_gives_roles() -> None:
-    roster = make_roster(["b", Client("t", "target", num_samples=7), "a"], target="t")
-    assert names_of(roster) == ["b", "t", "a"]
-    assert [client.role for client in roster] == ["source", "target", "source"]
-    assert roster[1].labelled is False
-    assert roster[1].num_samples == 7
 
 
 @pytest.mark.parametrize("clients", [[Client("a", "target"), "b"], ["a", Client("b")]])
@@ -82,7 +70,6 @@ def test_placements_by_hand() -> None:
     "placement",
     [
         [["a", "b", "c"]],  # too few lists
-        [["a"], ["b"]],
         [["a", "b"], ["b", "c"]],
         [["a", "b", "c"], []],
         [["a", "b"], ["x"]],

@@ -68,16 +68,6 @@ def routes(received: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
 # ---------------------------------------------------------------- roster
 
 
-def test_the_roster_is_seen_from_all_sides() -> None:
-    fed = federation()
-    assert [client.name for client in fed.sources] == ["a", "b", "c"]
-    assert fed.target.name == "t"
-    assert fed.local_clients == fed.clients
-    assert fed.hosts_server
-    assert fed.is_local("a")
-    assert repr(fed) == "Federation(sources=[a, b, c], target='t', round_idx=0)"
-
-
 def test_introductions_bring_sizes() -> None:
     fed = federation()
     with pytest.raises(RosterError, match=r"got none for \['a', 'b', 'c', 't'\]"):
@@ -394,14 +384,6 @@ def test_a_mean_and_a_sum_are_booked_at_their_wire_size(weighted: bool, dtype: t
         (SERVER, "a"): downlink(payload, vector),
         (SERVER, "t"): downlink(payload, vector),
     }
-
-
-def test_time_is_kept_by_phase() -> None:
-    fed = federation()
-    fed.mean("w", same(1.0))
-    fed.exchange("x", same(1.0))
-    assert set(fed.seconds) == {"exchange", "protection"}
-    assert all(seconds >= 0 for seconds in fed.seconds.values())
 
 
 # ---------------------------------------------------------------- checkpoints

@@ -125,11 +125,6 @@ def test_the_order_does_not_depend_on_who_else_is_hosted(local_steps: int | None
         assert [step.get(name) for step in alone] == [step.get(name) for step in together]
 
 
-def test_a_client_that_has_run_out_is_missing_from_later_batches() -> None:
-    # 7, 12 and 5 samples in batches of 3: 3, 4 and 2 batches
-    assert [sorted(step) for step in seen(planned())] == [["a", "b", "t"], ["a", "b", "t"], ["a", "b"], ["b"]]
-
-
 @pytest.mark.parametrize("plan", [{}, {"local_steps": 5}, {"accumulate": 3}], ids=str)
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_every_process_knows_who_has_a_batch_in_a_step(plan: dict[str, Any], drop_last: bool) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, ReduceLROnPlateau, StepLR
 
-from fedlit.run.optimisation import ClientSchedules, client_norms, clip_client_gradients, default_optimizer
+from fedlit.run.optimisation import ClientSchedules, client_norms, clip_client_gradients
 
 CLIENTS = ["a", "b", "keys"]
 
@@ -155,8 +155,3 @@ def test_a_process_restores_its_own_clients_from_everybodys_schedules() -> None:
     restored = ClientSchedules(mine, lambda view: ExponentialLR(view, 0.5), "round")
     restored.load_state_dict(state)
     assert restored.schedules["b"].last_epoch == 1
-
-
-def test_the_default_optimiser_is_fused_sgd_with_momentum() -> None:
-    (group,) = default_optimizer([torch.nn.Parameter(torch.ones(1))]).param_groups
-    assert (group["lr"], group["momentum"], group["fused"]) == (0.01, 0.9, True)

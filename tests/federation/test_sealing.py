@@ -104,7 +104,7 @@ def test_a_message_is_longer_by_a_tag_and_by_its_sealed_key() -> None:
     assert {sealed[way] - clear[way] for way in clear} == {MAC_BYTES + WRAP_BYTES} == {76}
 
 
-@pytest.mark.parametrize("place", [0, 12, 40, WRAP_BYTES, 100, -1])
+@pytest.mark.parametrize("place", [0, WRAP_BYTES, -1])
 def test_a_changed_message_opens_for_nobody(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     def spoil(message: Tensor) -> None:
         if len(message) > 130:  # a sealed payload, and no key

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedlit.federation import ChannelError, DivergedError, Federation, RosterError, Schedule
+from fedlit.federation import ChannelError, Federation, RosterError, Schedule
 from fedlit.privacy import (
     AffineGrid,
     CKKSAffine,
@@ -13,10 +13,9 @@ from fedlit.privacy import (
     GaussianMechanism,
     PaillierAffine,
     PlainAffine,
-    RangeError,
     TwoPartyAffine,
 )
-from refused import refused
+from refused import refused, slow
 
 
 def small_grid() -> AffineGrid:
@@ -42,7 +41,7 @@ def run(federation: Federation, seed: int = 0) -> dict[str, dict[str, torch.Tens
         (PlainAffine(), 1e-12),
         (PlainAffine(small_grid()), None),
         (PaillierAffine(key_bits=512, grid=small_grid(), insecure_test_keys=True), None),
-        (CKKSAffine(), None),
+        slow(CKKSAffine(), None),
     ],
     ids=["floats", "grid", "paillier (small key: tests arithmetic, not secrecy)", "ckks"],
 )
@@ -68,32 +67,11 @@ def test_keys_are_sent_once_and_every_later_exchange_is_shorter() -> None:
     assert second == third
 
 
-def test_both_directions_run_in_one_call() -> None:
-    federation = Federation(["a", "t"], "t")
-    m, matrix, offset = numbers()
-    a, t = federation.clients
-    received = federation.affine(
-        "dot",
-        {"a": m, "t": 2 * m},
-        {"a": {"t": (matrix, offset)}, "t": {"a": (matrix, 0 * offset)}},
-        [(a, t), (t, a)],
-        2,
-    )
-    assert torch.allclose(received["t"]["a"], (matrix @ m).double(), atol=1e-6)
-    assert torch.allclose(received["a"]["t"], (2 * matrix @ m + offset).double(), atol=1e-6)
-
-
-def test_moments_of_strangers_out_of_range_or_not_finite_are_refused_and_absent_clients_left_out() -> None:
+def test_moments_of_strangers_are_refused_and_absent_clients_left_out() -> None:
+    federation = Federation(["a", "t"], "t", two_party=PlainAffine(small_grid()))
     maps = {"a": {"t": (torch.ones(1, 2), torch.zeros(1))}}
-    for sender, number, error, text in (
-        ("t", 99.0, RangeError, "bound"),
-        ("t", torch.nan, DivergedError, "'t' would send NaN"),
-        ("stranger", 1.0, RosterError, "stranger"),
-    ):
-        federation = Federation(["a", "t"], "t", two_party=PlainAffine(small_grid()))
-        a, t = federation.clients
-        with pytest.raises(error, match=text):
-            federation.affine("dot", {sender: torch.tensor([1.0, number])}, maps, [(t, a)], 1)
+    with pytest.raises(RosterError, match="stranger"):
+        federation.affine("dot", {"stranger": torch.ones(2)}, maps, [(federation.target, federation.sources[0])], 1)
     assert set(run(Federation(["a", "b", "t"], "t", participation=Schedule([["a", "t"]])))) == {"a"}
 
 

@@ -100,17 +100,6 @@ def test_fedgp_by_hand_layer_by_layer_and_as_a_whole() -> None:
     assert distances[0] < distances[1]
 
 
-def test_fedgp_cosine_by_hand() -> None:
-    r"""t = (3, 4), s = (2, 0): the cosine is 6 / (5 * 2) = 0.6, and 0.75 t + 0.25 * scale 10 * 0.6 s = (5.25, 3).
-
-    The second source is opposed and adds nothing but its share of the target: 1/2 [(5.25, 3) + 0.75 (3, 4)].
-    """
-    t, s, opposed = ({"a": torch.tensor(values)} for values in ([3.0, 4.0], [2.0, 0.0], [-1.0, 0.0]))
-    assert fn.fedgp_cosine(t, [s], 0.25, scales=[10.0])["a"].tolist() == pytest.approx([5.25, 3.0])
-    both = fn.fedgp_cosine(t, [s, opposed], 0.25, scales=[10.0, 10.0])["a"]
-    assert both.tolist() == pytest.approx([(5.25 + 2.25) / 2, 3.0])
-
-
 @GRANULARITIES
 def test_fedgp_agrees_with_projections_made_by_numpy(granularity: str, generator: torch.Generator) -> None:
     t, *sources = random_updates(4, generator)
@@ -138,18 +127,6 @@ def test_products_of_many_small_layers_are_numpys(granularity: str, generator: t
         for found, expected in ((inner, [a @ b for a, b in pairs]), (squares, [b @ b for _, b in pairs])):
             expected = expected if granularity == "layer" else [sum(expected)]
             np.testing.assert_allclose(found[k].numpy(), expected, rtol=1e-11, atol=1e-10)
-
-
-@GRANULARITIES
-def test_products_that_are_known_change_nothing(granularity: str, generator: torch.Generator) -> None:
-    t, *sources = random_updates(4, generator)
-    known = fn.products_with_sources(t, sources, granularity)
-    same = [
-        (fn.fedgp(t, sources, 0.3, None, granularity, products) for products in (None, known)),
-        (fn.fedgp_cosine(t, sources, 0.3, [0.5, 1.0, 2.0], None, granularity, products) for products in (None, known)),
-    ]
-    for one, other in same:
-        assert all(torch.equal(one[name], other[name]) for name in t)
 
 
 @pytest.mark.parametrize(("dtype", "beta"), [(torch.float32, 0.1), (torch.float64, 0.3), (torch.float32, 1.0)])
@@ -189,7 +166,7 @@ def test_fedda_at_its_ends_and_for_equal_updates(generator: torch.Generator) -> 
     assert all(torch.equal(nothing[name], t[name]) for name in t)
     close(everything, fn.fedavg(sources, weights))
     close(fn.fedda(t, [t, t], [0.3, 0.9]), t)
-    close(fn.fedda(t, sources[::-1], 0.4, weights[::-1]), fn.fedda(t, sources, 0.4, weights))
+    close(fn.fedda(t, sources[::-1], torch.tensor(0.5), weights[::-1]), fn.fedda(t, sources, 0.5, weights))
 
 
 @pytest.mark.parametrize("rule", ["fedda", "fedgp", "fedgp_cosine"])
@@ -204,15 +181,12 @@ def test_statistics_are_averaged_and_counters_kept(rule: str) -> None:
 
     t, s = update(1.0, 2.0, 7), update(-1.0, -6.0, 100)
     extra = {"scales": [5.0]} if rule == "fedgp_cosine" else {}
-    for granularity in [{}] if rule == "fedda" else [{"granularity": "layer"}, {"granularity": "model"}]:
-        result = {"fedda": fn.fedda, "fedgp": fn.fedgp, "fedgp_cosine": fn.fedgp_cosine}[rule](
-            t, [s], 0.25, **extra, **granularity
-        )
-        # 3/4 * 2 + 1/4 * -6 = 0, although the statistics are opposed; the weight is projected away
-        assert result["bn.running_mean"].item() == 0.0
-        assert result["bn.running_var"].item() == 0.0
-        assert result["bn.weight"].item() == (0.5 if rule == "fedda" else 0.75)
-        assert result["bn.num_batches_tracked"].item() == 7
+    result = {"fedda": fn.fedda, "fedgp": fn.fedgp, "fedgp_cosine": fn.fedgp_cosine}[rule](t, [s], 0.25, **extra)
+    # 3/4 * 2 + 1/4 * -6 = 0, although the statistics are opposed; the weight is projected away
+    assert result["bn.running_mean"].item() == 0.0
+    assert result["bn.running_var"].item() == 0.0
+    assert result["bn.weight"].item() == (0.5 if rule == "fedda" else 0.75)
+    assert result["bn.num_batches_tracked"].item() == 7
     result["bn.num_batches_tracked"] += 1
     assert t["bn.num_batches_tracked"].item() == 7  # the result shares no memory
 
@@ -246,18 +220,6 @@ def test_inner_products_name_their_layers_in_order_and_leave_statistics_out() ->
     assert fn.inner_products(a, b).dtype == torch.float64
 
 
-def test_inner_products_of_layers_longer_than_a_chunk_and_of_strided_ones(generator: torch.Generator) -> None:
-    a, b = (torch.randn(700, 1001, generator=generator) for _ in range(2))
-    expected = float(a.double().flatten().numpy() @ b.double().flatten().numpy())
-    assert fn.inner_products({"a": a}, {"a": b}).item() == pytest.approx(expected, rel=1e-11)
-    assert fn.inner_products({"a": a.T}, {"a": b.T}).item() == pytest.approx(expected, rel=1e-11)
-
-
-def test_inner_products_of_complex_layers_are_those_of_their_parts() -> None:
-    a, b = {"a": torch.tensor([1 + 2j])}, {"a": torch.tensor([3 - 5j])}
-    assert fn.inner_products(a, b).item() == 3 - 10
-
-
 def test_a_model_without_layers_has_nothing_to_project() -> None:
     t, s = {"bn.running_mean": torch.tensor([2.0])}, {"bn.running_mean": torch.tensor([4.0])}
     assert fn.inner_products(t, s).shape == (0,)
@@ -284,13 +246,3 @@ def test_sources_that_scale_their_own_updates_add_up_to_fedgp(granularity: str, 
         sent = fn.scale_layers(s, coefficients * beta / len(sources))
         total = {name: total[name] + sent[name] for name in total}
     close(total, fn.fedgp(t, sources, beta, granularity=granularity))
-
-
-UPDATE = {"a": torch.ones(2)}
-
-
-def test_betas_may_be_a_number_a_list_an_array_or_a_tensor(generator: torch.Generator) -> None:
-    t, *sources = random_updates(3, generator)
-    plain = fn.fedda(t, sources, 0.25)
-    for beta in ([0.25, 0.25], torch.tensor(0.25), torch.tensor([0.25, 0.25]), np.array([0.25, 0.25])):
-        close(fn.fedda(t, sources, beta), plain)

@@ -1,4 +1,4 @@
-"""Kernels against scikit-learn and numpy; random features against the kernels and scipy's distributions."""
+"""Kernels and discrepancies against scikit-learn and numpy; random features against kernels and distributions."""
 
 from __future__ import annotations
 
@@ -22,15 +22,6 @@ def pair(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return tuple(torch.randn(rows, 4, generator=generator, dtype=torch.float64) for rows in (7, 5))
 
 
-def test_values_by_hand() -> None:
-    # the difference is (3, -4): |d|_2 = 5, |d|_1 = 7
-    x, y = torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]])
-    assert fn.gaussian_kernel(x, y, 5.0).item() == pytest.approx(math.exp(-0.5), rel=1e-6)
-    assert fn.laplace_kernel(x, y, 7.0).item() == pytest.approx(math.exp(-1), rel=1e-6)
-    assert fn.cauchy_kernel(x, y, 1.0).item() == pytest.approx(1 / (10 * 17), rel=1e-6)
-    assert fn.cauchy_kernel(x, y, 2.0).item() == pytest.approx(1 / ((1 + 9 / 4) * (1 + 4)), rel=1e-6)
-
-
 @pytest.mark.parametrize("bandwidth", [0.3, 1.0, 5.0])
 def test_agree_with_scikit_learn_and_numpy(pair: tuple[Tensor, Tensor], bandwidth: float) -> None:
     x, y = pair
@@ -50,25 +41,11 @@ def test_near_samples_far_from_the_origin_keep_their_distance(kernel: Callable[.
     torch.testing.assert_close(kernel(x, x, 1.0), kernel(x - 1000, x - 1000, 1.0), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_keep_the_dtype(kernel: Callable[..., Tensor], dtype: torch.dtype, pair: tuple[Tensor, Tensor]) -> None:
-    gram = kernel(pair[0].to(dtype), pair[1].to(dtype), 1.0)
-    assert (gram.dtype, gram.shape) == (dtype, (7, 5))
-    torch.testing.assert_close(gram.double(), kernel(*pair, 1.0), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("kernel", [fn.gaussian_kernel, fn.cauchy_kernel])
 def test_gradient_between_coincident_samples_is_zero(kernel: Callable[..., Tensor]) -> None:
     x = torch.ones(2, 3, requires_grad=True)
     (gradient,) = torch.autograd.grad(kernel(x, torch.ones(2, 3), 1.0).sum(), x)
     assert gradient.abs().max() < 1e-6
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_no_samples_give_an_empty_matrix(kernel: Callable[..., Tensor]) -> None:
-    assert kernel(torch.ones(0, 2), torch.ones(3, 2), 1.0).shape == (0, 3)
-    assert kernel(torch.ones(3, 2), torch.ones(0, 2), 1.0).shape == (3, 0)
 
 
 EXACT: dict[fn.Kernel, Callable[..., Tensor]] = {
@@ -130,18 +107,96 @@ def test_the_numbers_of_a_seed_stay_the_same() -> None:
         assert fn.sample_frequencies(8, 2, 1.0, kernel)[0].tolist() == pytest.approx(numbers, rel=1e-6)
 
 
-def test_features_by_hand() -> None:
-    # phases: 2 * pi/4 = pi/2 and 2 * pi/2 = pi; cosines 0, -1 and sines 1, 0, over sqrt(2)
-    features = fn.random_fourier_features(
-        torch.tensor([[2.0]], dtype=torch.float64), torch.tensor([[math.pi / 4], [math.pi / 2]], dtype=torch.float64)
+def by_hand(x: Tensor, y: Tensor, bandwidth: float, unbiased: bool) -> float:
+    def k(a: Tensor, b: Tensor) -> float:
+        return math.exp(-sum((u - v) ** 2 for u, v in zip(a.tolist(), b.tolist(), strict=True)) / (2 * bandwidth**2))
+
+    def within(z: Tensor) -> float:
+        pairs = [(i, j) for i in range(len(z)) for j in range(len(z)) if i != j or not unbiased]
+        return sum(k(z[i], z[j]) for i, j in pairs) / len(pairs)
+
+    return within(x) + within(y) - 2 * sum(k(a, b) for a in x for b in y) / (len(x) * len(y))
+
+
+@pytest.fixture
+def domains(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    x = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+    return x, torch.randn(9, 3, generator=generator, dtype=torch.float64) + 0.5
+
+
+@pytest.mark.parametrize("unbiased", [True, False])
+@pytest.mark.parametrize("bandwidth", [0.5, 3.0])
+def test_the_discrepancy_is_the_double_sum_of_its_definition(
+    unbiased: bool, bandwidth: float, domains: tuple[Tensor, Tensor]
+) -> None:
+    assert fn.mmd_squared(*domains, bandwidth, unbiased).item() == pytest.approx(
+        by_hand(*domains, bandwidth, unbiased), rel=1e-12
     )
-    half = math.sqrt(0.5)
-    assert features[0].tolist() == pytest.approx([0, -half, half, 0], abs=1e-15)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_sample_has_length_one(dtype: torch.dtype, generator: torch.Generator) -> None:
-    x = 10 * torch.randn(20, 5, generator=generator, dtype=torch.float64).to(dtype)
-    features = fn.random_fourier_features(x, fn.sample_frequencies(33, 5, 1.0))
-    assert (features.dtype, features.shape) == (dtype, (20, 66))
-    torch.testing.assert_close(features.norm(dim=1), torch.ones(20, dtype=dtype))
+def test_float32_keeps_the_digits_of_a_small_discrepancy(generator: torch.Generator) -> None:
+    """Means of 1e6 kernel values near 1 cancel to 1e-5; sums in float32 would be off by a part in a hundred."""
+    x, y = (torch.randn(1000, 2, generator=generator) for _ in range(2))
+    exact = fn.mmd_squared(x.double(), y.double() + 0.1, 20.0).item()
+    got = fn.mmd_squared(x.double().float(), (y.double() + 0.1).float(), 20.0)
+    assert got.dtype == torch.float32
+    assert 0 < exact < 1e-4
+    assert got.item() == pytest.approx(exact, rel=1e-4)
+
+
+def test_the_aligned_discrepancy_by_hand() -> None:
+    """W = (1, 2)^T and a gap of (3, -1): (3 - 2)^2."""
+    means = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 1.0])
+    assert fn.rff_mmd_squared(*means, torch.tensor([[1.0], [2.0]])).item() == 1
+
+
+def samples(n: int = 13, k: int = 9, p: int = 3, shift: float = 1.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, p, generator=generator, dtype=torch.float64)
+    return x, shift + 1.5 * torch.randn(k, p, generator=generator, dtype=torch.float64)
+
+
+def test_the_middle_bandwidth_is_the_mean_over_all_pairs_of_both_domains() -> None:
+    x, y = samples()
+    distances = pairwise.euclidean_distances(np.concatenate([x, y]), squared=True)
+    n = len(distances)
+    b = distances.sum() / (n * n - n)
+    torch.testing.assert_close(fn.kernel_ladder(x, y), b * torch.tensor([0.25, 0.5, 1, 2, 4], dtype=torch.float64))
+    expected = b * torch.tensor([1 / 3, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(fn.kernel_ladder(x, y, num_kernels=2, factor=3.0), expected)
+    torch.testing.assert_close(fn.kernel_ladder(x + 1e6, y + 1e6), fn.kernel_ladder(x, y), rtol=1e-8, atol=0)
+
+
+def test_the_middle_bandwidth_follows_from_two_means_of_each_client() -> None:
+    """2n/(n-1) (mean |z|^2 - |mean z|^2): weighted by samples, means of single clients' means are all that it takes."""
+    x, y = samples()
+    n = len(x) + len(y)
+    mean = (len(x) * x.mean(0) + len(y) * y.mean(0)) / n
+    square = (len(x) * x.square().mean() + len(y) * y.square().mean()) / n
+    b = fn.kernel_ladder(x, y, num_kernels=1)
+    assert fn.mean_pair_distance(mean, square, n) == pytest.approx(float(b), rel=1e-12)
+    assert fn.mean_pair_distance(x[0], x[0].square().mean(), 1) == 0
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_the_discrepancy_is_the_mean_over_kernels_by_scikit_learn(unbiased: bool) -> None:
+    x, y = samples()
+    bandwidths = [0.5, 2.0, 7.0]
+    expected = 0.0
+    for b in bandwidths:
+        within = 0.0
+        for z in (x, y):
+            k = pairwise.rbf_kernel(z, gamma=1 / b)
+            n = len(z)
+            within += (k.sum() - np.trace(k)) / (n * n - n) if unbiased else k.mean()
+        expected += (within - 2 * pairwise.rbf_kernel(x, y, gamma=1 / b).mean()) / len(bandwidths)
+    got = fn.multi_kernel_mmd(x, y, torch.tensor(bandwidths), unbiased=unbiased)
+    assert float(got) == pytest.approx(expected, rel=1e-12)
+
+
+def test_rows_of_a_mixture_have_the_spread_of_their_kernel() -> None:
+    unit = fn.sample_frequencies(6, 4, 1.0)
+    got = fn.mixture_frequencies(unit, [0.5, 2.0, 8.0])
+    factors = torch.tensor([2.0, 2.0, 1.0, 1.0, 0.5, 0.5])
+    torch.testing.assert_close(got, unit * factors[:, None])
+    torch.testing.assert_close(fn.mixture_frequencies(unit, [2 * 0.7**2]), fn.sample_frequencies(6, 4, 0.7))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import ot
 import pytest
-import scipy.sparse
 import torch
 import torch.nn.functional as F
 from scipy.stats import norm
@@ -68,14 +67,6 @@ def test_propagation_solves_the_dense_system() -> None:
     expected = np.linalg.solve(np.eye(40) - alpha * walk, p.numpy())
     expected /= expected.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(fn.propagate_labels(graph, p, alpha), expected, atol=1e-10)
-
-
-def test_two_neighbours_by_hand() -> None:
-    """S has one pair of ones: (I - S/2)^-1 is [[4, 2], [2, 4]] / 3. The third sample has no neighbour."""
-    graph = scipy.sparse.csr_array(np.array([[0, 5.0, 0], [5.0, 0, 0], [0, 0, 0]]))
-    p = torch.tensor([[1.0, 0], [0, 1], [0.25, 0.75]])
-    expected = torch.tensor([[2 / 3, 1 / 3], [1 / 3, 2 / 3], [0.25, 0.75]], dtype=torch.float64)
-    torch.testing.assert_close(fn.propagate_labels(graph, p, 0.5), expected)
 
 
 def test_class_shares_are_those_of_the_transport_plan_of_pot() -> None:

@@ -62,154 +62,99 @@ SOME_SUMS, WIDER_SUMS = (fn.random_feature_sums([PAIR[0]], fn.sample_frequencies
 REFUSED: list[tuple[str, Callable[[], Any]]] = [
     # adversarial
     ("source_logits", lambda: fn.domain_adversarial_loss([], zeros(2))),
-    ("logits", lambda: fn.domain_adversarial_loss([zeros(2, 1)], zeros(2))),
     ("weights", lambda: fn.domain_loss(zeros(2), True, ones(3))),
-    *(("progress", partial(f, p)) for f in (fn.reversal_weight, fn.annealing) for p in (1.1, -0.1, NAN)),
+    *(("progress", partial(f, 1.1)) for f in (fn.reversal_weight, fn.annealing)),
     ("points", lambda: fn.gradient_penalty(torch.sum, zeros(3))),
     ("features", lambda: fn.multilinear_map(zeros(2), zeros(2, 2))),
     ("probabilities", lambda: fn.multilinear_map(zeros(2, 3), zeros(3, 2))),
-    ("probabilities", lambda: fn.entropy_weights(zeros(0, 3))),
     # aggregation and updates
     ("updates", lambda: fn.fedavg([])),
-    ("updates", lambda: fn.fedavg([UPDATE, OTHER])),
     ("updates", lambda: fn.fedavg([UPDATE, LONGER])),
-    *(("weights", partial(fn.fedavg, [UPDATE] * 2, w)) for w in ([1, -0.5], [NAN, 1], [0, 0], [1], ones(2, 1))),
-    *(
-        (argument, partial(rule, UPDATE, sources, beta, weights))
-        for rule in (fn.fedda, fn.fedgp)
-        for argument, sources, beta, weights in (
-            ("sources", [], 0.5, None),
-            ("updates", [UPDATE, OTHER], 0.5, None),
-            ("updates", [{"a": ones(2).long()}], 0.5, None),
-            ("beta", [UPDATE], 1.5, None),
-            ("beta", [UPDATE], NAN, None),
-            ("beta", [UPDATE] * 2, [0.5], None),
-            ("weights", [UPDATE] * 2, 0.5, [1.0]),
-        )
-    ),
+    *(("weights", partial(fn.fedavg, [UPDATE] * 2, w)) for w in ([1, -0.5], [0, 0], [1], ones(2, 1))),
+    ("sources", lambda: fn.fedda(UPDATE, [], 0.5)),
+    ("updates", lambda: fn.fedgp(UPDATE, [UPDATE, OTHER], 0.5)),
+    *(("beta", partial(rule, UPDATE, [UPDATE], NAN)) for rule in (fn.fedda, fn.fedgp)),
     ("granularity", lambda: fn.fedgp(UPDATE, [UPDATE], 0.5, granularity="block")),  # type: ignore[arg-type]
-    ("granularity", lambda: fn.inner_products(UPDATE, UPDATE, "block")),  # type: ignore[arg-type]
-    ("scales", lambda: fn.fedgp_cosine(UPDATE, [UPDATE], 0.5, scales=[-1.0])),
-    ("updates", lambda: fn.inner_products(UPDATE, OTHER)),
     ("norms_squared", lambda: fn.projection_coefficients(ones(1), -ones(1))),
     ("inner", lambda: fn.projection_coefficients(ones(2), ones(1))),
     ("coefficients", lambda: fn.scale_layers(UPDATE, ones(2))),
     # alignment
     ("other", lambda: fn.alignment_loss(zeros(4, 3), zeros(4))),
-    ("aligned", lambda: fn.alignment_loss(zeros(3), zeros(3))),
     # auto-weighting
     ("target_variance", lambda: fn.auto_weights(-1.0, 1.0)),
     ("distance", lambda: fn.auto_weights(1.0, tensor([1.0, INF]))),
     ("rule", lambda: fn.auto_beta([BATCH] * 2, [BATCH], "median")),  # type: ignore[arg-type]
-    ("granularity", lambda: fn.auto_beta([BATCH] * 2, [BATCH], "fedgp", "block")),  # type: ignore[arg-type]
     ("sources", lambda: fn.auto_beta([BATCH] * 2, [])),
     ("count", lambda: fn.auto_beta([BATCH], [BATCH])),
-    ("updates", lambda: fn.auto_beta([BATCH] * 2, [LONGER])),
-    ("updates", lambda: fn.auto_beta([BATCH, OTHER], [BATCH])),
     # calibration
     ("labels", lambda: fn.fit_temperature(ones(4, 3), zeros(3).long())),
     ("logits", lambda: fn.losses_at(ones(0, 3), zeros(0).long(), fn.temperature_grid())),
-    ("probabilities", lambda: fn.brier_score(ones(0, 3), zeros(0).long())),
     ("number", lambda: fn.temperature_grid(2)),
     ("losses", lambda: fn.best_temperature(fn.temperature_grid(), zeros(40))),
     ("costs", lambda: fn.decide(ones(4, 3), zeros(2, 2))),
-    ("costs", lambda: fn.decide(ones(4, 3), zeros(3, 3) / 0)),
     # clustering
     ("num_clusters", lambda: fn.k_means(zeros(3, 2), 4)),
     ("x", lambda: fn.k_means(zeros(3), 1)),
     ("clusters", lambda: fn.k_means(zeros(3, 2), 2, zeros(2).long())),
     ("clusters", lambda: fn.relative_scatter(zeros(3, 2), zeros(3))),
-    ("x", lambda: fn.intra_cluster_distance(zeros(0, 2), zeros(0).long())),
     # correlation and CORAL's map
-    *(("moments", partial(fn.central_moments, ones(number))) for number in (1, 4, 5)),
+    *(("moments", partial(fn.central_moments, ones(number))) for number in (1, 4)),
     ("y", lambda: fn.coral_loss(X, X[:1])),
     ("center", lambda: fn.second_moments(X, ones(2))),
     ("target_covariance", lambda: fn.coral_map(eye(3), eye(4))),
-    *(("reg", partial(fn.coral_map, eye(3), eye(3), reg)) for reg in (-1.0, NAN, "none")),
+    *(("reg", partial(fn.coral_map, eye(3), eye(3), reg)) for reg in (-1.0, "none")),
     ("source_covariance", lambda: fn.coral_map(ones(3, 3), eye(3), 0.0)),
-    ("target_covariance", lambda: fn.coral_map(eye(3), zeros(3, 3) / 0)),
     # linear classifiers
     ("second_moment", lambda: fn.linear_discriminant(ones(4, 3), ones(4, 2), ones(2))),
-    ("second_moment", lambda: fn.linear_discriminant(zeros(4, 4) / 0, ones(4, 2), ones(2))),
     ("priors", lambda: fn.linear_discriminant(eye(4), ones(4, 2), ones(3))),
     ("class_moments", lambda: fn.linear_discriminant(eye(4), ones(4), ones(2))),
-    *(("shrinkage", partial(fn.linear_discriminant, eye(4), ones(4, 2), ones(2), s)) for s in (0.0, 1.1, NAN)),
+    *(("shrinkage", partial(fn.linear_discriminant, eye(4), ones(4, 2), ones(2), s)) for s in (0.0, 1.1)),
     ("second_moment", lambda: fn.linear_discriminant(eye(2) / 2, eye(2) / 2, ones(2) / 2)),  # classes without spread
     ("y", lambda: fn.softmax_regression(X, Y[:3])),
-    ("x", lambda: fn.softmax_regression(X / 0, Y)),
     ("penalty", lambda: fn.softmax_regression(X, Y, 0.0)),
     # losses of logits, and of pairs
-    *(
-        ("logits", partial(loss, zeros(shape)))
-        for loss in (fn.uniform_cross_entropy, fn.information_maximisation_loss, fn.minimax_entropy_loss)
-        for shape in ((3,), (0, 3), (2, 0), (2, 3, 4))
-    ),
+    ("logits", lambda: fn.uniform_cross_entropy(zeros(3))),
+    ("logits", lambda: fn.information_maximisation_loss(zeros(2, 0))),
+    ("logits", lambda: fn.minimax_entropy_loss(zeros(3))),
     ("joint", lambda: fn.mutual_information_bound(zeros(2, 1), zeros(2))),
-    ("independent", lambda: fn.mutual_information_bound(zeros(2), zeros(0))),
     ("gradient", lambda: fn.loss_from_gradient(ones(2, 3), ones(2, 1))),
     # subspaces
-    *(
-        (argument, partial(flow, source, target))
-        for flow in (fn.geodesic_flow_factor, fn.geodesic_flow_kernel)
-        for argument, source, target in (
-            ("source_basis", basis(2), basis(3)),
-            ("source_basis", basis(4), basis(4)),
-            ("source_basis", 2 * basis(2), basis(2)),
-            ("source_basis", zeros(6), basis(2)),
-            ("target_basis", basis(2), eye(6)[:, :2].long()),
-        )
-    ),
+    ("source_basis", lambda: fn.geodesic_flow_kernel(basis(2), basis(3))),
+    ("source_basis", lambda: fn.geodesic_flow_kernel(basis(4), basis(4))),
+    ("source_basis", lambda: fn.geodesic_flow_factor(2 * basis(2), basis(2))),
+    ("target_basis", lambda: fn.geodesic_flow_factor(basis(2), zeros(6))),
     ("num_axes", lambda: fn.principal_axes(torch.arange(12.0).view(4, 3).sin(), 5)),
     # kernels and random features
-    *(
-        (argument, partial(kernel, x, y, bandwidth))
-        for kernel in (fn.gaussian_kernel, fn.laplace_kernel, fn.cauchy_kernel)
-        for argument, x, y, bandwidth in (
-            ("bandwidth", X, X, 0.0),
-            ("y", X, X[:, :2], 1.0),
-            ("x", X[0], X, 1.0),
-        )
-    ),
+    ("bandwidth", lambda: fn.cauchy_kernel(X, X, 0.0)),
+    ("y", lambda: fn.gaussian_kernel(X, X[:, :2], 1.0)),
+    ("x", lambda: fn.laplace_kernel(X[0], X, 1.0)),
     ("num", lambda: fn.sample_frequencies(0, 2, 1.0)),
-    ("dim", lambda: fn.sample_frequencies(2, 0, 1.0)),
-    ("bandwidth", lambda: fn.sample_frequencies(2, 2, 0.0)),
     ("kernel", lambda: fn.sample_frequencies(2, 2, 1.0, "rbf")),  # type: ignore[arg-type]
     ("frequencies", lambda: fn.random_fourier_features(ones(5, 2), OMEGA)),
     ("x", lambda: fn.random_fourier_features(ones(3), OMEGA)),
     # discrepancies
     ("x", lambda: fn.mmd_squared(X[:1], X, 1.0)),
-    ("y", lambda: fn.mmd_squared(X, X[:0], 1.0, unbiased=False)),
     ("aligner", lambda: fn.rff_mmd_squared(ones(4), ones(4), ones(6, 2))),
     ("num_kernels", lambda: fn.kernel_ladder(X, 2 * X, num_kernels=0)),
     ("factor", lambda: fn.kernel_ladder(X, 2 * X, factor=1.0)),
     ("middle", lambda: fn.kernel_ladder(ones(3, 2), ones(2, 2))),
-    ("y", lambda: fn.kernel_ladder(X, X[:, :2])),
-    *(("bandwidths", partial(fn.multi_kernel_mmd, X, X, widths)) for widths in ([], [1.0, 0.0], [INF])),
+    *(("bandwidths", partial(fn.multi_kernel_mmd, X, X, widths)) for widths in ([], [1.0, 0.0])),
     ("frequencies", lambda: fn.mixture_frequencies(OMEGA, [1.0, 2.0, 3.0])),
     # mixtures
     ("means", lambda: fn.mixture_variance(zeros(3), zeros(3), ones(3))),
-    ("variances", lambda: fn.mixture_variance(zeros(2, 3), zeros(2, 1), ones(2))),
     ("variances", lambda: fn.mixture_variance(zeros(2, 1), tensor([[1.0], [-2.0]]), ones(2))),
     ("weights", lambda: fn.mixture_variance(zeros(2, 1), ones(2, 1), zeros(2))),
     # knowledge of several sources
-    *(
-        ("gate", partial(vote, ones(2, 3, 2) / 2, gate))
-        for vote in (fn.knowledge_vote, fn.consensus_focus, fn.confident_votes)
-        for gate in (-0.1, 1.0, NAN)
-    ),
+    *(("gate", partial(vote, X[None], 1.0)) for vote in (fn.knowledge_vote, fn.consensus_focus, fn.confident_votes)),
     ("probabilities", lambda: fn.knowledge_vote(X, 0.9)),
-    ("probabilities", lambda: fn.consensus_focus(X, 0.9)),
     ("rule", lambda: fn.consensus_focus(X[None], 0.9, "mean")),  # type: ignore[arg-type]
     ("probabilities", lambda: fn.consensus_focus(ones(17, 1, 1), 0.5, "shapley")),
     ("probabilities", lambda: fn.between_class_variance(zeros(0, 3))),
     ("mixup", lambda: fn.mixup(X, X, -1.0)),
     ("logits", lambda: fn.hard_vote(zeros(3, 4))),
-    ("logits", lambda: fn.hard_vote(zeros(2, 4, 2) / 0)),
     # refinement
     ("x", lambda: fn.normal_scores(zeros(0, 3))),
-    ("x", lambda: fn.normal_scores(tensor([[NAN]]))),
     ("num_neighbors", lambda: fn.neighbour_graph(eye(3), 3)),
-    ("x", lambda: fn.neighbour_graph(zeros(3, 2) / 0, 1)),
     *(
         (argument, partial(lambda p, alpha: fn.propagate_labels(fn.neighbour_graph(eye(3), 1), p, alpha), p, alpha))
         for argument, p, alpha in (
@@ -220,8 +165,7 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     ),
     *(("shares", partial(fn.to_class_shares, Y, tensor(s))) for s in ([0.5, 0.5], [0.6, 0.6, -0.2], [0.5, 0.4, 0.2])),
     ("doubt", lambda: fn.adaptive_shares(Y, -1)),
-    *(("confidence", partial(fn.to_confidence, Y, confidence)) for confidence in (0.0, 1.0, NAN)),
-    ("features", lambda: fn.refine_labels(Y, ones(3, 3))),
+    *(("confidence", partial(fn.to_confidence, Y, confidence)) for confidence in (0.0, 1.0)),
     # scores
     ("num_classes", lambda: fn.certainty_score(0.0, 1)),
     ("probabilities", lambda: fn.soft_neighbourhood_density(ones(2, 2))),
@@ -229,23 +173,18 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     ("target", lambda: scores(ones(2))),
     ("ridge", lambda: scores(ridge=0.0)),
     ("logits", lambda: fn.calibrated_information(ones(0, 3), 1.0)),
-    ("temperature", lambda: fn.calibrated_information(ones(2, 3), 0.0)),
-    ("x", lambda: fn.standardised_directions(ones(0, 3))),
-    ("x", lambda: fn.nearest_neighbours(ones(3, 2))),
     ("num_neighbours", lambda: fn.nearest_neighbours(ones(5, 2), 5)),
     ("neighbours", lambda: fn.neighbourhood_information(ones(3).long(), ones(2, 1).long(), 2)),
     ("size", lambda: fn.feature_hash(ones(2, 3), 0)),
     ("counts", lambda: fn.class_mean_match(*2 * (ones(2, 3), ones(3)))),
     # tables
     ("total", lambda: read_union(union_table([str(number).encode() for number in range(400)], 32), 32)),
-    ("total", lambda: read_union(zeros(3, 3), 32)),
     ("elements", lambda: union_table([b"x" * 63], 32)),
     # Taylor moments
     *(
         (argument, partial(fn.taylor_mmd_squared, x, y, alpha, degree, center, within))  # type: ignore[arg-type]
         for argument, x, y, alpha, degree, center, within in (
             ("degree", X, X, 0.1, 4, None, "exact"),
-            ("alpha", X, X, 0.0, 2, None, "exact"),
             ("center", X, X, 0.1, 2, -1.0, "exact"),
             ("within", X, X, 0.1, 2, None, "near"),
             ("x", X[:1], X, 0.1, 2, None, "exact"),
@@ -255,68 +194,44 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     ("num_features", lambda: fn.num_taylor_moments(0, 2)),
     ("moments", lambda: fn.pair_with_kernel(ones(20), 4, (1.0, 1.0, 1.0))),
     ("other", lambda: fn.mean_squared_distance(ones(21), ones(20), 4, 2)),
-    ("num_samples", lambda: fn.within_domain_mean(ones(21), 1, 4, (1.0, 1.0, 1.0))),
     ("x", lambda: fn.exact_within_domain_mean(ones(1, 2), 1.0)),
-    ("x", lambda: fn.taylor_moments(ones(0, 2), 2)),
     # transfer components
-    *(
-        (argument, partial(tca, method, **changed))
-        for method in (fn.tca, fn.r_tca, fn.rf_tca)
-        for argument, changed in (
-            *(("num_components", {"num_components": number}) for number in (0, -1, 9)),
-            *(("gamma", {"gamma": gamma}) for gamma in (0.0, -1.0, NAN, INF)),
-            ("scaling", {"scaling": "none"}),
-            ("xt", {"xt": PAIR[1] / 0}),
-            ("xt", {"xt": PAIR[1][:0]}),
-            ("xs", {"xs": PAIR[0][0]}),
-        )
-    ),
+    *(("num_components", partial(tca, method, num_components=9)) for method in (fn.tca, fn.r_tca, fn.rf_tca)),
+    ("gamma", lambda: tca(fn.rf_tca, gamma=0.0)),
+    ("xt", lambda: tca(fn.r_tca, xt=PAIR[1] / 0)),
     ("num_components", lambda: tca(xs=ones(3, 2), xt=ones(4, 2))),  # rank 0
+    ("scaling", lambda: tca(scaling="none")),
+    ("xt", lambda: tca(xt=PAIR[1][:0])),
+    ("xs", lambda: tca(xs=PAIR[0][0])),
     ("kernel", lambda: tca(kernel=lambda x, y: x.sum(dim=1))),
-    ("x", lambda: tca().project(PAIR[0] / 0)),
-    ("num_components", lambda: fn.rf_tca_from_sums(SOME_SUMS, SOME_SUMS, 9, 1.0)),
     ("target", lambda: fn.rf_tca_from_sums(SOME_SUMS, EMPTY_SUMS, 1, 1.0)),
     ("total", lambda: SOME_SUMS + WIDER_SUMS),
     ("batches", lambda: fn.random_feature_sums([], OMEGA)),
-    ("features", lambda: fn.RandomFeatureSums.of(PAIR[0] / 0)),
     # joint distributions
-    *(("num_components", partial(jda, num_components=number)) for number in (0, 4)),
-    ("gamma", lambda: jda(gamma=0.0)),
+    ("num_components", lambda: jda(num_components=4)),
     ("num_iterations", lambda: jda(num_iterations=0)),
     ("labelling", lambda: jda(labelling="vote")),
-    ("ys", lambda: jda(ys=zeros(4).long())),
     ("second_moment", lambda: jda_sums(second_moment=eye(4))),
-    ("class_counts", lambda: jda_sums(class_counts=ones(4))),
     ("class_counts", lambda: jda_sums(class_counts=zeros(2))),
-    ("target", lambda: jda_sums(target=PAIR[1] / 0)),
-    ("num_components", lambda: jda_sums(num_components=4)),
     # transport
     ("x2", lambda: fn.joint_cost(X, X[:, :3])),
     ("y", lambda: fn.joint_cost(X, X, Y)),
-    ("y2", lambda: fn.joint_cost(X, X, Y, Y[:3])),
-    ("label_cost", lambda: fn.joint_cost(X, X, Y, Y, -1.0)),
     ("label_cost", lambda: fn.joint_cost(X, X, Y, Y, "fixed")),  # type: ignore[arg-type]
     ("cost", lambda: fn.transport_plan(tensor([[NAN]]))),
     ("entropy", lambda: fn.transport_plan(X, 0.0)),
     ("weights", lambda: fn.transport_plan(X, weights=ones(4))),
-    ("weights", lambda: fn.joint_ot_loss(X, X, weights=tensor([0.5, 0.5, 0.0, 0.0]))),
     ("y", lambda: fn.balanced_weights(-Y)),
     ("y", lambda: fn.nearest_class_mean(X, X, Y[:2])),
     ("v", lambda: fn.project_simplex(tensor([INF]))),
     ("supports", lambda: barycenter([])),
     ("labels", lambda: barycenter(labels=[5 * ones(4, 2)])),
-    ("y", lambda: barycenter(labels=[Y[:2]])),
     *(("coordinates", partial(barycenter, [X, X], coordinates=a)) for a in (ones(1), ones(2), tensor([1.5, -0.5]))),
-    ("num_points", lambda: barycenter(num_points=0)),
     ("num_iterations", lambda: barycenter(num_iterations=0)),
     ("init", lambda: barycenter(num_points=3, init=(X, None))),
-    ("y", lambda: barycenter(labels=[Y], init=(X, None))),
 ]
 
 
-@pytest.mark.parametrize(
-    ("argument", "call"), REFUSED, ids=[f"{number}-{name}" for number, (name, _) in enumerate(REFUSED)]
-)
+@pytest.mark.parametrize(("argument", "call"), REFUSED)
 def test_bad_arguments_are_refused_by_name(argument: str, call: Callable[[], Any]) -> None:
     with refused(argument):
         call()
@@ -326,8 +241,6 @@ def test_bad_arguments_are_refused_by_name(argument: str, call: Callable[[], Any
     ("argument", "call"),
     [
         ("x", lambda: fn.coral_loss(X.long(), X)),
-        ("x", lambda: fn.gaussian_kernel(X.long(), X, 1.0)),
-        ("x", lambda: fn.random_fourier_features(ones(5, 3).long(), OMEGA)),
         ("ys", lambda: jda(ys=zeros(5))),
         ("xs", lambda: tca(xs=PAIR[0].long())),
         ("logits", lambda: fn.hard_vote(zeros(2, 3, 4).long())),

@@ -31,6 +31,8 @@ def test_entropies_are_scipys() -> None:
     assert float(fn.information_score(mean, each)) == pytest.approx(
         (entropy(mean.numpy()) - entropy(p.numpy(), axis=1).mean()) / base
     )
+    calibrated = fn.calibrated_information(2 * p.log(), 2.0)
+    assert float(calibrated) == pytest.approx(float(fn.information_score(mean, each)))
 
 
 def test_neighbourhood_density_is_that_of_every_row_by_itself() -> None:
@@ -78,7 +80,7 @@ def test_standardised_directions_are_sklearns() -> None:
     torch.testing.assert_close(fn.standardised_directions(x.reshape(60, 5, 1)), fn.standardised_directions(x))
 
 
-@pytest.mark.parametrize(("number", "k"), [(30, 3), (100, 5), (1500, 10)])
+@pytest.mark.parametrize(("number", "k"), [(30, 3), (1500, 10)])
 def test_neighbours_are_sklearns(number: int, k: int) -> None:
     x = samples(number).double()
     expected = NearestNeighbors(n_neighbors=k).fit(x.numpy()).kneighbors(return_distance=False)
@@ -95,19 +97,6 @@ def test_neighbourhood_information_is_sklearns_mutual_information_of_pairs() -> 
     expected = mutual_info_score(classes.repeat_interleave(3).numpy(), others) / math.log(4)
     assert float(fn.neighbourhood_information(classes, neighbours, 4)) == pytest.approx(expected)
     assert 0.05 < expected < 0.95
-
-
-def test_constant_predictions_have_no_information_and_other_names_change_none() -> None:
-    neighbours = fn.nearest_neighbours(samples())
-    classes = (samples()[:, 0] > 2).long() + (samples()[:, 1] > 2).long()
-    renamed = torch.tensor([2, 0, 1])[classes]
-    assert float(fn.neighbourhood_information(torch.full((60,), 1), neighbours, 3)) == 0
-    assert float(fn.neighbourhood_information(renamed, neighbours, 3)) == pytest.approx(
-        float(fn.neighbourhood_information(classes, neighbours, 3))
-    )
-    assert float(fn.calibrated_information(torch.tensor([[4.0, 0, 0]]).repeat(9, 1), 0.5)) == pytest.approx(
-        0, abs=1e-12
-    )
 
 
 def by_class(x: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlit.functional.set_union import read_union, union_cells, union_table
@@ -18,6 +18,7 @@ from fedlit.functional.table_moments import (
 )
 
 
+@settings(max_examples=12)
 @given(st.lists(st.sets(st.binary(max_size=62), max_size=12), min_size=1, max_size=5))
 def test_the_union_of_sets_is_read_from_the_sum_of_their_tables(sets):
     cells = union_cells(sum(map(len, sets)))

@@ -54,52 +54,6 @@ def test_number_of_moments(length: int, degree: int, number: int) -> None:
     assert fn.taylor_moments(torch.randn(2, length), degree).shape == (number,)
 
 
-def test_moments_of_two_features_by_hand() -> None:
-    """v = (1, 2): |v|^2 = 5; the entry v_1 v_2 occurs twice, v_1^2 v_2 three times."""
-    two, three = math.sqrt(2), math.sqrt(3)
-    x = torch.tensor([[1.0, 2.0]])
-    expected = [1, 5, 25, 1, 2, 5, 10, 1, 2 * two, 4]
-    torch.testing.assert_close(fn.taylor_moments(x, 2), torch.tensor(expected, dtype=torch.float64))
-    expected = [1, 5, 25, 125, 1, 2, 5, 10, 25, 50, 1, 2 * two, 4, 5, 10 * two, 20, 1, 2 * three, 4 * three, 8]
-    torch.testing.assert_close(fn.taylor_moments(x, 3), torch.tensor(expected, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("degree", DEGREES)
-def test_mean_squared_distance_is_that_of_all_pairs(degree: int, domains: tuple[Tensor, Tensor]) -> None:
-    f, g = (fn.taylor_moments(each, degree) for each in domains)
-    assert float(fn.mean_squared_distance(f, g, 4, degree)) == pytest.approx(
-        float(distances(*domains).mean()), rel=1e-13
-    )
-
-
-@pytest.mark.parametrize("degree", DEGREES)
-@pytest.mark.parametrize("unit_norm", [True, False])
-def test_what_is_sent_gives_all_moments(degree: int, unit_norm: bool, domains: tuple[Tensor, Tensor]) -> None:
-    x = torch.nn.functional.normalize(domains[0], dim=1) if unit_norm else domains[0]
-    moments, places = fn.taylor_moments(x, degree), fn.moments_to_send(4, degree, unit_norm)
-    known = torch.full((int(places.max()) + 1,), torch.nan, dtype=torch.float64)
-    known[places] = moments
-    assert len(known) == ({1: 5, 2: 15, 3: 35}[degree] if unit_norm else fn.num_taylor_moments(4, degree))
-    assert float(known[0]) == pytest.approx(1, rel=1e-14)
-    torch.testing.assert_close(known[places], moments, rtol=1e-14, atol=1e-14)
-
-
-@pytest.mark.parametrize("center", [0.0, 2.5])
-@pytest.mark.parametrize("degree", DEGREES)
-def test_paired_moments_are_the_mean_kernel_over_all_pairs(
-    degree: int, center: float, domains: tuple[Tensor, Tensor]
-) -> None:
-    x, y = domains
-    coefficients = fn.taylor_coefficients(0.1, degree, center)
-    f, g = fn.taylor_moments(x, degree), fn.taylor_moments(y, degree)
-    expected = float(truncated(distances(x, y), 0.1, degree, center).mean())
-    assert float(f @ fn.pair_with_kernel(g, 4, coefficients)) == pytest.approx(expected, rel=1e-12)
-    assert float(g @ fn.pair_with_kernel(f, 4, coefficients)) == pytest.approx(expected, rel=1e-12)
-    u = distances(x, x)[~torch.eye(9, dtype=torch.bool)]
-    expected = float(truncated(u, 0.1, degree, center).mean())
-    assert float(fn.within_domain_mean(f, 9, 4, coefficients)) == pytest.approx(expected, rel=1e-12)
-
-
 @pytest.mark.parametrize("center", [0.0, 2.5])
 @pytest.mark.parametrize("degree", DEGREES)
 def test_the_gradient_is_a_linear_map_of_the_other_domains_moments(
@@ -127,15 +81,6 @@ def test_value_and_gradient_are_those_of_all_pairs(
     assert value.item() == pytest.approx(expected.item(), rel=1e-12, abs=1e-13)
     for ours, theirs in zip(torch.autograd.grad(value, [x, y]), torch.autograd.grad(expected, [x, y]), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
-
-
-def test_float32_samples_keep_their_dtype_and_lose_no_more_than_it_has(generator: torch.Generator) -> None:
-    x, y = torch.randn(2, 30, 8, generator=generator).unbind()
-    x, y = x + 100, y + 100.5
-    found = fn.taylor_mmd_squared(x, y, 1 / 32, 2)
-    assert found.dtype == torch.float32
-    expected = fn.taylor_mmd_squared(x.double(), y.double(), 1 / 32, 2)
-    assert float(found) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_256_features_at_degree_2_equal_the_pairs(generator: torch.Generator) -> None:

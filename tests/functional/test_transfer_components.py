@@ -107,16 +107,6 @@ def same_up_to_sign(first: np.ndarray, second: np.ndarray, atol: float) -> None:
     np.testing.assert_allclose(first, second * signs, rtol=0, atol=atol)
 
 
-def test_fulfils_the_constraint_and_makes_the_objective_one_over_the_eigenvalues(
-    case: Case, xs: Tensor, xt: Tensor
-) -> None:
-    a, b = case.pencil(case.rows(torch.cat([xs, xt])), GAMMA)
-    found = case.solve(xs, xt, M, GAMMA)
-    w = found.aligner.numpy()
-    np.testing.assert_allclose(w.T @ a @ w, np.eye(M), atol=1e-11)
-    np.testing.assert_allclose(w.T @ b @ w, np.diag(1 / found.eigenvalues.numpy()), rtol=1e-9, atol=1e-11)
-
-
 def test_is_the_top_of_scipys_generalised_eigenproblem(case: Case, xs: Tensor, xt: Tensor) -> None:
     rows = case.rows(torch.cat([xs, xt]))
     values, vectors = scipy.linalg.eigh(*case.pencil(rows, GAMMA))
@@ -128,30 +118,14 @@ def test_is_the_top_of_scipys_generalised_eigenproblem(case: Case, xs: Tensor, x
     same_up_to_sign(features_of(found), rows @ (vectors / np.sqrt(values)), atol=1e-8)
 
 
-def test_projecting_the_samples_again_gives_the_same_components(case: Case, xs: Tensor, xt: Tensor) -> None:
-    found = case.solve(xs, xt, M, GAMMA)
-    torch.testing.assert_close(found.project(xs), found.source, rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.project(xt), found.target, rtol=0, atol=1e-12)
-    assert found.project(xs[:1]).shape == (1, M)
-    assert found.project(xs[:0]).shape == (0, M)
-
-
 def test_projects_new_samples_by_their_kernel_with_the_old(xs: Tensor, xt: Tensor, generator: torch.Generator) -> None:
     new = double(5, DIM, generator=generator)
     found = fn.tca(xs, xt, M, GAMMA, KERNEL)
+    torch.testing.assert_close(found.project(xs), found.source, rtol=0, atol=1e-12)
     torch.testing.assert_close(found.project(new), KERNEL(new, torch.cat([xs, xt])) @ found.aligner)
     omega = fn.sample_frequencies(10, DIM, 1.5)
     found = fn.rf_tca(xs, xt, M, GAMMA, omega)
     torch.testing.assert_close(found.project(new), fn.random_fourier_features(new, omega) @ found.aligner)
-
-
-def test_unit_scaling_gives_columns_of_length_one_that_span_the_same_space(case: Case, xs: Tensor, xt: Tensor) -> None:
-    constraint, unit = (case.solve(xs, xt, M, GAMMA, scaling=scaling) for scaling in ("constraint", "unit"))
-    torch.testing.assert_close(unit.aligner.norm(dim=0), torch.ones(M, dtype=torch.float64))
-    torch.testing.assert_close(unit.aligner, constraint.aligner / constraint.aligner.norm(dim=0))
-    np.testing.assert_allclose(projector(features_of(unit)), projector(features_of(constraint)), atol=1e-9)
-    torch.testing.assert_close(unit.eigenvalues, constraint.eigenvalues)
-    assert (constraint.aligner.norm(dim=0) - 1).abs().max() > 0.1
 
 
 def test_the_same_call_gives_the_same_bits_and_signs_follow_a_rule(case: Case, xs: Tensor, xt: Tensor) -> None:
@@ -162,35 +136,22 @@ def test_the_same_call_gives_the_same_bits_and_signs_follow_a_rule(case: Case, x
     assert (largest > 0).all()
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-def test_streaming_equals_the_batch(
-    dtype: torch.dtype, rtol: float, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streaming_equals_the_batch(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fn.random_features, "CHUNK", 64)
-    x = double(1000, DIM, generator=generator).to(dtype)
+    x = double(1000, DIM, generator=generator)
     omega = fn.sample_frequencies(8, DIM, 1.0)
-    whole = fn.RandomFeatureSums.of(fn.random_fourier_features(x.double(), omega))
+    whole = fn.RandomFeatureSums.of(fn.random_fourier_features(x, omega))
     streamed = fn.random_feature_sums(iter(x.split(7)), omega)
     assert (whole.count, streamed.count) == (1000, 1000)
     assert streamed.second_moment.dtype == streamed.total.dtype == torch.float64
     for name in ("second_moment", "total"):
         a, b = getattr(streamed, name), getattr(whole, name)
-        assert torch.linalg.norm(a - b) < rtol * torch.linalg.norm(b)
+        assert torch.linalg.norm(a - b) < 1e-12 * torch.linalg.norm(b)
     # the regrouping makes more than that true: any batches give the same bits
     for batches in (x.split(1000), x.split(64), [x[:1], x[1:1], x[1:130], x[130:]]):
         other = fn.random_feature_sums(batches, omega)
         assert torch.equal(other.second_moment, streamed.second_moment)
         assert torch.equal(other.total, streamed.total)
-
-
-def test_sums_by_hand() -> None:
-    sums = fn.RandomFeatureSums.of(torch.tensor([[1.0, 2.0], [3.0, -1.0]]))
-    assert sums.second_moment.tolist() == [[10, -1], [-1, 5]]
-    assert sums.total.tolist() == [4, 1]
-    assert sums.count == 2
-    # sum s s^T has trace n, since every sample's features have length 1
-    both = sums + sums
-    assert (both.second_moment.trace().item(), both.total.tolist(), both.count) == (30, [8, 2], 4)
 
 
 @pytest.mark.parametrize("scaling", ["constraint", "unit"])
@@ -205,23 +166,11 @@ def test_sums_of_each_domain_suffice(scaling: fn.Scaling, num: int, xs: Tensor, 
     torch.testing.assert_close(aligner, found.aligner, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("batches", [10, pytest.param(100, marks=pytest.mark.slow)])
-def test_memory_does_not_grow_with_the_number_of_samples(batches: int) -> None:
-    """All features of 1e5 samples would take 160 MB, of 1e6 samples 1.6 GB."""
-    ((count, megabytes),) = processes.results(sums_of_a_stream, batches)
-    assert count == batches * 10_000
+def test_memory_does_not_grow_with_the_number_of_samples() -> None:
+    """All features of 6e4 samples would take 96 MB."""
+    ((count, megabytes),) = processes.results(sums_of_a_stream, 6)
+    assert count == 60_000
     assert megabytes < 50
-
-
-@pytest.mark.parametrize("name", list(CASES))
-def test_float32_samples_give_float32_components_close_to_float64(name: str, xs: Tensor, xt: Tensor) -> None:
-    exact = CASES[name].solve(xs.float().double(), xt.float().double(), M, GAMMA)
-    found = CASES[name].solve(xs.float(), xt.float(), M, GAMMA)
-    for field in ("source", "target", "eigenvalues", "aligner"):
-        assert getattr(found, field).dtype == torch.float32
-        torch.testing.assert_close(getattr(found, field), getattr(exact, field).float(), rtol=1e-6, atol=1e-7)
-    assert found.project(xs.float()).dtype == torch.float32
-    torch.testing.assert_close(found.project(xs.float()), found.source, rtol=1e-6, atol=1e-7)
 
 
 def test_coincident_samples_work(case: Case, xs: Tensor, xt: Tensor) -> None:

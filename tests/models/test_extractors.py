@@ -39,17 +39,6 @@ def test_mlp_is_its_matrices_by_hand() -> None:
     assert torch.allclose(network(x), torch.from_numpy(by_hand))
 
 
-@pytest.mark.parametrize(
-    ("hidden", "out_features", "parameters"),
-    [((64, 64), None, 10 * 64 + 64 + 64 * 64 + 64), ([8], 3, 10 * 8 + 8 + 8 * 3 + 3), ([], 7, 10 * 7 + 7)],
-)
-def test_mlp_has_its_width_and_parameters(hidden: list[int], out_features: int | None, parameters: int) -> None:
-    network = MLP(10, hidden, out_features)
-    assert network.out_features == (out_features or 64)
-    assert network(torch.randn(2, 10)).shape == (2, network.out_features)
-    assert count(network) == parameters
-
-
 def test_mlp_normalises_each_layer_before_its_relu() -> None:
     network = MLP(6, hidden=[5, 4], batch_norm=True)
     first, norm, *_ = network.layers

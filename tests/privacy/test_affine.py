@@ -122,16 +122,6 @@ def test_plain_on_a_grid_is_the_sum_of_integers() -> None:
     assert PlainAffine(grid)(moments, matrix, offset).tolist() == expected
 
 
-def test_a_key_lasts_for_many_exchanges(met: Met) -> None:
-    source, target = met
-    for call in range(3):
-        moments, matrix, offset = problem(4, 5, seed=call)
-        for party in (source, target):
-            party.open_round(RoundId(0, "moments", call))
-        reply = target.evaluate(source.protect(moments, 5), matrix, offset)
-        assert torch.equal(target.reveal(source.unlock(reply)), PlainAffine(AffineGrid())(moments, matrix, offset))
-
-
 def test_inputs_stay_as_they_are_and_graphs_are_cut(backend: TwoPartyAffine) -> None:
     moments, matrix, offset = problem(3, 2)
     copies = [tensor.clone() for tensor in (moments, matrix, offset)]

@@ -186,9 +186,3 @@ def test_a_checkpoint_and_recorded_traffic_do_not_give_the_key(run: Run) -> None
     found, error = key_coefficients(key), largest_error(key, run)
     assert found == 0, f"the key has {N} coefficients, {found} were found; uplinks were read to {error:.1e}"
     assert error > 100  # numbers are up to 32: nothing was read
-
-
-def test_totals_in_checkpoints_are_equal_to_the_last_bit_under_another_key(run: Run) -> None:
-    again = run_round()
-    assert again.private_key != run.private_key
-    assert torch.equal(again.checkpoint, run.checkpoint)

@@ -37,7 +37,7 @@ BACKENDS: dict[str, Any] = {
 }
 SECRET = [name for name in BACKENDS if name != "plain"]
 EXACT = [name for name in BACKENDS if name != "ckks"]
-NAMES = [f"client {index}" for index in range(32)]
+NAMES = [f"client {index}" for index in range(12)]
 
 patient = settings(
     deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -139,45 +139,13 @@ def test_a_sum_is_the_exact_one_or_within_the_declared_error(parties: Parties, d
 
 
 def test_vectors_of_any_length_in_one_pack(parties: Parties) -> None:
-    for length in (0, 1, 4097, 10_001):
+    for length in (0, 1, 4097):
         vectors = {name: torch.linspace(-3, 3, length) * (i + 1) for i, name in enumerate(NAMES[:3])}
         total = parties.sum(vectors).double()
         assert total.shape == (length,)
         if length:
             error = parties.backend.error_bound(3)
             assert float((total - sum(vector.double() for vector in vectors.values())).abs().max()) <= error
-
-
-def payload(seed: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "weight": torch.randn(5, 3, generator=generator),
-        "half": torch.randn(4, generator=generator).half(),
-        "double": torch.randn(2, 2, generator=generator).double() * 1e5,
-        "steps": torch.tensor(1_000_003 * seed - 7),
-        "flags": torch.tensor([seed % 2 == 0, True]),
-        "scalar": torch.tensor(-0.25 * seed),
-        "empty": torch.zeros(0, 7),
-    }
-
-
-@pytest.mark.parametrize("weights", [None, {"a": 5.0, "b": 0.3, "c": 2.5}], ids=["uniform", "weighted"])
-def test_dicts_of_tensors_come_back_in_their_shapes_and_types(name: str, weights: dict[str, float] | None) -> None:
-    backend = BACKENDS[name]()
-    sent = {client: payload(index) for index, client in enumerate("abc")}
-    plain = Plain(FixedPoint())
-    for ours, theirs in (
-        (backend.sum(sent), plain.sum(sent)),
-        (backend.mean(sent, weights), plain.mean(sent, weights)),
-    ):
-        assert list(ours) == list(theirs)
-        for entry, tensor in theirs.items():
-            assert (ours[entry].dtype, ours[entry].shape) == (tensor.dtype, tensor.shape)
-            if name in EXACT or not tensor.is_floating_point() or tensor.dtype == torch.float64:
-                assert torch.equal(ours[entry], tensor), entry  # wide entries are exact through CKKS too
-            else:
-                bound = backend.error_bound(3) + plain.error_bound(3) + 2e-3 * (tensor.dtype == torch.float16)
-                assert bool(((ours[entry] - tensor).abs() <= bound + 1e-6).all())
 
 
 @pytest.mark.parametrize("name", SECRET, indirect=True)

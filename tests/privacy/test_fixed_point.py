@@ -63,10 +63,8 @@ def test_headroom_is_checked_with_the_numbers_named() -> None:
     ("argument", "fraction_bits", "bound"),
     [
         ("fraction_bits", -1, 32.0),
-        ("fraction_bits", 1.5, 32.0),
         ("fraction_bits", 150, 2.0**-100),
         ("bound", 20, 0.0),
-        ("bound", 20, math.inf),
         ("bound", 50, 8.0),
         ("bound", 0, 0.5),
     ],

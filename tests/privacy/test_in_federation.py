@@ -203,13 +203,3 @@ def test_a_server_with_the_key_reveals_once_and_remembers_the_plain_total(genera
         one.round_idx = 1
         assert torch.equal(one.catch_up("w")["c"]["w"], there["a"]["w"])
     assert happened(backend, "reveal") == [("reveal", SERVER, 2)]
-
-
-def test_plain_adds_from_left_to_right_and_leaves_messages_alone() -> None:
-    server = Plain().server()
-    big, one, minus = (torch.tensor([value]) for value in (1e8, 1.0, -1e8))
-    # in float32 (1e8 + 1) - 1e8 is 0, and (1e8 - 1e8) + 1 is 1
-    assert server.aggregate({"a": big, "b": one, "c": minus}).item() == 0.0
-    assert server.aggregate({"a": big, "c": minus, "b": one}).item() == 1.0
-    assert big.item() == 1e8
-    assert Plain().error_bound(100) == 0.0

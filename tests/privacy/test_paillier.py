@@ -140,7 +140,7 @@ def test_sums_are_the_same_without_gmpy2(monkeypatch: pytest.MonkeyPatch, genera
     assert torch.equal(paillier.sum(payloads)["w"], Plain(paillier.codec).sum(payloads)["w"])
 
 
-@pytest.mark.parametrize(("workers", "length"), [(1, 500), (2, 1), (2, 500), (3, 7), (None, 500)])
+@pytest.mark.parametrize(("workers", "length"), [(1, 500), (2, 1), (None, 500)])
 def test_workers_change_nothing_but_the_time(
     workers: int | None, length: int, keys: Keys, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +197,7 @@ def test_each_process_works_on_one_part(forked: list[int]) -> None:
     assert processes == 3 * [os.getpid()] + 3 * forked[:1] + 2 * forked[1:]
 
 
-@pytest.mark.parametrize(("smallest", "children"), [(2, 2), (3, 1), (4, 1), (5, 0), (9, 0)])
+@pytest.mark.parametrize(("smallest", "children"), [(2, 2), (4, 1), (5, 0)])
 def test_nothing_is_forked_for_little_work(smallest: int, children: int, forked: list[int]) -> None:
     processes_of(number_and_process, smallest=smallest)
     assert len(forked) == children
@@ -269,10 +269,10 @@ def test_children_leave_without_running_exit_handlers(forked: list[int], tmp_pat
 
 def test_threads_that_encrypt_at_the_same_time_do_not_mix_their_children(keys: Keys, forked: list[int]) -> None:
     key = backend(workers=3).load_key(keys.public_bytes, keys.private_bytes)
-    vectors = [torch.full((100,), float(number)) for number in range(12)]
+    vectors = [torch.full((100,), float(number)) for number in range(4)]
     with ThreadPoolExecutor(4) as pool:
         bodies = list(pool.map(key.encrypt, vectors))
-    assert len(forked) == 24
+    assert len(forked) == 8
     for body, vector in zip(bodies, vectors, strict=True):
         assert torch.equal(key.decrypt(body, 100, 1), vector.double())
 

@@ -60,7 +60,7 @@ def test_a_hostile_ciphertext_or_public_key_is_an_error_and_not_the_end_of_the_p
         assert "a header of SEAL that is not that of an object of" in ended.result
 
 
-@pytest.mark.parametrize("parameters", [INTEGERS, REALS, AFFINE], ids=["BFV", "CKKS", "affine"])
+@pytest.mark.parametrize("parameters", [INTEGERS, REALS, pytest.param(AFFINE, marks=pytest.mark.slow)])
 def test_no_change_of_a_byte_ends_the_process(parameters: Parameters) -> None:
     """Of a context with its keys, and of a ciphertext: each byte of the headers in front is set to each of some."""
     assert processes.results(change_bytes, parameters, timeout=300) == ["all were refused or read"]
@@ -71,7 +71,7 @@ def change_bytes(parameters: Parameters) -> str:
     numbers = torch.zeros(parameters.slots, dtype=torch.int64 if parameters.name == "BFV" else torch.float64)
     good, private = context.encrypt(numbers), context.save(private=True)
     for position in range(140):
-        for value in (0, 1, 2, 64, 255):
+        for value in (0, 255):
             changed = bytearray(good)
             changed[position] = value
             with suppress(DecodeError):

@@ -18,9 +18,10 @@ from fedlit.remote.carrier import PIECE_BYTES, Pieces
 from fedlit.remote.certificates import make_certificates
 from loopback import Echo, around_a_star, masked_sums, soon
 from processes import results
+from refused import slow
 
 grpc = pytest.importorskip("grpc")
-import late_server  # noqa: E402
+import remote_ends  # noqa: E402
 from fedlit.remote.grpc_carrier import GrpcCaller, GrpcListener  # noqa: E402
 
 SITES = ("north", "south", "west")
@@ -97,7 +98,7 @@ def test_sites_connect_before_their_first_call_and_disconnect_when_they_close(ec
 
 
 def test_a_site_that_starts_before_its_server_finds_it(files: Path) -> None:
-    tries = results(late_server.run, files, 1.5, ranks=2, timeout=30)[1]
+    tries = results(remote_ends.late, files, 1.0, ranks=2, timeout=30)[1]
     assert 1 < tries < 8
 
 
@@ -181,16 +182,16 @@ class Cable:
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self.listening.accept()
-                if not self.is_in:
-                    near.close()
+        while True:
+            near, _ = self.listening.accept()
+            if self.is_in:
+                with suppress(OSError):  # where nothing listens yet
+                    far = socket.create_connection(("127.0.0.1", self.to))
+                    self.ends += [near, far]
+                    for here, there in ((near, far), (far, near)):
+                        threading.Thread(target=self.pass_on, args=(here, there), daemon=True).start()
                     continue
-                far = socket.create_connection(("127.0.0.1", self.to))
-                self.ends += [near, far]
-                for here, there in ((near, far), (far, near)):
-                    threading.Thread(target=self.pass_on, args=(here, there), daemon=True).start()
+            near.close()
 
     def pass_on(self, here: socket.socket, there: socket.socket) -> None:
         with suppress(OSError):
@@ -220,7 +221,7 @@ def with_a_cable(folder: Path, sites: dict[str, list[str]], name: str) -> tuple[
     return cable, (GrpcListener(f"127.0.0.1:{port}", *of(folder, "server"), names=[*sites]), caller)
 
 
-@pytest.mark.parametrize("seconds", [0.5, None], ids=["for a moment", "for good"])
+@pytest.mark.parametrize("seconds", [slow(0.5), None], ids=["for a moment", "for good"])
 def test_a_cable_that_is_out_disconnects_a_site_for_good_only_after_the_patience(
     seconds: float | None, files: Path
 ) -> None:
@@ -236,7 +237,7 @@ def test_a_cable_that_is_out_disconnects_a_site_for_good_only_after_the_patience
                 time.sleep(seconds)
                 cable.is_in = True
 
-    received = around_a_star(sites, masked_sums(sites, 3, strike), 4.0 if seconds else 1.0, ends)
+    received = around_a_star(sites, masked_sums(sites, 3, strike), 4.0 if seconds else 0.5, ends)
     if seconds:
         assert received == [[], *[[6.0] * 3] * 3]
     else:

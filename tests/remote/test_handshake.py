@@ -87,6 +87,7 @@ def test_a_caller_finds_the_reason_itself(files: Any, listening: Any, monkeypatc
         caller.close()
         return raised.value
 
+    monkeypatch.setattr(grpc_carrier, "_CONNECTS", 0.1)
     assert isinstance(outcome("127.0.0.1:1"), BrokenError)
     assert isinstance(outcome(listening(cut_off)), BrokenError)
     refusal = outcome(listening(http))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,12 +9,14 @@ from typing import Any
 
 import pytest
 
+import processes
 from fedlit.remote import BrokenError, RefusedError
 from fedlit.remote import message_carrier as carrier
 from fedlit.remote.carrier import PIECE_BYTES
 from fedlit.remote.message_carrier import Message, MessageCaller, MessageListener
 from fedlit.remote.relay import Relay
 from loopback import Echo, soon
+from remote_ends import through_a_relay
 
 SESSION, CALL = 32 * "s", 32 * "c"
 TEN = b"ten bytes!"
@@ -74,7 +73,7 @@ def north(engine: Engine, echo: Echo) -> Iterator[MessageCaller]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of ten bytes, which wait a moment for their answers."""
-    monkeypatch.setattr(carrier, "POLL", 0.05)
+    monkeypatch.setattr(carrier, "POLL", 0.01)
     monkeypatch.setattr(carrier, "MESSAGE_BYTES", 10)
 
 
@@ -132,7 +131,7 @@ def test_a_reply_that_is_not_taken_is_given_up_as_a_whole(engine: Engine, monkey
     take = {"kind": "take", "session": SESSION, "call": CALL}
     put = {**take, "kind": "put", "pieces": [b"x"], "first": True, "last": True}
     assert engine.handle("north", put)["pieces"] == reply[:1]
-    time.sleep(2.5)
+    time.sleep(1.5)
     assert engine.handle("north", take)["state"] == "broken"
     listener.close()
 
@@ -142,7 +141,7 @@ def test_an_answer_that_takes_long_is_asked_for_again_and_again(
 ) -> None:
     monkeypatch.setattr(carrier, "POLL", 0.02)
     echo.open.clear()
-    threading.Timer(0.5, echo.open.set).start()
+    threading.Timer(0.3, echo.open.set).start()
     assert list(north.call(iter([b"x"]))) == [b"north", b"x"]
     assert engine.kinds.count("take") > 5
 
@@ -180,13 +179,13 @@ def test_sites_connect_before_their_first_call_and_disconnect_when_they_close(
 
 def test_a_site_without_signs_of_life_disconnects(echo: Echo, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carrier, "ALIVE", 0.1)
-    monkeypatch.setattr(carrier, "DISCONNECTED", 0.6)
+    monkeypatch.setattr(carrier, "DISCONNECTED", 0.4)
     north = engine.caller("north")
     list(north.call(iter([])))
     engine.handle("south", {"kind": "alive", "session": SESSION})
     assert "came south" in echo.noted
     assert soon(lambda: "gone south" in echo.noted)
-    time.sleep(0.8)
+    time.sleep(0.5)
     assert "gone north" not in echo.noted
     north.close()
     assert echo.noted[-1] == "gone north"
@@ -224,33 +223,20 @@ def test_a_site_has_a_few_calls_at_once_and_calls_without_messages_are_forgotten
     assert soon(lambda: engine.handle("north", {**put, "call": 32 * "9"})["state"] == "ok")
 
 
-CHILD = """
-from fedlit.remote.relay import RelayedSender
-send = RelayedSender()
-answer = send({"kind": "put", "pieces": [b"one\\n", b"", bytes(300000)], "last": True, "call": "\\n\u00e9"}, 3.5)
-assert answer == {"state": "ok", "pieces": [b"\\n", b"two"], "none": [], "words": "a\\nb"}, answer
-assert send({"kind": "alive"}, 1.0) is None
-print("done")
-"""
-
-
 def test_a_process_that_was_started_sends_through_the_one_that_started_it_and_no_other_does() -> None:
     received: list[tuple[Message, float]] = []
+    answer = {"state": "ok", "pieces": [b"\n", b"two"], "none": [], "words": "a\nb"}
 
     def send(message: Message, seconds: float) -> Message | None:
         received.append((message, seconds))
-        answer = {"state": "ok", "pieces": [b"\n", b"two"], "none": [], "words": "a\nb"}
         return answer if message["kind"] == "put" else None
 
     relay = Relay(send)
-    wrong = {**os.environ, **relay.environment, "FEDLIT_RELAY_KEY": 32 * "0"}
-    assert subprocess.run([sys.executable, "-c", CHILD], env=wrong, capture_output=True, check=False).returncode
+    put = {"kind": "put", "pieces": [b"one\n", b"", bytes(300_000)], "last": True, "call": "\n\u00e9"}
+    sent = [(put, 3.5), ({"kind": "alive"}, 1.0)]
+    (refused,) = processes.run(through_a_relay, {**relay.environment, "FEDLIT_RELAY_KEY": 32 * "0"}, sent)
+    assert refused.error
     assert not received
-    right = {**os.environ, **relay.environment}
-    done = subprocess.run([sys.executable, "-c", CHILD], env=right, capture_output=True, check=False)
-    assert done.stdout.decode().strip() == "done", done.stderr.decode()
-    pieces = [b"one\n", b"", bytes(300000)]
-    assert received == [
-        ({"kind": "put", "pieces": pieces, "last": True, "call": "\n\u00e9"}, 3.5),
-        ({"kind": "alive"}, 1.0),
-    ]
+    assert processes.results(through_a_relay, relay.environment, sent) == [[answer, None]]
+    assert received == sent
+    relay.close()

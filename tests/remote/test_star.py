@@ -13,6 +13,7 @@ from fedlit.methods import FedAvg
 from fedlit.privacy import CKKS
 from fedlit.run.agreement import arguments, plain
 from helpers import build, digits
+from refused import slow
 from site_runs import start
 from stars import around
 
@@ -33,19 +34,16 @@ CASES |= {
     for method in ("FedAvg", "FedGP auto", "FedMMD", "FedDaDiL")
     for name, backend in BACKENDS.items()
 }
-CASES["two parties"] = ("--method", "FedMMD, pairwise", "--everyone", "--two-party", f"PaillierAffine({SMALL})")
+TWO_PARTIES = ("--two-party", f"PaillierAffine({SMALL})", "--rounds", "1", "--steps", "1")
+CASES["two parties"] = ("--method", "FedMMD, pairwise", "--everyone", *TWO_PARTIES)
 CASES["fractions, masked"] = ("--method", "FedAvg", "--privacy", MASKED)
 
-QUICK = {"FedRFTCA", "FedGP auto", "FedDaDiL, masked", "FedMMD, Paillier", "two parties", "fractions, masked"}
-"""Cases of the default run, which cover all ways to send."""
 
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
-)
+# all ways to send are in test_processes.py by default
+@pytest.mark.parametrize("case", [case if case == "fractions, masked" else slow(case) for case in CASES])
 def test_sites_around_a_server_give_the_results_of_one_process(case: str, tmp_path: Path) -> None:
     steps = () if case == "FedRFTCAClosedForm" else ("--steps", "2")
-    arguments = (*CASES[case], "--own", "--rounds", "3", *steps)
+    arguments = ("--own", "--rounds", "3", *steps, *CASES[case])
     (alone,) = start(*arguments)
     results = around(tmp_path, *arguments)
     weights = {name: value for result in results for name, value in result["weights"].items()}
@@ -56,11 +54,10 @@ def test_sites_around_a_server_give_the_results_of_one_process(case: str, tmp_pa
     assert not results[0]["weights"]
 
 
-@pytest.mark.parametrize(
-    "method", ["FedMMD", *(pytest.param(each, marks=pytest.mark.slow) for each in ("FedAvg", "FedGP auto", "FedDaDiL"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["FedMMD", "FedAvg", "FedGP auto", "FedDaDiL"])
 def test_ckks_around_a_server_is_within_its_bound_of_one_process(method: str, tmp_path: Path) -> None:
-    arguments = ("--method", method, "--everyone", "--privacy", "CKKS()", "--own", "--steps", "2", "--values")
+    arguments = ("--method", method, "--everyone", "--privacy", "CKKS()", "--own", "--steps", "1", "--values")
     (alone,) = start(*arguments, "--rounds", "1")
     results = around(tmp_path, *arguments, "--rounds", "1")
     values = {name: value for result in results for name, value in result["values"].items()}

@@ -62,17 +62,15 @@ def draws(
     return {name: torch.cat([step[name][0] for step in steps]) for name in ("a", "b")}
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_draws_do_not_depend_on_workers_nor_on_what_was_drawn_before(training: bool) -> None:
     alone = draws(Items(), 0, training=training)
-    for num_workers in (1, 2):
-        shared = draws(Items(), num_workers, training=training)
-        assert all(torch.equal(alone[name], shared[name]) for name in alone)
+    shared = draws(Items(), 2, training=training)
+    assert all(torch.equal(alone[name], shared[name]) for name in alone)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_seeds_clients_passes_and_samples_draw_differently(num_workers: int) -> None:
-    runs = [draws(Items(), num_workers), draws(Items(), num_workers, seed=1), draws(Items(), num_workers, round_idx=1)]
+def test_seeds_clients_passes_and_samples_draw_differently() -> None:
+    runs = [draws(Items()), draws(Items(), seed=1), draws(Items(), round_idx=1)]
     rows = torch.cat([run[name] for run in runs for name in run])
     for column in rows.T:
         assert len(column.unique()) == len(rows) == 30
@@ -155,7 +153,9 @@ def run(kind: str, devices: int, before: int) -> dict[str, str]:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("kind", ["in transform", "in training_step", "in forward"])
+@pytest.mark.parametrize(
+    "kind", ["in transform", *(pytest.param(f"in {x}", marks=pytest.mark.slow) for x in ("training_step", "forward"))]
+)
 def test_runs_depend_neither_on_processes_nor_on_other_draws_which_they_leave_alone(kind: str) -> None:
     alone = run(kind, 1, 11)
     after = drawn()[1:]

@@ -49,6 +49,8 @@ OTHERS: dict[str, Row] = {
     "FedRFTCA, seldom": (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": 3}, {}),
 }
 """Exchanges and ways to train that no row of the table has."""
+SHOWN = ("FedAvg, second moments", "FedProx, resetting", "FedRFTCA, voting")
+SOME_OTHERS = [pytest.param(name, marks=() if name in SHOWN else pytest.mark.slow) for name in OTHERS]
 
 
 def make(name: str, **more: Any) -> tuple[FederatedModule, Any]:
@@ -132,7 +134,7 @@ def assert_same(one: FederatedModule, other: FederatedModule) -> None:
         assert same(weights(one, name), weights(other, name)), name
 
 
-@pytest.mark.parametrize("name", [*one_of_each(METHODS), *OTHERS])
+@pytest.mark.parametrize("name", [*one_of_each(METHODS), *SOME_OTHERS])
 def test_a_run_resumes_bit_for_bit(name: str, runs: Callable[..., Run]) -> None:
     """From within the round in which a source is away; methods of one pass after it."""
     straight = runs(name).module
@@ -190,7 +192,7 @@ def test_a_checkpoint_predicts_and_tests_as_the_run_does_under_any_global_seed(
 
 BOOKED: list[Any] = [
     *[pytest.param(each.values[0], how, marks=each.marks) for how in ("", "masked") for each in one_of_each(METHODS)],
-    *[(name, "") for name in OTHERS],
+    *[pytest.param(*each.values, "", marks=each.marks) for each in SOME_OTHERS],
 ]
 
 
@@ -353,8 +355,9 @@ class Lazy(nn.Sequential):
         super().__init__(nn.LazyLinear(16), nn.ReLU())
 
 
-@pytest.mark.parametrize("method", [FedAvg, FedWDGRL, FedRFTCA])
-@pytest.mark.parametrize("extractor", [partial(MLP, 64, [16]), Lazy, partial(MLP, None, [16])])
+@pytest.mark.parametrize(
+    ("method", "extractor"), [(FedAvg, partial(MLP, 64, [16])), (FedWDGRL, Lazy), (FedRFTCA, partial(MLP, None, [16]))]
+)
 def test_first_weights_do_not_depend_on_the_device(method: type[FederatedModule], extractor: Any) -> None:
     found = []
     for strategy in (FederatedStrategy, Elsewhere):
@@ -362,6 +365,7 @@ def test_first_weights_do_not_depend_on_the_device(method: type[FederatedModule]
         data = digits()
         sizes = {"num_frequencies": 16, "num_components": 8} if method is FedRFTCA else {}
         module = method(data.clients, data.target, data.num_classes, extractor(), **sizes)
-        pl.Trainer(**QUIET | {"max_epochs": 1, "strategy": strategy(num_threads=1)}).fit(module, data)
+        once = strategy(num_threads=1, local_steps=1)
+        pl.Trainer(**QUIET, max_epochs=1, limit_val_batches=0, strategy=once).fit(module, data)
         found.append(weights(module, data.target))
     assert same(*found)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -17,12 +16,12 @@ from torch.utils.data import TensorDataset
 
 import helpers
 from fedgp_by_hand import Wire
-from fedlit.callbacks import OracleAccuracy, closing_table, summarise
+from fedlit.callbacks import OracleAccuracy, summarise
 from fedlit.functional import joint_ot_loss, project_simplex, softmax_regression, wasserstein_barycenter
 from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import DictionaryReplica, Features
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, PrivacyWarning
-from helpers import loader, trainer, weights
+from helpers import loader, same, trainer, weights
 
 NAMES = ["c0", "c1", "c2"]
 WIDTH, CLASSES, ATOMS, SIZE = 5, 3, 2, 12
@@ -75,10 +74,9 @@ def test_atoms_start_at_the_class_means_and_variances_of_all_sources() -> None:
     torch.testing.assert_close(labels, F.one_hot(own, CLASSES).float().expand_as(labels))
 
 
-@pytest.mark.parametrize("local_steps", [1, 7])
-def test_the_start_is_of_all_samples_however_many_a_round_sees(local_steps: int) -> None:
+def test_the_start_is_of_all_samples_however_many_a_round_sees() -> None:
     whole = fit(build(), rounds=1)[0]
-    part = fit(build(), rounds=1, batch_size=4, strategy={"local_steps": local_steps})[0]
+    part = fit(build(), rounds=1, batch_size=4, strategy={"local_steps": 1})[0]
     torch.testing.assert_close(part["c2"]["dictionary.points"], whole["c2"]["dictionary.points"])
 
 
@@ -202,8 +200,9 @@ def test_phase_1_is_fedavg_though_the_dictionarys_features_have_length_1() -> No
     fed_dadil = build(warmup_rounds=3, unit_norm=True, extractor=networks[0], classifier=networks[1])
     ours = fit(fed_dadil, rounds=3, batch_size=8)[-1]["c0"]
     assert len(theirs) == 4
-    for key, value in theirs.items():
-        assert torch.equal(ours[key], value)
+    assert same({key: ours[key] for key in theirs}, theirs)
+    with pytest.raises(RuntimeError, match="no dictionary"):
+        fed_dadil.distill(2)
 
 
 def test_coordinates_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,36 +276,23 @@ def test_atoms_that_moved_do_not_predict_by_old_classifiers() -> None:
     torch.testing.assert_close(replica(x), before)
 
 
-def test_without_a_dictionary_there_is_no_summary() -> None:
-    module = build(warmup_rounds=2, extractor=Encoder())
-    fit(module, rounds=2)
-    with pytest.raises(RuntimeError, match="no dictionary"):
-        module.distill(2)
-
-
 def test_a_validation_within_a_round_changes_nothing() -> None:
     module = build()
-    run = trainer(2, [OracleAccuracy()], val_check_interval=1)
-    run.fit(module, loader(blobs(), 6), loader(blobs(), 24, training=False, guarded="c2"))
-    without = fit(build(), batch_size=6)[-1]
+    run = trainer(1, [OracleAccuracy()], val_check_interval=1)
+    run.fit(module, loader(blobs(), 12), loader(blobs(), 24, training=False, guarded="c2"))
+    without = fit(build(), rounds=1, batch_size=12)[-1]
     for name in NAMES:
         own = weights(module, name)
-        for key in ("dictionary.points", "dictionary.labels", "coordinates"):
-            assert torch.equal(own[key], without[name][key])
+        assert all(torch.equal(own[key], without[name][key]) for key in own if key.startswith(("dictionary.", "coord")))
 
 
-def test_both_predictions_are_scored_and_told_in_the_table() -> None:
+def test_both_predictions_are_scored() -> None:
     module = build(predict_with="ensemble")
-    run = trainer(3, [OracleAccuracy()])
+    run = trainer(2, [OracleAccuracy()])
     run.fit(module, loader(blobs(), 24), loader(blobs(), 5, training=False, guarded="c2"))
     x, y = blobs()["c2"].tensors
     for name, logits in module.alternatives(x).items():
         by_hand = float((logits.argmax(dim=1) == y).float().mean())
         assert float(run.callback_metrics[f"oracle/target/{name}/acc"]) == pytest.approx(by_hand)
     assert float(run.callback_metrics["oracle/target/acc"]) == float(run.callback_metrics["oracle/target/ensemble/acc"])
-    summary = summarise(run, module, 1.0)
-    assert set(summary.oracle_alternatives) == {"reconstruction", "ensemble"}
-    console = Console(width=160)
-    with console.capture() as capture:
-        console.print(closing_table([summary]))
-    assert "FedDaDiL, by prediction (oracle): reconstruction" in capture.get()
+    assert set(summarise(run, module, 1.0).oracle_alternatives) == {"reconstruction", "ensemble"}

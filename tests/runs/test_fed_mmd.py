@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
-from functools import cache
 from typing import Any
 
 import pytest
@@ -15,17 +13,10 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-from backends import PROTOCOLS
 from fedlit.federation import ChannelError, Schedule
 from fedlit.methods import FedMMD
 from fedlit.models import Committee
-from fedlit.privacy import (
-    GaussianMechanism,
-    PaillierAffine,
-    PairwiseMasking,
-    PlainAffine,
-    PrivacyError,
-)
+from fedlit.privacy import GaussianMechanism, PaillierAffine, PairwiseMasking, PlainAffine, PrivacyError
 from helpers import fit, unequal
 
 LR = 0.5
@@ -100,14 +91,11 @@ def step_by_hand(
 @pytest.mark.parametrize(
     ("exchange", "degree", "center", "within", "unit_norm"),
     [
-        ("summed", 1, None, "truncated", True),
         ("summed", 2, None, "truncated", True),
         ("summed", 3, None, "truncated", False),
         ("summed", 2, 0.0, "exact", True),
-        ("summed", 2, 1.5, "truncated", False),
-        ("summed", 1, 0.0, "exact", False),
-        ("pairwise", 2, None, "truncated", True),
-        ("pairwise", 3, None, "truncated", False),
+        ("summed", 1, 1.5, "truncated", False),
+        ("pairwise", 3, None, "truncated", True),
         ("pairwise", 1, 0.0, "exact", False),
         ("open", 0, None, "exact", True),
         ("open", 0, None, "exact", False),
@@ -121,8 +109,7 @@ def test_a_step_is_that_of_all_pairs_of_samples(
     expected = step_by_hand(snapshots.start, unequal(), degree, center, within, unit_norm)
     for name in NAMES:
         ours = trained(snapshots.rounds[0][name])
-        for key, tensor in ours.items():
-            torch.testing.assert_close(tensor, expected[name][key], atol=2e-6, rtol=1e-5, msg=f"{name} {key}")
+        torch.testing.assert_close(ours, {key: expected[name][key] for key in ours}, atol=2e-6, rtol=1e-5)
     moved = snapshots.rounds[0]["c2"]["extractor.weight"] - snapshots.start["c2"].state_dict()["extractor.weight"]
     assert float(moved.abs().max()) > 1e-4
 
@@ -145,7 +132,7 @@ SAFE = {
 }
 
 
-@pytest.mark.parametrize(("exchange", "scale"), [("open", 1e3), ("summed", 1e-3), ("summed", 1e3), ("pairwise", 1e3)])
+@pytest.mark.parametrize(("exchange", "scale"), [("open", 1e3), ("summed", 1e-3), ("pairwise", 1e3)])
 def test_features_of_any_unit_train_the_same(exchange: Any, scale: float) -> None:
     alpha = 1 / (16 * scale**2)
     module = build(extractor=Scaled(scale), unit_norm=False, alpha=alpha, exchange=exchange)
@@ -154,10 +141,9 @@ def test_features_of_any_unit_train_the_same(exchange: Any, scale: float) -> Non
     degree, within = (0, "exact") if exchange == "open" else (2, "truncated")
     expected = step_by_hand(snapshots.start, unequal(), degree, None, within, False, alpha)
     for name in NAMES:
-        start = snapshots.start[name].state_dict()
-        for key, tensor in trained(snapshots.rounds[0][name]).items():
-            torch.testing.assert_close(tensor, expected[name][key], atol=1e-4, rtol=1e-4, msg=f"{name} {key}")
-        moved = snapshots.rounds[0][name]["extractor.weight"] - start["extractor.weight"]
+        start, ours = snapshots.start[name].state_dict(), trained(snapshots.rounds[0][name])
+        torch.testing.assert_close(ours, {key: expected[name][key] for key in ours}, atol=1e-4, rtol=1e-4)
+        moved = ours["extractor.weight"] - start["extractor.weight"]
         assert float(moved.abs().max()) > 1e-2
 
 
@@ -173,21 +159,6 @@ def test_a_batch_of_one_sample_has_no_pairs_within(exchange: Any) -> None:
     snapshots = fit(build(exchange=exchange), batch_size=13, rounds=2)
     for state in snapshots.rounds[-1].values():
         assert all(bool(tensor.isfinite().all()) for tensor in trained(state).values())
-
-
-@cache
-def unprotected(exchange: Any, local_steps: int | None = None) -> dict[str, dict[str, Tensor]]:
-    return fit(build(exchange=exchange), rounds=2, strategy={"local_steps": local_steps}).rounds[-1]
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_encrypted_gradients_train_as_plain_ones(protocol: str) -> None:
-    strategy = {"local_steps": 1, "two_party": {"moments": PROTOCOLS[protocol]()}}
-    hidden = fit(build(exchange="pairwise"), rounds=2, strategy=strategy)
-    tolerance = 1e-3 if protocol == "ckks" else 2e-6
-    for name in NAMES:
-        for key, tensor in trained(unprotected("pairwise", 1)[name]).items():
-            assert float((hidden.rounds[-1][name][key] - tensor).abs().max()) < tolerance, (name, key)
 
 
 def test_the_target_predicts_with_the_mean_of_the_sources_classifiers() -> None:
@@ -239,7 +210,7 @@ def test_a_source_that_is_away_is_no_member_until_it_comes() -> None:
     assert torch.equal(snapshots.rounds[0]["c1"]["extractor.weight"], snapshots.start["c1"].extractor.weight)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("exchange", ["summed", "pairwise", "open"])
+@pytest.mark.parametrize("exchange", ["summed", "pairwise"])
 def test_without_the_target_or_without_sources_nothing_is_aligned(exchange: Any) -> None:
     alone = fit(build(mmd_weight=0.0))
     for present in (["c0", "c1"], ["c2"]):
@@ -251,16 +222,13 @@ def test_without_the_target_or_without_sources_nothing_is_aligned(exchange: Any)
             torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-6)
 
 
-MASKING = PairwiseMasking(colluders=0)
-
-
 @pytest.mark.parametrize(
     ("exchange", "strategy"),
     [
         ("summed", {"two_party": {"moments": PlainAffine()}}),
         ("summed", {"two_party": PlainAffine()}),
-        *[(exchange, {"privacy": MASKING}) for exchange in ("pairwise", "open")],
-        *[(exchange, {"privacy": {"moments": MASKING}}) for exchange in ("pairwise", "open")],
+        ("pairwise", {"privacy": PairwiseMasking(colluders=0)}),
+        ("open", {"privacy": {"moments": PairwiseMasking(colluders=0)}}),
     ],
 )
 def test_protection_that_the_exchange_does_not_use_is_refused(exchange: Any, strategy: Any) -> None:
@@ -272,10 +240,6 @@ def test_features_that_may_be_repelled_are_warned_about_once() -> None:
     with pytest.warns(UserWarning, match=r"degree 2 repels") as told:
         fit(build(unit_norm=False, alpha=2.0), rounds=3)
     assert len([warning for warning in told if "repels" in str(warning.message)]) == 1
-    for kwargs in ({"unit_norm": False, "alpha": 2.0, "degree": 3}, {}):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message=".*repels")
-            fit(build(**kwargs))
 
 
 def test_a_single_source_cannot_be_hidden_in_a_sum() -> None:

@@ -13,19 +13,19 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 import helpers
 from fedlit import FederatedModule
 from fedlit.callbacks import OracleAccuracy
-from fedlit.federation import Everyone, Schedule, UniformSubset
+from fedlit.federation import Everyone, Schedule
 from fedlit.federation.wire import wire_size
 from fedlit.functional import hard_vote, sample_frequencies
 from fedlit.methods import FedRFTCA
-from fedlit.models import MLP, VotingReplica
+from fedlit.models import VotingReplica
 from fedlit.privacy import GaussianMechanism
-from helpers import Snapshots, digits, loader, same, samples_of, shards, trainer, unequal, weights
+from helpers import Snapshots, descend_, digits, loader, same, samples_of, shards, trainer, unequal, weights
 
 N, M = 8, 4  # frequencies and components
 ALL = {"participation": Everyone()}
@@ -43,15 +43,6 @@ def build(num_clients: int = 3, **kwargs: Any) -> FedRFTCA:
 
 def fit(*args: Any, **kwargs: Any) -> Snapshots:
     return helpers.fit(*args, **({"strategy": ALL} | kwargs))
-
-
-def part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in state.items() if name.startswith(f"{prefix}.")}
-
-
-def senders(module: FederatedModule, channel: str, round_idx: int) -> set[str]:
-    names = {e.sender for e in module.federation.ledger if e.channel == channel and e.round_idx == round_idx}
-    return names - {"server"}
 
 
 def by_hand(
@@ -88,10 +79,7 @@ def by_hand(
                 mmd = mmd / (spread + floor) if remedies["constraint"] == "relative" else mmd
                 loss = loss + (1.0 if name == target else 0.7) * mmd
             if loss.requires_grad:
-                own = list(params[name].values())
-                for tensor, gradient in zip(own, torch.autograd.grad(loss, own, allow_unused=True), strict=True):
-                    if gradient is not None:
-                        tensor.data -= 0.5 * gradient
+                descend_(loss, params[name].values(), 0.5)
         for state in params.values():
             for tensor in state.values():
                 tensor.requires_grad_(False)
@@ -117,7 +105,6 @@ def by_hand(
 @pytest.mark.parametrize(
     "remedies",
     [
-        {"constraint": "none", "unbiased": False},
         {"constraint": "none", "unbiased": True},
         {"constraint": "relative", "unbiased": True},
         {"constraint": "orthogonal", "unbiased": False},
@@ -130,17 +117,11 @@ def test_rounds_equal_the_algorithms_by_hand(remedies: dict[str, Any]) -> None:
     data = unequal()
     module = build(bandwidth=0.8, mmd_weight=0.7, classifier_period=2, **remedies)
     snapshots = fit(module, data, 5, strategy={"participation": Schedule(present)})
-    for rounds in (1, 2, 3, 4, 5):
+    for rounds in (2, 4, 5):  # those in which the target gets a classifier, as it does at the end by hand
         expected = by_hand(snapshots.start["c0"], data, present[:rounds], 2, remedies)
-        if rounds in (1, 3):  # by hand the run ended here, and the target got a classifier; this one went on
-            expected["c2"].update(
-                part(by_hand(snapshots.start["c0"], data, present[: rounds - 1], 2, remedies)["c2"], "classifier")
-                if rounds > 1
-                else part(snapshots.start["c2"].state_dict(), "classifier")
-            )
         for name, state in expected.items():
-            for key, tensor in state.items():
-                torch.testing.assert_close(snapshots.rounds[rounds - 1][name][key], tensor, atol=2e-6, rtol=1e-5)
+            found = {key: snapshots.rounds[rounds - 1][name][key] for key in state}
+            torch.testing.assert_close(found, state, atol=2e-6, rtol=1e-5)
 
 
 def test_a_dropped_message_leaves_a_client_with_its_label_loss_for_that_round() -> None:
@@ -158,20 +139,6 @@ def test_a_dropped_message_leaves_a_client_with_its_label_loss_for_that_round() 
     assert [bool(ours[i]["c1"]["heard"]) for i in (0, 1)] == [False, True]
 
 
-def test_subsets_of_messages_aligners_and_classifiers_are_nested() -> None:
-    """Table II, setting (III): A present, B among A, C among B."""
-    module = build(6, classifier_period=1)
-    heard = {"aligner": UniformSubset(), "classifier": UniformSubset()}
-    fit(module, shards(6, 8), 12, strategy={"heard": heard})
-    sizes = []
-    for round_idx in range(11):  # the last one closes the run if C was empty
-        a, b, c = (senders(module, channel, round_idx) - {"c5"} for channel in ("features", "aligner", "classifier"))
-        assert c <= b <= a
-        sizes.append((len(a), len(b), len(c)))
-    assert any(a > b for a, b, _ in sizes)
-    assert any(b > c for _, b, c in sizes)
-
-
 class StopAfter(pl.Callback):
     """Stops training after some round, as a callback of the user's might."""
 
@@ -182,32 +149,12 @@ class StopAfter(pl.Callback):
         trainer.should_stop = module.federation.round_idx >= self.rounds
 
 
-@pytest.mark.parametrize("period", [50, None])
-def test_a_run_that_is_stopped_early_is_closed_too(period: int | None) -> None:
-    module = build(classifier_period=period)
-    fit(module, unequal(), 9, callbacks=[StopAfter(3)])
-    assert module.federation.round_idx == 3
-    state = {name: weights(module, name) for name in ("c0", "c1", "c2")}
-    if period is None:
-        assert state["c2"]["informed"]
-        assert torch.equal(state["c2"]["ballot.1.weight"], state["c1"]["classifier.weight"])
-    else:
-        mean = (state["c0"]["classifier.weight"] + state["c1"]["classifier.weight"]) / 2
-        torch.testing.assert_close(state["c2"]["classifier.weight"], mean)
-    channel = "vote" if period is None else "classifier"
-    assert len({e.sender for e in module.federation.ledger if e.channel == channel} - {"server"}) == 2
-
-
-def on_digits(data: Any, **kwargs: Any) -> FedRFTCA:
-    torch.manual_seed(0)
-    given = {"num_frequencies": 32, "num_components": 16, "optimizer": lambda params: Adam(params, lr=0.01)}
-    extractor = kwargs.pop("extractor", None) or MLP(64, [16])
-    return FedRFTCA(data.clients, data.target, data.num_classes, extractor, **(given | kwargs))
+VOTING: dict[str, Any] = {"num_frequencies": 32, "num_components": 16, "classifier_period": None}
 
 
 def test_sources_vote_once_at_the_end_and_the_target_predicts_their_majority() -> None:
     data = digits()
-    module = on_digits(data, classifier_period=None)
+    module = helpers.build(FedRFTCA, data, **VOTING)
     everyone = ["clean", "blended", "fonts"]
     snapshots, schedule = Snapshots(), Schedule([everyone, ["clean", "fonts"]])  # blended is away at the end
     run = trainer(2, [snapshots, OracleAccuracy()], strategy={"participation": schedule})
@@ -229,6 +176,20 @@ def test_sources_vote_once_at_the_end_and_the_target_predicts_their_majority() -
     now = run.test(module, data, verbose=False)[0]
     right = (hard_vote(logits).argmax(dim=1) == y).float().mean()
     assert now["oracle/target/acc"] == pytest.approx(float(right), abs=1e-6)
+
+
+def test_messages_have_the_size_that_the_paper_says() -> None:
+    """Of 2N, 2N m or (m + 1) C float32 numbers, and a header; means also have a weight and what is averaged."""
+    fit(module := build(classifier_period=2), rounds=2)
+    used = module.federation.ledger.bytes_by_channel()
+    # those that are dropped are nested in this order: Table II, setting (III)
+    assert [channel.name for channel in module.channels] == ["features", "target_features", "aligner", "classifier"]
+    message = {"mean": torch.empty(2 * N)}
+    assert wire_size(message) == 4 + len('[["mean","float32",[16]]]') + 2 * N * 4
+    assert used["target_features"] == 2 * 2 * wire_size(message)
+    # two rounds: two sources up, their mean to the target; three aligners up and down; at the end two classifiers up
+    for channel, messages, size in (("features", 6, 2 * N), ("aligner", 12, 2 * N * M), ("classifier", 5, 2 * M + 2)):
+        assert 0 < used[channel] - messages * 4 * size < messages * 200
 
 
 def test_messages_have_the_size_that_the_paper_says_whatever_the_data_and_the_batch() -> None:
@@ -263,7 +224,9 @@ class DeadReLU(nn.Sequential):
             self[0].bias.fill_(-100.0)
 
 
-@pytest.mark.parametrize("trouble", ["one sample", "pairs", "dead", "batch of 1"])
+@pytest.mark.parametrize(
+    "trouble", ["one sample", "dead", *(pytest.param(x, marks=pytest.mark.slow) for x in ("pairs", "batch of 1"))]
+)
 def test_batches_without_spread_neither_blow_up_the_aligner_nor_the_loss(trouble: str) -> None:
     data = shards(3, 24)
     if trouble in ("one sample", "pairs"):
@@ -283,7 +246,7 @@ def test_batches_without_spread_neither_blow_up_the_aligner_nor_the_loss(trouble
         def on_train_batch_end(self, trainer: pl.Trainer, module: FederatedModule, *rest: Any) -> None:  # type: ignore[override]
             seen.extend(float(loss) for _, losses in module.run.record.steps[-1:] for loss in losses)
 
-    run = trainer(10, [snapshots, Losses()], strategy=ALL)
+    run = trainer(2 if trouble == "batch of 1" else 8, [snapshots, Losses()], strategy=ALL)
     run.fit(module, loader(data, 1 if trouble == "batch of 1" else 8))
     first = max(float(start.aligner.weight.detach().abs().max()) for start in snapshots.start.values())
     largest = max(float(s["aligner.weight"].abs().max()) for state in snapshots.rounds for s in state.values())
@@ -311,11 +274,10 @@ def test_a_target_that_is_alone_sends_nothing_and_spends_no_privacy() -> None:
     [
         (None, 2, {"max_steps": 6, "max_epochs": -1}, {}),
         (50, 2, {"max_steps": 6, "max_epochs": 9}, {}),
-        (None, 3, {"max_epochs": 3, "limit_train_batches": 2}, {}),
         (50, 4, {"max_epochs": 2, "limit_train_batches": 4}, {"local_steps": 2, "rounds_per_epoch": 3}),
         (50, 2, {"max_steps": 2, "max_epochs": -1, "accumulate_grad_batches": 3}, {}),
     ],
-    ids=["steps", "steps before epochs", "part of a round", "two of three rounds", "accumulated steps"],
+    ids=["steps", "steps before epochs", "two of three rounds", "accumulated steps"],
 )
 def test_a_limited_run_closes_in_its_last_round_so_that_the_last_checkpoint_is_whole(
     period: int | None, rounds: int, limits: dict[str, Any], strategy: dict[str, Any], tmp_path: Path
@@ -335,7 +297,7 @@ def test_a_limited_run_closes_in_its_last_round_so_that_the_last_checkpoint_is_w
 
 def test_a_checkpoint_from_before_the_target_has_a_classifier_warns_and_has_no_score(tmp_path: Path) -> None:
     data = digits()
-    module = on_digits(data, classifier_period=None)
+    module = helpers.build(FedRFTCA, data, **VOTING)
     saver = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     run = trainer(9, [saver, StopAfter(2)], strategy=ALL, enable_checkpointing=True)
     run.fit(module, data)
@@ -343,7 +305,7 @@ def test_a_checkpoint_from_before_the_target_has_a_classifier_warns_and_has_no_s
         warnings.filterwarnings("error", message=".*has no classifier yet")
         whole = run.test(module, data, verbose=False)[0]  # it was closed when it was stopped
     assert "target/score" in whole
-    fresh = on_digits(data, classifier_period=None)
+    fresh = helpers.build(FedRFTCA, data, **VOTING)
     other = trainer(9, strategy=ALL)
     with pytest.warns(UserWarning, match="no classifier yet"):
         early = other.test(fresh, data, ckpt_path=str(tmp_path / "epoch=0.ckpt"), verbose=False)[0]

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from sklearn.metrics import mean_squared_error, r2_score
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
@@ -20,13 +19,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import fedlit
 from backends import backend
 from fedlit import Client, FederatedModule
-from fedlit.callbacks import OracleAccuracy, TargetPredictions, closing_table, summarise
+from fedlit.callbacks import OracleAccuracy, TargetPredictions
 from fedlit.data import HeartDisease
 from fedlit.data.base import Domain
 from fedlit.export import export_target, target_model
 from fedlit.federation import ChannelError, RosterError
 from fedlit.methods import FedAvg, FedDANN, SourceOnly
-from fedlit.models import MLP, Committee, Features
+from fedlit.models import MLP, Features
 from fedlit.privacy import FixedPoint, GaussianMechanism, PairwiseMasking, Plain
 from helpers import QUIET, build, descend_, loader, normalised_head, same, samples_of, trainer, weights
 from method_table import METHODS, one_of_each
@@ -139,7 +138,7 @@ def hearts_of(name: str, factor: float, offset: float) -> tuple[FederatedModule,
         method, data, extractor=MLP(data.in_features, [8]), task="regression",
         optimizer=lambda params: SGD(params, lr=0.05), **given,
     )  # type: ignore[arg-type]  # fmt: skip
-    run = trainer(3, [OracleAccuracy()], strategy={"local_steps": 3})
+    run = trainer(2, [OracleAccuracy()], strategy={"local_steps": 3})
     run.fit(module, data)
     return module, data, run
 
@@ -243,7 +242,7 @@ def test_a_checkpoint_brings_the_unit_of_its_labels(two_rounds: tuple[FederatedM
 
 
 @pytest.mark.parametrize(
-    "state", [{"mean": [0.0]}, {"mean": [0.0], "deviation": [0.0]}, {"mean": [0.0, 1.0], "deviation": [1.0, 1.0]}, [1]]
+    "state", [{"mean": [0.0], "deviation": [0.0]}, {"mean": [0.0, 1.0], "deviation": [1.0, 1.0]}, [1]]
 )
 def test_a_scale_that_is_none_is_refused(state: Any, two_rounds: tuple[FederatedModule, Path], tmp_path: Path) -> None:
     checkpoint, path = torch.load(two_rounds[1], weights_only=True), tmp_path / "run.ckpt"
@@ -254,9 +253,8 @@ def test_a_scale_that_is_none_is_refused(state: Any, two_rounds: tuple[Federated
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("method", ["FedAvg", pytest.param("TargetOnly", marks=pytest.mark.slow)])
-def test_three_processes_give_what_one_gives(method: str) -> None:
-    arguments = ("--method", method, "--numbers", "--own", "--rounds", "2")
+def test_three_processes_give_what_one_gives() -> None:
+    arguments = ("--method", "FedAvg", "--numbers", "--own", "--rounds", "2", "--steps", "4")
     (alone,) = start(*arguments)
     results = start(*arguments, "--devices", "3")
     assert merged(results) == alone["weights"]
@@ -373,19 +371,6 @@ def test_labels_without_a_scale_are_refused(data: Any, run: dict[str, Any], outp
         fitted(data, run=trainer(1, **run), outputs=outputs)
 
 
-@pytest.mark.parametrize(
-    ("data", "run", "arguments"),
-    [
-        (numbers(0.0, 1.0), {"precision": "bf16-true"}, {}),
-        (numbers(), {"precision": "bf16-mixed"}, {}),
-        (numbers(0, 1), {"strategy": {"differential_privacy": NOISE}}, {"scale_labels": False}),
-        (numbers(), {"strategy": {"differential_privacy": {"weights": NOISE}}}, {}),
-    ],
-)
-def test_ways_out_of_it_train(data: Any, run: dict[str, Any], arguments: dict[str, Any]) -> None:
-    fitted(data, run=trainer(1, **run), **arguments)
-
-
 def test_a_lone_source_cannot_hide_its_statistics() -> None:
     data = {name: numbers(0.0, 1.0)[name] for name in ("c0", "c2")}
 
@@ -421,22 +406,3 @@ def test_one_step_of_each_source_is_one_of_its_mean_squared_error() -> None:
     nets = [module.replicas[data.target], *(first.replicas[source] for source in sources)]
     for ours, *theirs in zip(*(net.parameters() for net in nets), strict=True):
         torch.testing.assert_close(ours, torch.stack(theirs).mean(dim=0))
-
-
-def test_the_target_of_fedmmd_predicts_the_mean_of_its_sources_regressors() -> None:
-    module, data, _ = hearts_of("FedMMD", 1.0, 0.0)
-    committee = module.replicas[data.target]
-    assert isinstance(committee, Committee)
-    x = torch.randn(7, data.in_features)
-    features = committee.readable(committee.features(x))
-    each = [module.replicas[client.name].classifier(features) for client in module.sources]
-    torch.testing.assert_close(committee(x), torch.stack(each).mean(dim=0))
-
-
-def test_the_closing_table_has_r2() -> None:
-    module, _, run = hearts_of("FedAvg", 1.0, 0.0)
-    console = Console(width=160)
-    with console.capture() as capture:
-        console.print(closing_table([summarise(run, module, 1.0)]))
-    assert "target R2 in % (oracle)" in capture.get()
-    assert f"{100 * float(run.callback_metrics['oracle/target/r2']):.1f}" in capture.get()

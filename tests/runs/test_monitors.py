@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import fedlit
 from fedlit import FederatedModule
-from fedlit.cli import main
 from own_modules import Net
 from refused import refused
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, build, trainer
@@ -42,7 +41,7 @@ KINDS = [(EarlyStopping, RuntimeError), (ModelCheckpoint, MisconfigurationExcept
 
 
 @pytest.mark.parametrize(
-    ("kind", "error", "every"), [(*KINDS[0], 1), pytest.param(*KINDS[0], 2, marks=pytest.mark.slow), (*KINDS[1], 2)]
+    ("kind", "error", "every"), [(*KINDS[0], 1), *(pytest.param(*kind, 2, marks=pytest.mark.slow) for kind in KINDS)]
 )
 @pytest.mark.parametrize(
     ("monitor", "advice"),
@@ -112,11 +111,3 @@ class Broken(Callback):
 def test_other_errors_stay_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"^no metric here$"):
         fit(Broken(), build(), tmp_path)
-
-
-def test_the_command_says_it_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["fit", "--config", "data/heart_disease", "--config", "methods/fedavg", "--trainer.max_epochs=1"]
-    for kind, monitor in (("EarlyStopping", "source/accc"), ("ModelCheckpoint", "target/scores")):
-        with pytest.raises(SystemExit, match=rf"^fedlit: \w+: {kind}\(monitor='{monitor}'\) needs a number .*mean '"):
-            main([*words, f"--trainer.callbacks+={kind}", f"--trainer.callbacks.monitor={monitor}"])

@@ -87,7 +87,7 @@ def test_each_part_of_each_client_moves_by_its_own_settings() -> None:
 @pytest.mark.parametrize("method", [FedAvg, FedDANN, CoMDA])
 def test_a_division_into_equal_settings_changes_nothing(method: type[FederatedModule]) -> None:
     entries = [{"part": "classifier", "lr": 0.1}, {"client": "clean", "weight_decay": 0.0}]
-    one, divided = fitted(method, rounds=2), fitted(method, rounds=2, param_groups=entries)
+    one, divided = fitted(method), fitted(method, param_groups=entries)
     assert len(rates(divided)) > len(rates(one))
     for client in ("clean", "blended", "fonts"):
         assert same(weights(one, client), weights(divided, client))
@@ -110,20 +110,20 @@ def resumable(entries: Any, rounds: int, checkpoint: Path | None = None) -> tupl
 
 
 def test_a_resumed_run_equals_one_in_a_row_and_needs_the_same_groups(tmp_path: Path) -> None:
-    straight, _ = resumable(BY_PART, 4)
-    _, half = resumable(BY_PART, 2)
+    straight, _ = resumable(BY_PART, 2)
+    _, half = resumable(BY_PART, 1)
     path = tmp_path / "half.ckpt"
     half.save_checkpoint(path)
     torch.load(path, weights_only=True)
-    resumed, _ = resumable(BY_PART, 4, path)
+    resumed, _ = resumable(BY_PART, 2, path)
     for client in ("clean", "blended", "fonts"):
         assert same(weights(straight, client), weights(resumed, client))
-    assert not same(weights(straight, "fonts"), weights(resumable(None, 4)[0], "fonts"))
+    assert not same(weights(straight, "fonts"), weights(resumable(None, 2)[0], "fonts"))
     with pytest.raises(RosterError, match=r"groups of \[2, 2, 4\] parameters"):
-        resumable(None, 4, path)
+        resumable(None, 2, path)
     other = [{**BY_PART[0], "lr": 0.5}, *BY_PART[1:]]
     with pytest.warns(UserWarning, match=r"param_groups was .*: an optimizer goes"):
-        changed, _ = resumable(other, 4, path)
+        changed, _ = resumable(other, 2, path)
     assert same(weights(straight, "fonts"), weights(changed, "fonts"))
 
 
@@ -136,11 +136,9 @@ def test_a_resumed_run_equals_one_in_a_row_and_needs_the_same_groups(tmp_path: P
         (FedAvg, {"part": 0, "lr": 0.1}, "param_groups[0]['part']"),
         (FedAvg, {"client": "x", "lr": 0.1}, "param_groups[0]['client']"),
         (FedAvg, {"part": "clasifier", "lr": 0.1}, "param_groups[0]['part']"),
-        (FedAvg, {"part": "extract", "lr": 0.1}, "param_groups[0]['part']"),
         (CoMDA, {"part": "peer", "client": "clean", "lr": 0.1}, "param_groups[0]['part']"),
         (FedAvg, {"part": "classifier", "learning_rate": 0.1}, "param_groups[0]"),
         (FedAvg, {"part": "classifier", "params": []}, "param_groups[0]"),
-        (FedAvg, {"part": "classifier", "lr": "0.1"}, "param_groups[0]['lr']"),
         (FedAvg, {"part": "classifier", "lr": -0.1}, "param_groups[0]['lr']"),
         (FedAvg, {"client": "clean", "lr": float("nan")}, "param_groups[0]['lr']"),
         (FADA, {"part": "discriminator", "lr": 0.1}, "param_groups[0]['part']"),

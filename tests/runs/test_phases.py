@@ -86,13 +86,13 @@ def test_rounds_have_the_length_and_batches_of_their_phase() -> None:
     assert steps.validations == [3, 3, 3, 3]
 
 
-@pytest.mark.parametrize("limit", [1.0, 0.5, 3])
+@pytest.mark.parametrize("limit", [0.5, 3])
 def test_epochs_follow_the_phases_lengths_and_the_trainers_limit(limit: float) -> None:
     steps = Steps()
     module = build(encoder=PhaseSettings(local_steps=6))
     run = trainer(4, [steps], limit_train_batches=limit, strategy={"local_steps": 2})
     run.fit(module, loader(unequal()), loader(unequal(), 32, training=False, guarded=TARGET))
-    expected = {1.0: [6, 6, 2, 2], 0.5: [3, 3, 1, 1], 3: [3, 3, 2, 2]}[limit]
+    expected = {0.5: [3, 3, 1, 1], 3: [3, 3, 2, 2]}[limit]
     assert [len(each) for each in steps.sizes] == steps.validations == expected
     assert run.global_step == sum(expected)
 
@@ -100,7 +100,7 @@ def test_epochs_follow_the_phases_lengths_and_the_trainers_limit(limit: float) -
 def test_checkpoints_of_each_step_resume_across_phases(tmp_path: Path) -> None:
     """Steps 1 to 6 are the encoder's with Adam, 7 to 9 the round of moments, then the atoms' with SGD."""
     make = partial(build, encoder=PhaseSettings(partial(Adam, lr=0.01), 5, 3))
-    assert_resumes(make, lambda: loader(unequal()), tmp_path, [2, 3, 5, 6, 8, 9, 11], rounds=5)
+    assert_resumes(make, lambda: loader(unequal()), tmp_path, [2, 6, 8], rounds=5)
 
 
 def test_the_checkpoint_of_a_phases_last_round_has_the_next_phases_optimizer(tmp_path: Path) -> None:

@@ -71,12 +71,7 @@ def test_training_equals_plain_training_within_the_error_of_each_rounds_mean(
         assert difference(module, on_grid) == 0.0
 
 
-def test_a_wide_clip_and_hardly_any_noise_train_like_plain(plain: Any) -> None:
-    module = train(differential_privacy=GaussianMechanism(clip_norm=1e3, noise_multiplier=1e-10))
-    assert difference(module, plain) < 1e-5
-
-
-@pytest.mark.parametrize("backend", [None, PairwiseMasking(colluders=0)], ids=["plain", "masking"])
+@pytest.mark.parametrize("backend", [None, pytest.param(PairwiseMasking(colluders=0), marks=pytest.mark.slow)])
 def test_a_round_moves_weights_by_no_more_than_the_clip(backend: Any) -> None:
     clip = 1e-3
     mechanism = GaussianMechanism(clip_norm=clip, noise_multiplier=1e-6)
@@ -110,13 +105,13 @@ def test_spent_privacy_and_public_weights_survive_a_resume_in_the_middle_of_a_ru
         run.fit(module, data, ckpt_path=checkpoint)
         return module, run
 
-    _, run = start(3)
+    _, run = start(2)
     path = str(tmp_path / "half.ckpt")
     run.save_checkpoint(path)
     saved = torch.load(path, weights_only=True)["clients"]
     assert all(saved[client]["received"] for client in ("clean", "blended", "fonts"))
-    resumed, _ = start(6, path)
-    straight, _ = start(6)
+    resumed, _ = start(4, path)
+    straight, _ = start(4)
     assert resumed.federation.epsilon() == straight.federation.epsilon()
     assert all(math.isfinite(epsilon) and epsilon > 0 for epsilon in resumed.federation.epsilon().values())
     assert not same(weights(resumed, "fonts"), weights(straight, "fonts"))  # noise is never repeated
@@ -225,9 +220,7 @@ def test_what_is_reported_and_not_is_warned_of_once(strategy: dict[str, Any], wo
     assert all(str(word) in each for each in words)
 
 
-@pytest.mark.parametrize(
-    "monitor", ["target/score", "source/acc", "train/loss", "source/clean/loss", "validator/density"]
-)
+@pytest.mark.parametrize("monitor", ["target/score", "source/clean/loss", "validator/density"])
 def test_a_monitor_of_what_is_not_told_is_refused_before_training(monitor: str) -> None:
     data = digits(target_labels=30)
     stop = EarlyStopping(monitor, mode="max")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from fedlit import FederatedModule
@@ -20,6 +21,7 @@ from fedlit.functional import refine_labels, softmax_regression
 from fedlit.methods import FedAvg, FedRFTCA, KNNPer, SourceOnly
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
 from helpers import build, descend_, digits, loader, same, trainer, weights
+from method_table import METHODS
 
 CLIENTS = ("c0", "c1", "c2")
 STRENGTH, PASSES = 100, 15
@@ -41,7 +43,7 @@ def clusters(size: int = 60, shift: float = 1.5) -> dict[str, TensorDataset]:
 
 
 def fit(
-    refine: Any = True, size: int = 60, rounds: int = 2, batch_size: int = 8, checkpoint: Any = None, **kwargs: Any
+    refine: Any = True, size: int = 60, rounds: int = 2, batch_size: int = 20, checkpoint: Any = None, **kwargs: Any
 ) -> tuple[Any, Any]:
     """A linear classifier of the clusters; its Trainer too."""
     torch.manual_seed(0)
@@ -53,6 +55,9 @@ def fit(
     run = trainer(rounds, strategy=strategy)
     run.fit(module, loader(clusters(size), batch_size), ckpt_path=checkpoint)
     return module, run
+
+
+fitted = cache(fit)
 
 
 def errors(module: FederatedModule) -> int:
@@ -81,7 +86,7 @@ def reverse_accuracy(features: Any, own: Tensor, labels: Tensor) -> float:
 
 
 def test_the_target_gets_a_classifier_of_its_refined_predictions() -> None:
-    (plain, _), (module, run) = fit(refine=False), fit()
+    (plain, _), (module, run) = fitted(refine=False), fitted()
     x = clusters()["c2"].tensors[0]
     z, _, _ = standardised(x)
     labels = refine_labels(plain.eval()(x).double().softmax(dim=1), z)
@@ -95,22 +100,15 @@ def test_the_target_gets_a_classifier_of_its_refined_predictions() -> None:
 
 
 def test_the_sources_answer_with_their_accuracy_of_both_classifiers() -> None:
-    module, run = fit()
+    module, run = fitted()
     own = clusters()["c2"].tensors[0]
-    p = fit(refine=False)[0].eval()(own).double().softmax(dim=1)
+    p = fitted(refine=False)[0].eval()(own).double().softmax(dim=1)
     for name, labels in (("_before", p), ("", refine_labels(p, standardised(own)[0]))):
         expected = reverse_accuracy(lambda x: x, own, labels)
         assert float(run.callback_metrics[f"refine/reverse_accuracy{name}"]) == pytest.approx(expected, abs=1e-6)
     assert sorted(sent(module, "refined_head")) == [("c2", "c0"), ("c2", "c1")]
     assert len(sent(module, "reverse_accuracy")) == 3  # two to the server, one sum from there
     assert {entry.round_idx for entry in module.federation.ledger if entry.channel == "refined_head"} == {1}
-
-
-class Flipped(nn.Linear):
-    """Not what its weight and bias say."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * torch.tensor([1.0, -1.0, 1.0])
 
 
 class Negative(nn.Module):
@@ -140,10 +138,9 @@ NETWORK: dict[str, Any] = {"extractor": nn.Sequential(nn.Linear(6, 5), nn.Tanh()
         ({"size": 49}, "49 training samples"),
         ({"classifier": nn.Linear(6, 3, bias=False)}, "has a bias"),
         ({"classifier": nn.Sequential(nn.Linear(6, 3), Negative())}, "one linear classifier"),
-        ({"classifier": Flipped(6, 3)}, "one linear classifier"),
         ({"optimizer": lambda params: SGD(params, lr=0.0), "classifier": constant()}, "nothing separates"),
         ({"refine": "network"}, "nothing to train"),
-        ({"refine": "network", "batch_size": 1} | NETWORK, "2 samples"),
+        ({"refine": "network", "batch_size": 1, "rounds": 1} | NETWORK, "2 samples"),
         ({"refine": "network", "classifier": nn.Sequential(nn.Linear(6, 3), Negative())}, "classifier"),
         ({"refine": "network", "optimizer": diverging, "extractor": nn.Sequential(nn.Linear(6, 6))}, "not finite"),
     ],
@@ -198,19 +195,17 @@ def test_a_resumed_run_ends_refined_as_one_that_went_through(tmp_path: Path) -> 
     assert same(weights(whole, "c2"), weights(again, "c2"))
 
 
-def test_neighbours_of_a_memory_are_no_linear_classifier() -> None:
-    data = digits(target_labels=100, batch_size=128)
-    module = build(KNNPer, data, refine=True, lam=1.0)
-    with pytest.warns(UserWarning, match="one linear classifier"):
-        trainer(1).fit(module, data)
-
-
-def test_votes_let_no_gradient_through() -> None:
-    data = digits(batch_size=128)
-    arguments = {"num_frequencies": 16, "num_components": 8, "classifier_period": None}
-    module = build(FedRFTCA, data, refine="network", optimizer=lambda groups: Adam(groups, lr=0.01), **arguments)
-    with pytest.warns(UserWarning, match="no gradient passes"):
-        trainer(2).fit(module, data)
+@pytest.mark.parametrize(
+    ("method", "arguments", "reason"),
+    [
+        (KNNPer, {"refine": True, "lam": 1.0}, "one linear classifier"),  # neighbours of a memory
+        (FedRFTCA, {"refine": "network", **METHODS["FedRFTCA"][1], "classifier_period": None}, "no gradient passes"),
+    ],
+)
+def test_predictions_that_are_no_network_of_layers_are_left(method: Any, arguments: Any, reason: str) -> None:
+    data = digits(target_labels=100 if method is KNNPer else 0, batch_size=128)
+    with pytest.warns(UserWarning, match=reason):
+        trainer(2).fit(build(method, data, **arguments), data)
 
 
 def by_hand(network: nn.Module) -> tuple[nn.Module, Tensor]:

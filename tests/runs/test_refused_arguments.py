@@ -210,15 +210,6 @@ def test_callbacks_that_do_not_go_by_rounds_are_refused_before_training(callback
     )
 
 
-@pytest.mark.parametrize("callback", AVERAGING, ids=lambda each: type(each).__name__)
-def test_averages_of_training_are_no_matter_in_evaluation(callback: pl.Callback) -> None:
-    data = digits()
-    module = build(FedAvg, data)
-    trainer(1).fit(module, data)
-    (scores,) = trainer(1, [callback]).test(module, data, verbose=False)
-    assert scores == trainer(1).test(module, data, verbose=False)[0]
-
-
 @pytest.mark.parametrize("federated", [True, False])
 def test_a_tuner_finds_no_rate_and_leaves_a_trainer_that_trains(federated: bool) -> None:
     data = digits()
@@ -231,7 +222,7 @@ def test_a_tuner_finds_no_rate_and_leaves_a_trainer_that_trains(federated: bool)
     assert same(weights(tuned, "clean"), weights(plain, "clean"))
 
 
-@pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("stage", ["fit", "predict"])
 def test_a_batch_size_is_not_looked_for(stage: Any) -> None:
     data = digits()
     module = build(FedAvg, data)
@@ -255,7 +246,7 @@ def test_another_strategy_on_several_processes_is_refused_on_each(stage: str) ->
 
 @pytest.mark.multiprocess
 def test_another_strategy_on_one_process_trains_as_a_plain_trainer_does() -> None:
-    (ended,) = processes.results(one_site.under_ddp, "fit", 1)
+    ended = one_site.under_ddp("fit", 1)
     data = digits()
     module = build(FedAvg, data)
     trainer(2).fit(module, data)

@@ -45,8 +45,7 @@ def test_a_fault_names_client_row_and_way_out(fault: str, in_memory: bool, feder
 @pytest.mark.parametrize(
     ("method", "fault", "in_memory", "rank_of_client"),
     [
-        ("FedAvg", "NaN at a source", True, 1),
-        ("FedAvg", "no label at a source", False, 0),
+        pytest.param("FedAvg", "NaN at a source", True, 1, marks=pytest.mark.slow),
         ("FedDANN", "one class too high", False, 1),  # exchanges in every step
         ("AdaBN", "NaN at the target", False, 2),  # reads the target's samples after the last exchange of a round
     ],
@@ -113,7 +112,7 @@ class Imputing(MLP):
         return super().forward(x.nan_to_num(nan=0.0))
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("in_memory", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_network_may_fill_in_what_is_missing(in_memory: bool) -> None:
     data, filled = parts(), parts()
     for name in data:

@@ -22,7 +22,7 @@ from fedlit.export import export_target
 from fedlit.federation import ChannelError
 from fedlit.methods import FedGP
 from fedlit.models import MLP, Features
-from fedlit.privacy import CKKS, GaussianMechanism, PairwiseMasking, Plain
+from fedlit.privacy import CKKS, GaussianMechanism, PairwiseMasking
 from helpers import QUIET, fingerprint, samples_of, weights
 
 
@@ -65,17 +65,12 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_four_processes_with_a_file_each_equal_one_with_all(folder, masked):
-    (together,) = processes.results(run, str(folder), masked, 1)
+    together = run(str(folder), masked, 1)
     apart = processes.results(run, str(folder), masked, 4, ranks=4)
     assert {name: sha for each in apart for name, sha in each[0].items()} == together[0]
-    for _, sent, told, names in apart:
-        assert sent == together[1]
-        assert told == together[2]
-        assert names == together[3]
+    assert all(each[1:] == together[1:] for each in apart)
     assert {"levels", "magnitudes", "statistics"} <= together[1].keys()
 
-
-either_network = pytest.mark.parametrize("linear", [pytest.param(False, marks=pytest.mark.slow), True])
 
 HOSTS = [[], ["north", "east"], ["west", "south"]]
 """Clients of each of three processes, of which the first is a server apart."""
@@ -100,24 +95,16 @@ def around(
     return shas, module.federation.ledger.bytes_by_channel(), data.input_shape
 
 
-@pytest.mark.parametrize(
-    "privacy", [pytest.param(None, marks=pytest.mark.slow), PairwiseMasking()], ids=["clear", "masked"]
-)
-def test_a_server_without_tables_changes_nothing(folder, privacy):
-    (together,) = processes.results(around, str(folder), privacy, 2, 1)
-    server, *sites = processes.results(around, str(folder), privacy, 2, ranks=3)
+@pytest.mark.slow
+@pytest.mark.parametrize(("privacy", "linear"), [(PairwiseMasking(), True), (None, False), (None, True)])
+def test_a_server_without_tables_changes_nothing_and_resumes(folder, privacy, linear):
+    together = around(str(folder), privacy, 2, 1, False, linear)
+    (server, *_) = processes.results(around, str(folder), privacy, 1, 3, False, linear, ranks=3)
     assert server[0] == {}
+    server, *sites = processes.results(around, str(folder), privacy, 2, 3, True, linear, ranks=3)
     assert {name: sha for each in sites for name, sha in each[0].items()} == together[0]
-    assert all(each[1:] == together[1:] for each in (server, *sites))
-
-
-@either_network
-def test_a_server_without_tables_resumes(folder, linear):
-    (together,) = processes.results(around, str(folder), None, 2, 1, False, linear)
-    processes.results(around, str(folder), None, 1, 3, False, linear, ranks=3)
-    server, *sites = processes.results(around, str(folder), None, 2, 3, True, linear, ranks=3)
-    assert server[0] == {}
-    assert {name: sha for each in sites for name, sha in each[0].items()} == together[0]
+    assert all(each[2] == together[2] for each in (server, *sites))
+    assert all(each[1] == together[1] for each in (server, *sites) if privacy is None)  # or pairs agree on keys again
 
 
 def test_a_server_without_tables_hears_that_they_do_not_fit_together(folder):
@@ -135,11 +122,11 @@ def predicted(folder: str, checkpoint: str, linear: bool) -> torch.Tensor:
     return torch.cat([batch["south"] for batch in batches])
 
 
-@either_network
+@pytest.mark.parametrize("linear", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_target_predicts_from_a_checkpoint_alone(folder, linear):
-    processes.results(run, str(folder), False, 1, linear)
+    run(str(folder), False, 1, linear)
     checkpoint = folder / "of 1" / "run.ckpt"
-    (found,) = processes.results(predicted, str(folder), str(checkpoint), linear)
+    found = predicted(str(folder), str(checkpoint), linear)
     trainer, module, data = make(folder / "together", linear=linear)
     trainer.predict(module, data, ckpt_path=checkpoint)
     x = samples_of(data, "south", "test")[0]
@@ -147,27 +134,24 @@ def test_the_target_predicts_from_a_checkpoint_alone(folder, linear):
     assert len(found) == len(data.split("south").test)
 
 
-def resumed(folder: str, changed: bool) -> dict[str, str]:
-    """One round, and another from its checkpoint, perhaps with other features."""
-    trainer, module, data = make(Path(folder, "together"))
-    trainer.fit_loop.max_epochs = 1
-    trainer.fit(module, data)
-    trainer.save_checkpoint(Path(folder, "first.ckpt"))
-    trainer, module, data = make(Path(folder, "together"), statistics="own" if changed else "federated")
-    trainer.fit(module, data, ckpt_path=Path(folder, "first.ckpt"))
-    return {name: fingerprint(weights(module, name)) for name in CLINICS}
-
-
 def test_a_resumed_run_equals_a_straight_one_and_refuses_other_features(folder):
-    ((straight, *_),) = processes.results(run, str(folder), False, 1)
-    assert processes.results(resumed, str(folder), False) == [straight]
-    (ended,) = processes.run(resumed, str(folder), True)
-    assert "of ['north', 'east', 'west', 'south'] with other features" in ended.error
+    def fit(rounds: int, path: str | None = None, **arguments: Any) -> dict[str, str]:
+        trainer, module, data = make(folder / "together", **arguments)
+        trainer.fit_loop.max_epochs = rounds
+        trainer.fit(module, data, ckpt_path=path)
+        trainer.save_checkpoint(f"{rounds}.ckpt")
+        return {name: fingerprint(weights(module, name)) for name in CLINICS}
+
+    straight, _ = fit(2), fit(1)
+    assert fit(2, "1.ckpt") == straight
+    with pytest.raises(Exception, match="with other features"):
+        fit(2, "1.ckpt", statistics="own")
 
 
-@pytest.mark.parametrize("backend", [Plain(), CKKS()])
-def test_backends_agree_on_the_same_features(folder, backend):
-    trainer, module, data = make(folder / "together", privacy=backend)
+@pytest.mark.slow
+def test_a_backend_gives_the_features_of_sums_in_the_open(folder):
+    trainer, module, data = make(folder / "together", privacy=CKKS())
+    trainer.fit_loop.max_epochs = 1
     trainer.fit(module, data)
     plain = make(folder / "together")[2]
     assert data.feature_names() == plain.feature_names()
@@ -207,88 +191,82 @@ def test_what_is_wrong_is_told_where_it_is_and_ends_the_others(folder):
         assert "years" not in ended[rank].error
 
 
-def exported(folder: str, suffix: str) -> None:
-    """The model of a short run, in a file."""
-    trainer, module, data = make(Path(folder, "together"))
+def export(trainer: L.Trainer, module: FedGP, data: CSVDomains, *suffixes: str) -> torch.Tensor:
+    """Write the model of a short run into files; what the Trainer predicts with it."""
+    trainer.fit_loop.max_epochs = 1
     trainer.fit(module, data)
-    predictions = torch.cat([batch["south"] for batch in trainer.predict(module, data)])
-    export_target(module, Path(folder, f"target{suffix}"), data)
+    for suffix in suffixes:
+        export_target(module, f"target{suffix}", data)
+    return torch.cat([batch["south"] for batch in trainer.predict(module, data)])
+
+
+def predict_as_the_card_says(rows: pd.DataFrame, **written: Any) -> dict[str, Any]:
+    """What the code of the ONNX file's card, word for word, has read and predicted."""
+    pytest.importorskip("onnxruntime")
+    (code,) = re.findall("```python\n(.*?)```", Path("target.onnx.md").read_text(), re.DOTALL)
+    rows.to_csv("rows.csv", index=False, **written)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names
+
+
+@pytest.mark.usefixtures("translations_kept")
+def test_an_exported_model_takes_rows_as_they_are_in_the_table(folder):
+    trainer, module, data = make(folder / "together")
+    expected = export(trainer, module, data, ".pt2", ".onnx")
     rows = data.split("south").test.tolist()
-    raw = data.raw_inputs()
-    table = data.table("south").iloc[rows]
+    raw, table = data.raw_inputs(), data.table("south").iloc[rows]
     columns = [
         table[name].to_numpy(float)
         if levels is None
         else raw.codes(name, [*table[name].where(table[name].notna(), None)])
         for name, levels in raw.columns
     ]
-    codes = torch.tensor(np.stack(columns, axis=1), dtype=torch.float64)
-    torch.save({"predictions": predictions, "rows": rows, "codes": codes}, Path(folder, "expected.pt"))
+    about = {"fedlit.json": ""}
+    model = torch.export.load("target.pt2", extra_files=about).module()
+    found = model(torch.tensor(np.stack(columns, axis=1), dtype=torch.float64))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+    names = predict_as_the_card_says(clinic("south").iloc[rows])
+    np.testing.assert_allclose(names["predictions"], expected.numpy(), atol=1e-6, rtol=1e-5)
+    session = names["session"]
+    told = {key.removeprefix("fedlit."): text for key, text in session.get_modelmeta().custom_metadata_map.items()}
+    unknown = names["rows"] | {"ward": np.array([["cellar"]], object)}
+    (odd,) = session.run(None, {name: given[:1] for name, given in unknown.items()})
+    assert np.isfinite(odd).all()
+    for found in (json.loads(about["fedlit.json"]), told | {key: json.loads(told[key]) for key in STRUCTURED}):
+        assert found["outputs"] == ["no", "yes"]
+        assert found["method"] == "FedGP"
+        assert found["rounds"] == 1
+        assert [each["name"] for each in found["columns"]] == ["age", "marker", "sex", "ward"]
+    for suffix in (".pt2", ".onnx"):
+        card = Path(f"target{suffix}.md").read_text()
+        assert "| ward | text, one of: a, b, east, north, south, west; empty where it is missing |" in card
 
 
-@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
-def test_an_exported_model_takes_rows_as_they_are_in_the_table(folder, suffix):
-    processes.results(exported, str(folder), suffix)
-    expected = torch.load(folder / "expected.pt")
-    card = (folder / f"target{suffix}.md").read_text()
-    assert "| ward | text, one of: a, b, east, north, south, west; empty where it is missing |" in card
-    if suffix == ".pt2":
-        about = {"fedlit.json": ""}
-        model = torch.export.load(folder / "target.pt2", extra_files=about).module()
-        torch.testing.assert_close(model(expected["codes"]), expected["predictions"], atol=1e-6, rtol=1e-5)
-        found = json.loads(about["fedlit.json"])
-    else:
-        onnxruntime = pytest.importorskip("onnxruntime")
-        (code,) = re.findall("```python\n(.*?)```", card, re.DOTALL)
-        clinic("south").iloc[expected["rows"]].to_csv("rows.csv", index=False)
-        names: dict[str, Any] = {}
-        exec(code, names)  # as the card says, word for word
-        np.testing.assert_allclose(names["predictions"], expected["predictions"].numpy(), atol=1e-6, rtol=1e-5)
-        told = onnxruntime.InferenceSession("target.onnx").get_modelmeta().custom_metadata_map
-        found = {key.removeprefix("fedlit."): value for key, value in told.items()}
-        found = found | {key: json.loads(found[key]) for key in ("outputs", "columns", "rounds")}
-        (odd,) = onnxruntime.InferenceSession("target.onnx").run(
-            None, {name: rows[:1] for name, rows in (names["rows"] | {"ward": np.array([["cellar"]], object)}).items()}
-        )
-        assert np.isfinite(odd).all()
-    assert found["outputs"] == ["no", "yes"]
-    assert found["method"] == "FedGP"
-    assert found["rounds"] == 2
-    assert [each["name"] for each in found["columns"]] == ["age", "marker", "sex", "ward"]
+STRUCTURED = ("outputs", "columns", "rounds")
+"""What an ONNX file has in JSON of what it tells of itself."""
 
 
-def odd(name: str) -> pd.DataFrame:
+def odd_clinic(name: str) -> pd.DataFrame:
     """A clinic whose wards are numbers, with a point where one is missing, and which writes otherwise than others."""
     table = clinic(name)
     table["ward"] = table["ward"].map({"a": 1, "b": 2} | dict.fromkeys(CLINICS, 3.0)).where(table.index % 9 != 0)
     return table.assign(sex=" " + table["sex"])
 
 
-def exported_odd(folder: str) -> None:
-    """The model of tables with other signs, and what the command predicts of the target's rows."""
-    written = {"sep": ";", "decimal": ",", "index": False, "na_rep": "?"}
-    for name in CLINICS:
-        table = odd(name)
-        table["ill"] = table["ill"].map({"no": "None", "yes": "NA"})
-        table.to_csv(Path(folder, "together", f"{name}.csv"), **written)
-    options = {"separator": ";", "decimal": ",", "missing_values": ["?"], "categories": {"ward": None, "sex": None}}
-    trainer, module, data = make(Path(folder, "together"), classes=["None", "NA"], **options)
-    trainer.fit(module, data)
-    assert (data.labels("north") >= 0).all()  # which are texts that stand for missing values elsewhere
-    predictions = torch.cat([batch["south"] for batch in trainer.predict(module, data)])
-    export_target(module, Path(folder, "target.onnx"), data)
-    torch.save({"predictions": predictions, "rows": data.split("south").test.tolist()}, Path(folder, "expected.pt"))
-
-
+@pytest.mark.slow
 def test_the_card_reads_a_file_as_its_model_was_trained(folder):
-    pytest.importorskip("onnxruntime")
-    processes.results(exported_odd, str(folder))
-    expected = torch.load(folder / "expected.pt")
-    (code,) = re.findall("```python\n(.*?)```", (folder / "target.onnx.md").read_text(), re.DOTALL)
-    rows = odd("south").iloc[expected["rows"]]
+    written = {"sep": ";", "decimal": ",", "na_rep": "?"}
+    for name in CLINICS:
+        table = odd_clinic(name)
+        table["ill"] = table["ill"].map({"no": "None", "yes": "NA"})
+        table.to_csv(folder / "together" / f"{name}.csv", index=False, **written)
+    options = {"separator": ";", "decimal": ",", "missing_values": ["?"], "categories": {"ward": None, "sex": None}}
+    trainer, module, data = make(folder / "together", classes=["None", "NA"], **options)
+    expected = export(trainer, module, data, ".onnx")
+    assert (data.labels("north") >= 0).all()  # which are texts that stand for missing values elsewhere
+    rows = odd_clinic("south").iloc[data.split("south").test.tolist()]
     assert rows["ward"].isna().any()
-    rows.to_csv("rows.csv", sep=";", decimal=",", index=False, na_rep="?")
-    assert "1,0" in Path("rows.csv").read_text() or "1.0" in Path("rows.csv").read_text()
-    names: dict[str, Any] = {}
-    exec(code, names)  # as the card says, word for word
-    np.testing.assert_allclose(names["predictions"], expected["predictions"].numpy(), atol=1e-6, rtol=1e-5)
+    names = predict_as_the_card_says(rows, **written)
+    np.testing.assert_allclose(names["predictions"], expected.numpy(), atol=1e-6, rtol=1e-5)

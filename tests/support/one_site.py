@@ -83,7 +83,7 @@ class Trouble(pl.Callback, Component):
                 client = run.federation.local_clients[0]
                 next(run.replicas[client].parameters()).fill_(float("nan"))
         elif self.kind == "stall":
-            time.sleep(8)
+            time.sleep(2.5)
         elif self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.kind == "raise":

@@ -19,7 +19,7 @@ from fedlit.privacy import AffineGrid, FixedPoint, GaussianMechanism, PaillierAf
 from pads import AdditivePads
 
 NAMES = ["a", "b", "c", "d", "t"]
-TIMEOUT = 3.0
+TIMEOUT = 1.0
 
 
 def federation(transport: Any, **arguments: Any) -> Federation:
@@ -233,7 +233,7 @@ def with_the_last_one_lost(folder: Path, world_size: int) -> None:
 
     if patient.rank == world_size - 1:
         torch.save(results, folder / f"{patient.rank}.pt")
-        time.sleep(TIMEOUT + 2)
+        time.sleep(TIMEOUT + 1)
         federation(last).mean("w", payloads(federation(last), 0))
         os._exit(9)  # as if killed
     results["stalled"] = attempt(lambda: talk(hasty))

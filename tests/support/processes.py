@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,9 @@ def start() -> None:
     """Fork the process that others are forked from."""
     import helpers
 
-    assert helpers.digits().clients  # drawn once for all
+    data = helpers.digits()
+    for name in data.domain_names():
+        data.load(name)  # drawn once for all
     ours, theirs = FORK.Pipe()
     process = FORK.Process(target=_serve, args=(ours, theirs))
     process.start()
@@ -105,6 +108,7 @@ def _serve(other_end: Any, pipe: Any) -> None:
     warnings.filterwarnings("ignore")
     torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.zeros(1),))  # compiles its rules once, for all forks
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    _train_once()
     with suppress(EOFError, KeyboardInterrupt):
         while True:
             call, ranks, timeout = pickle.loads(pipe.recv_bytes())
@@ -114,6 +118,18 @@ def _serve(other_end: Any, pipe: Any) -> None:
             except AssertionError as error:
                 answer = error
             pipe.send_bytes(pickle.dumps(answer))
+
+
+def _train_once() -> None:
+    """Import and look up what a run does at its first round, for all forks."""
+    from lightning.fabric.utilities import registry
+
+    import helpers
+    from fedlit.methods import FedAvg
+
+    registry.entry_points = cache(registry.entry_points)  # which every Trainer would read from all installed packages
+    data = helpers.digits()
+    helpers.trainer(1, strategy={"local_steps": 1}).fit(helpers.build(FedAvg, data), data)
 
 
 def _fork(call: bytes, ranks: int, timeout: float) -> list[Ended]:

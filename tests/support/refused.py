@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -14,3 +15,8 @@ def refused(argument: str, error: type[Exception] = ValueError) -> Iterator[pyte
     with pytest.raises(error) as caught:
         yield caught
     assert getattr(caught.value, "argument", None) == argument, f"{caught.value!r} is not about {argument!r}"
+
+
+def slow(*case: Any) -> Any:
+    """A row of a test that the default run leaves out."""
+    return pytest.param(*case, marks=pytest.mark.slow)

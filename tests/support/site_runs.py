@@ -13,7 +13,9 @@ import processes
 
 
 def start(*arguments: str) -> list[dict[str, Any]]:
-    """Results of all processes of a run; each process of ``--devices`` is forked, as if a launcher had started it."""
+    """Results of all processes of a run; each of several is forked, as if a launcher had started it."""
+    if devices(arguments) == 1:
+        return [plain(one_site.run(arguments))]
     return [plain(one) for one in processes.results(one_site.run, arguments, ranks=devices(arguments), timeout=180)]
 
 

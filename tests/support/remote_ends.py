@@ -1,4 +1,4 @@
-"""A site that dials before its server listens, each in a process of its own, as they are at organisations."""
+"""Ends of carriers in processes of their own, as they are at organisations."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from fedlit.remote import BrokenError
 from fedlit.remote.grpc_carrier import GrpcCaller, GrpcListener
+from fedlit.remote.relay import RelayedSender
 
 
-def run(files: Path, late: float) -> int:
-    """Tries that the site, rank 1, needed; the server, rank 0, listens ``late`` seconds after it has begun."""
+def late(files: Path, seconds: float) -> int:
+    """Tries that the site, rank 1, needed; the server, rank 0, listens so many seconds after it has begun."""
     own, port = "server" if os.environ["LOCAL_RANK"] == "0" else "north", os.environ["MASTER_PORT"]
     papers = files / f"{own}.crt", files / f"{own}.key", files / "ca.crt"
     if own == "server":
-        time.sleep(late)
+        time.sleep(seconds)
         gone = threading.Event()
         listener = GrpcListener(f"127.0.0.1:{port}", *papers, names=["north"])
         listener.listen(lambda name, pieces: pieces, lambda name: None, lambda name: gone.set())
@@ -35,3 +37,10 @@ def run(files: Path, late: float) -> int:
         else:
             caller.close()
             return tries
+
+
+def through_a_relay(environment: dict[str, str], messages: list[tuple[dict[str, Any], float]]) -> list[Any]:
+    """Answers to messages, each with its patience, of a process that another one has started."""
+    os.environ.update(environment)
+    send = RelayedSender()
+    return [send(message, seconds) for message, seconds in messages]
