@@ -167,7 +167,9 @@ def test_a_failure_of_one_process_is_an_error_on_all(
     for rank in ranks:
         raised, text, seconds = rank["failures"][case]
         assert raised == error, text
-        assert all(word in text for word in words), text
+        # numbers of a client are read in the output of its process alone
+        quoted = error not in ("RangeError", "InputError") or "raised by rank" not in text
+        assert all(word in text for word in words) if quoted else "in the output of its process alone" in text, text
         assert seconds < 10
     if case.removesuffix(" before keys") in peers.SPOILED:  # all but the process of that party name it
         assert ["raised by rank" in rank["failures"][case][1] for rank in ranks].count(False) == 1

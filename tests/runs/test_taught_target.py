@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 from fedlit import Client, FederatedModule, Run
 from fedlit.callbacks.privacy_report import report
-from fedlit.federation import RosterError
+from fedlit.federation import FederationError
 from fedlit.functional import between_class_variance, consensus_focus, knowledge_vote
 from fedlit.methods import KD3A, CoMDA
 from fedlit.methods.co_mda import easiest
@@ -225,7 +225,7 @@ def test_the_targets_mixture_by_hand(ensemble: float, sharpness: float) -> None:
 
 
 def test_too_sharp_weights_are_refused() -> None:
-    with pytest.raises(RosterError, match="lower sharpness"):
+    with pytest.raises(FederationError, match="lower sharpness"):
         fitted(CoMDA, 2, sharpness=500.0)
 
 
