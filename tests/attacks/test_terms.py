@@ -106,7 +106,7 @@ def test_clients_that_were_sent_different_things_add_nothing_up(change: Change, 
 
 def then_masked(transport: Transport) -> None:
     privacy = {"open": Plain(), "masked": PairwiseMasking()}
-    channels = [Summed(name, "numbers", "all", "all") for name in privacy]
+    channels = [Summed(name, "numbers") for name in privacy]
     federation = Federation(
         NAMES, "t", channels=channels, transport=transport, placement=PLACEMENT, privacy=privacy, seed=0
     )

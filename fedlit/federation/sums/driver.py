@@ -171,6 +171,8 @@ class Sums:
 
     def _terms(self, recipe: Recipe, schema: Tensor) -> Terms:
         """What all senders must have received alike, and what local ones are about to send."""
+        if not self._channels[recipe.channel].hides:
+            return Terms()
         weights, earlier = recipe.weights, list[list[object]]()
         with self._backends.conversation(recipe.channel).working():
             earlier = self.totals.received.common(recipe.senders)

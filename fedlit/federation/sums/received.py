@@ -91,5 +91,5 @@ class ReceivedTotals:
 def digest_of(vector: Tensor, schema: bytes, num_clients: int, weighted: bool) -> bytes:
     """Hash a total as a client reads it: its numbers, shape (n,), and what they mean."""
     hashed = hashlib.sha256(repr((len(schema), num_clients, weighted, str(vector.dtype))).encode() + schema)
-    hashed.update(vector.detach().cpu().contiguous().numpy())
+    hashed.update(vector.detach().cpu().contiguous().numpy().data)
     return hashed.digest()

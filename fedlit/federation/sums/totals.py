@@ -94,13 +94,17 @@ class Totals:
                     check_weight(vector, backend.codec, self._shares_in(channel, message, shares))
                 text = part(message, "schema", torch.uint8)
                 schema = schema_in(text)
-                if any(each.hides for each in (self._channels[channel], *self._channels.values())):
+                if self._binds(channel):
                     self._digest = digest_of(vector, text.cpu().numpy().tobytes(), num_clients, weighted)
                 result = unpack(vector, schema, backend.codec, weighted, messenger.device)
                 if backend.key_holder == "clients":
                     read = Total(part(message, "sum"), schema, num_clients, weighted, vector)
         messenger.check(channel)  # a total that one client cannot open is an error for all
         return ({} if result is None else dict.fromkeys(local, result)), read
+
+    def _binds(self, channel: str) -> bool:
+        """Whether totals of a channel are remembered, as some backend hides messages that they may shape."""
+        return any(each.hides for each in (self._channels[channel], *self._channels.values()))
 
     def _shares_in(self, channel: str, message: Message, shares: Mapping[str, float]) -> Mapping[str, float]:
         """Shares of those whose vectors a total has."""
@@ -134,7 +138,8 @@ class Totals:
         newest = max(versions.values()) + 1
         absent = {*absent, *(name for name in roster if self._messenger.is_lost(name))}
         versions.update({name: newest for name in roster if name not in absent})
-        self.received.note(channel, newest, [name for name in receivers if name not in absent], self._digest)
+        if self._binds(channel):
+            self.received.note(channel, newest, [name for name in receivers if name not in absent], self._digest)
         self._last.pop(channel, None)
         self._readers.pop(channel, None)
         if absent or self._messenger.transport.losable:  # who is lost later may come back without it
@@ -157,7 +162,8 @@ class Totals:
         result, _ = self.send(channel, total if self._messenger.hosts_server else None, behind)
         caught_up = [name for name in behind if not self._messenger.is_lost(name)]
         versions.update(dict.fromkeys(caught_up, newest))
-        self.received.note(channel, newest, caught_up, self._digest)
+        if self._binds(channel):
+            self.received.note(channel, newest, caught_up, self._digest)
         return result
 
     def _reissue(self, channel: str, total: Total) -> None:
