@@ -38,13 +38,14 @@ class RoundId:
         round_idx: Communication round, from 0.
         channel: Name of the channel.
         call: Counts the aggregations of this federation, from 0; never repeats.
-        terms: What shapes the sum, as this party has received it: bound to all that hides vectors in it.
+        terms: What shapes the sum, as this party has received it: bound to all that hides vectors in it. ``None`` is
+            nothing.
     """
 
     round_idx: int
     channel: str
     call: int
-    terms: Terms = field(default_factory=Terms, compare=False)
+    terms: Terms | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

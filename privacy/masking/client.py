@@ -89,7 +89,7 @@ class MaskingClient(AggregationClient):
             self._identity.public_of(peer)
         self._round = _ClientRound(
             round_digest(round_id, clients),
-            round_id.terms,
+            round_id.terms or Terms(),
             tuple(clients),
             KeyPair(),
             secrets.token_bytes(shamir.SECRET_BYTES),

@@ -92,7 +92,8 @@ class MaskingServer(AggregationServer):
         self._backend.check_round(len(clients))
         for name in clients:
             self._identity.public_of(party(name))
-        self._round = _ServerRound(round_digest(round_id, clients), tuple(clients), round_id.terms.names)
+        names = () if round_id.terms is None else round_id.terms.names
+        self._round = _ServerRound(round_digest(round_id, clients), tuple(clients), names)
 
     def relay(self, step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
         """Identity keys, round keys, or encrypted shares of the clients that sent something, to each of them.
