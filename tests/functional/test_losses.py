@@ -115,6 +115,19 @@ def test_losses_and_gradients_are_finite_at_their_ends(loss: Any, logits: Tensor
     assert bool(logits.grad.isfinite().all())
 
 
+def test_uniform_predictions_have_minus_log_c_and_certain_ones_0() -> None:
+    uniform = float(fn.minimax_entropy_loss(torch.zeros(3, 5, dtype=torch.float64)))
+    assert uniform == pytest.approx(math.log(0.2 + 1e-5), abs=1e-12)  # sum_c p log(p + 1e-5)
+    assert uniform == pytest.approx(-math.log(5), abs=5e-5)
+    certain = 1e4 * torch.eye(5, dtype=torch.float64)
+    certain.requires_grad_()
+    loss = fn.minimax_entropy_loss(certain)
+    assert float(loss.detach()) == pytest.approx(0.0, abs=2e-5)
+    loss.backward()
+    assert certain.grad is not None
+    assert bool(certain.grad.isfinite().all())  # log of a probability of 0 is not
+
+
 def test_a_received_gradient_is_that_of_the_loss_and_its_value_the_senders() -> None:
     x = torch.ones(2, 3, requires_grad=True)
     loss = fn.loss_from_gradient(x, torch.full((2, 3), 0.5), 4.0)

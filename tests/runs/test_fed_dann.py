@@ -18,10 +18,11 @@ from torch.utils.data import TensorDataset
 
 from adversaries import LR, NAMES, Extractor, Untouched, fit, shifted
 from fedlit import FederatedModule
+from fedlit.federation import Schedule
 from fedlit.functional import domain_adversarial_loss, entropy_weights, reversal_weight
 from fedlit.methods import FADE, FedAvg, FedDANN, FedWDGRL
 from fedlit.privacy import PairwiseMasking
-from helpers import STATEFUL, batches_of, build, descend_, digits, same, trainer, weights
+from helpers import STATEFUL, batches_of, build, descend_, digits, loader, same, trainer, weights
 
 LAMBDA = 0.7
 
@@ -178,6 +179,15 @@ def test_fade_is_feddann_with_averaged_discriminators_and_squared_losses() -> No
     assert [channel.name for channel in fade.channels] == ["weights", "discriminator"]
 
 
+def test_a_round_without_the_target_moves_no_discriminator() -> None:
+    module = federated()
+    start = fit(module, shifted(), strategy={"participation": Schedule([["c0", "c1"]])})
+    for name in NAMES:
+        before = start[name].state_dict()
+        state = weights(module, name)
+        assert all(torch.equal(value, before[key]) for key, value in state.items() if key.startswith("discriminator."))
+
+
 def test_a_sum_of_one_source_and_the_target_is_warned_about_where_a_backend_hides() -> None:
     data = {name: shifted()[name] for name in ("c0", "c1")}
     with pytest.warns(UserWarning, match="'c0' and the target"):
@@ -251,3 +261,13 @@ def test_the_distance_of_a_critic_with_slope_one_is_below_that_of_optimal_transp
     assert 0 < estimate / bound <= exact
     assert steepest == pytest.approx(1, abs=0.3)
     assert 0.75 * exact < estimate < 1.05 * exact
+
+
+def test_each_step_of_the_critic_is_a_sum() -> None:
+    data = shifted((24, 24, 24))
+    sums = []
+    for steps in (1, 2):
+        module = wdgrl(critic_steps=steps)
+        trainer(1).fit(module, loader(data, 8))
+        sums.append(module.federation.ledger.messages_by_channel()["critic_gradient"])
+    assert sums[1] == 2 * sums[0]
