@@ -37,7 +37,7 @@ class Terms:
         return tuple(self._digests)
 
     def to_bytes(self) -> bytes:
-        """Return the digest of all items, and what tells which of them differ."""
+        """Return the digest of all items, and a short one of each, by which an error names those that differ."""
         return self.digest + b"".join(each[:_SHORT] for each in self._digests.values())
 
     def check(self, theirs: bytes, peer: str, owner: str) -> None:

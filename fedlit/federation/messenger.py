@@ -138,7 +138,7 @@ class Messenger:
             if item is not None:
                 kind, text = item if isinstance(item, list) and len(item) == 2 else ("", item)
                 raise _ERRORS.get(str(kind), PeerFailedError)(
-                    f"{printable(text)[:_ERROR_LENGTH]} [raised by rank {rank}]"
+                    f"{printable(str(text)[:_ERROR_LENGTH])} [raised by rank {rank}]"
                 )
         raise PeerFailedError("a process announced that it failed, and then sent no error")
 
