@@ -31,6 +31,14 @@ settings.load_profile("fedlit")
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    # networks that a file makes as it is imported do not depend on the files imported before it
+    if isinstance(collector, pytest.Module):
+        import torch
+
+        torch.default_generator.manual_seed(0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
     import torch
