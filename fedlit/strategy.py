@@ -29,6 +29,7 @@ from fedlit.federation import ChannelError, FederatedLoader, Federation, Partici
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
 from fedlit.federation.errors import public_text
+from fedlit.federation.journal import Journal
 from fedlit.federation.leaks import seen_by_the_server, sent_beside, with_samples
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
 from fedlit.module import FederatedModule
@@ -176,7 +177,10 @@ class FederatedStrategy(DDPStrategy):
         if previous is None or self._trained is not module or apart:  # fit, then test: the same federation goes on
             self._federation, self._trained = federation, module
         assert self._federation is not None
+        if self._federation.journal is None and self.seat is not None and self.seat.journal is not None and not apart:
+            self._federation.journal = Journal(self.seat.journal)
         self._federation.device = self.root_device
+        self._federation.stage = lambda: str(module.trainer.state.stage)
         for label, value in facts.items() if self._star is None else ():  # a server compares them before all else
             federation.agree(label, value)
         if previous is None:

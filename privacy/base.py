@@ -93,6 +93,11 @@ class AggregationClient(Party, ABC):
     def __init__(self, name: str) -> None:
         self.name = name
 
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """Whose vectors the total has, as this client is about to confirm; empty where it is not asked."""
+        return ()
+
     def send(self, step: str) -> bytes:
         """This client's message to the server in a step of enrolment or opening; may be empty."""
         raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")

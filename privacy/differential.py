@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedlit.checks import check, check_positive
 from fedlit.privacy.errors import InputError
+from fedlit.privacy.links import derive
 from fedlit.privacy.packing import Payload
 
 
@@ -47,7 +48,7 @@ class GaussianMechanism:
         self.noise_multiplier = float(noise_multiplier)
         self.delta = float(delta)
 
-    def release(self, payload: Payload, around: Payload | None = None) -> dict[str, Tensor]:
+    def release(self, payload: Payload, around: Payload | None = None, key: bytes | None = None) -> dict[str, Tensor]:
         """Clipped and noisy ``payload``, to send in its place, in the same names, shapes and types.
 
         Args:
@@ -55,6 +56,8 @@ class GaussianMechanism:
                 their type.
             around: Public values of the same shapes, such as the weights that all clients started the round with;
                 the difference to them is what is clipped. ``None`` is zero.
+            key: 32 secret bytes from which the noise is derived, to repeat a release: for one payload alone. ``None``
+                draws them.
 
         Raises an `InputError` if ``around`` lacks an entry of the payload, or the payload is not finite, or has flags
         or complex numbers.
@@ -77,9 +80,10 @@ class GaussianMechanism:
         shrink = min(1.0, self.clip_norm / norm) if norm else 1.0
         deviation = self.noise_multiplier * self.clip_norm
         released: dict[str, Tensor] = {}
+        key = os.urandom(32) if key is None else key
         for name, tensor in payload.items():
-            noise = _normals(tensor.numel()).reshape(tensor.shape).to(tensor.device)
-            value = differences[name].mul_(shrink).add_(noise, alpha=deviation)
+            noise = _normals(tensor.numel(), derive(key, "noise", name)).reshape(tensor.shape).to(tensor.device)
+            value = (differences[name] * shrink).add_(noise, alpha=deviation)
             if around is not None:
                 value += around[name]
             if not tensor.is_floating_point():
@@ -92,9 +96,9 @@ class GaussianMechanism:
         return f"GaussianMechanism(clip_norm={self.clip_norm:g}, noise_multiplier={self.noise_multiplier:g})"
 
 
-def _normals(count: int) -> Tensor:
-    """Independent standard normals, shape (``count``,), float64, from a fresh AES-CTR key."""
-    stream = Cipher(algorithms.AES256(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+def _normals(count: int, key: bytes) -> Tensor:
+    """Independent standard normals, shape (``count``,), float64, from an AES-CTR key that is used once."""
+    stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
     total = torch.zeros(count, dtype=torch.float64)
     for _ in range(4):
         words = torch.frombuffer(bytearray(stream.update(bytes(16 * max(1, count)))), dtype=torch.int64)[: 2 * count]

@@ -38,6 +38,9 @@ class Carrier:
         """Carry the server's messages to clients and return those to local ones."""
         return messages
 
+    def confirming(self, client: str, survivors: Sequence[str]) -> None:
+        """Take note that a client is about to confirm who survived; an error keeps it from that."""
+
 
 _IN_PROCESS = Carrier()
 
@@ -97,7 +100,11 @@ class Parties:
                     questions = self.server.ask(step, answers)
             asked = carrier.scatter(questions, "unmasking")
             with carrier.working():
-                replies = {name: self.clients[name].answer(step, asked[name]) for name in senders if name in asked}
+                answered = {name: self.clients[name].answer(step, asked[name]) for name in senders if name in asked}
+                for name in answered:
+                    if self.clients[name].survivors:
+                        carrier.confirming(name, self.clients[name].survivors)
+                replies = answered
             answers = carrier.gather(replies, "unmasking")
         return answers
 

@@ -17,6 +17,8 @@ from fedlit.privacy.links import digest
 DIGEST_BYTES = 32
 _SHORT = 8
 """Bytes of an item's digest as it is sent, which only say what differs; the digest of all items is whole."""
+_CUT = 16
+"""Bytes of a total's digest as it is sent."""
 
 
 @final
@@ -25,11 +27,18 @@ class Terms:
 
     Args:
         items: By name, strings, numbers, bytes and lists of them, in the same order at all clients.
+        received: Digests of 32 bytes of earlier totals that this client has received, by channel and number: another
+            client may have received others, but nothing else under the same number.
     """
 
-    def __init__(self, items: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        items: Mapping[str, object] | None = None,
+        received: Mapping[tuple[str, int], bytes] | None = None,
+    ) -> None:
         self._digests = {name: digest("terms", name, value) for name, value in (items or {}).items()}
         self.digest = digest("terms", [[name, each] for name, each in self._digests.items()])
+        self._received = {digest("total", *key)[:_SHORT]: each[:_CUT] for key, each in (received or {}).items()}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -40,10 +49,19 @@ class Terms:
         """Return the digest of all items, and a short one of each, by which an error names those that differ."""
         return self.digest + b"".join(each[:_SHORT] for each in self._digests.values())
 
+    def for_peers(self) -> bytes:
+        """Return what peers `check`: all items, and what was received."""
+        return self.to_bytes() + b"".join(key + each for key, each in self._received.items())
+
     def check(self, theirs: bytes, peer: str, owner: str) -> None:
-        """Raise a `TermsError` unless ``theirs``, from `to_bytes` of ``peer``, are the terms of ``owner``."""
-        if theirs != self.to_bytes():
-            raise different(self.to_bytes(), theirs, owner, peer, self._digests)
+        """Raise a `TermsError` unless ``theirs``, from `for_peers` of ``peer``, agree with the terms of ``owner``."""
+        ours = self.to_bytes()
+        items, rest = theirs[: len(ours)], theirs[len(ours) :]
+        if items != ours:
+            raise different(ours, items, owner, peer, self._digests)
+        entries = [rest[start : start + _SHORT + _CUT] for start in range(0, len(rest), _SHORT + _CUT)]
+        if any(self._received.get(entry[:_SHORT], entry[_SHORT:]) != entry[_SHORT:] for entry in entries):
+            raise _refusal(owner, peer, "in earlier totals")
 
 
 def different(ours: bytes, theirs: bytes, owner: str, peer: str, names: Iterable[str] = ()) -> TermsError:
@@ -51,6 +69,10 @@ def different(ours: bytes, theirs: bytes, owner: str, peer: str, names: Iterable
     pairs = zip(names, _parts(ours), _parts(theirs), strict=False)
     items = [name for name, one, other in pairs if one != other]
     what = f"in {', '.join(items)}" if items else "in what they consist of"
+    return _refusal(owner, peer, what)
+
+
+def _refusal(owner: str, peer: str, what: str) -> TermsError:
     return TermsError(
         f"clients {owner!r} and {peer!r} have received different terms of one sum: they differ {what}. Nothing was "
         "added. Either the server does not send all clients the same, or a client runs another configuration or version"

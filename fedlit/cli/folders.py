@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -26,6 +27,10 @@ _MARK = "experiment.sha256"
 
 SELECTED = "selected.json"
 """Which method and round were selected."""
+
+
+STARTS = "FEDLIT_STARTS"
+"""In the environment of a site that has started itself again: the times at which it did."""
 
 
 def first_process() -> bool:
@@ -126,6 +131,10 @@ class ExperimentFolder:
                     each.unlink()
         return folder
 
+    def journal(self, number: int) -> Path:
+        """A site's journal of what it has released in a run."""
+        return self._file(number).with_suffix(".releases")
+
     def log(self, number: int) -> Path:
         """Where a run that is side by side with others prints to."""
         return self._file(number).with_suffix(".txt")
@@ -133,6 +142,12 @@ class ExperimentFolder:
     def _file(self, number: int) -> Path:
         name = f"trial_{self._fingerprint(number)[:12]}" if self._by_content else f"{number + 1:03d}"
         return self.path / f"{name}.json"
+
+
+def set_aside(path: Path) -> None:
+    """Rename a file, if it is there, to the first free name of ``NAME-1``, ``NAME-2`` and so on."""
+    if path.exists():
+        path.rename(next(each for n in count(1) if not (each := path.with_name(f"{path.name}-{n}")).exists()))
 
 
 def fingerprint(*texts: str) -> str:

@@ -25,7 +25,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from fedlit.callbacks import RunSummary, closing_table
 from fedlit.callbacks.summary import write_tables
 from fedlit.cli.command import causes
-from fedlit.cli.folders import ExperimentFolder, first_process
+from fedlit.cli.folders import STARTS, ExperimentFolder, first_process, set_aside
 from fedlit.cli.lightning_cli import FedlitCLI
 from fedlit.cli.parsed import Parsed
 from fedlit.federation.client import names_of
@@ -179,6 +179,10 @@ class Plan(ABC):
                     sys.exit("fedlit: another command trains the same experiment: wait for its end")
                 return
             checkpoint = None if afresh else folder.checkpoint(number, until)
+            if seat is not None and not seat.is_server:
+                seat.journal = seat.journal or str(folder.journal(number))
+                if afresh and STARTS not in os.environ:  # a site that has started itself again is in the same run
+                    set_aside(Path(seat.journal))
             folder.keep(number, self.start(number, partial(folder.place, number), checkpoint, seat))
 
     def _afresh(self) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, cast
 from fedlit.cli.arguments import find_config, normalise, options, refuse_linked, refuse_nameless, trees
 from fedlit.cli.command import is_question
 from fedlit.cli.experiment import Experiment, all_clients
+from fedlit.cli.folders import STARTS
 from fedlit.cli.mistakes import check
 from fedlit.cli.plan import print_table
 from fedlit.federation import FederationError
@@ -32,8 +33,6 @@ from fedlit.remote.seats import CarriedSite
 
 _SEATS: dict[str, type[Server] | type[Site]] = {"serve": Server, "join": Site}
 _FILES = ("certificate", "key", "ca")
-_STARTS = "FEDLIT_STARTS"
-"""In the environment of a site that has started itself again: the times at which it did."""
 _ROUND = "FEDLIT_SERVER_ROUND"
 """Set in the environment of a site that starts itself again: the round that it may resume from at the latest."""
 _MOST_STARTS, _WITHIN = 5, 120.0  # seconds
@@ -158,12 +157,12 @@ def _beside(file: str, folder: Path | None) -> str:
 def start_again(error: FederationError) -> None:
     """Replace this process by a new one of the same command."""
     now = time.time()
-    starts = [float(each) for each in os.environ.get(_STARTS, "").split()]
+    starts = [float(each) for each in os.environ.get(STARTS, "").split()]
     starts = [each for each in starts if now - each < _WITHIN]
     if len(starts) >= _MOST_STARTS:
         sys.exit(f"fedlit: {type(error).__name__}: {error}. Started again {len(starts)} times within {_WITHIN:g} s")
     print(f"fedlit: {type(error).__name__}: {error}. This site starts again", file=sys.stderr, flush=True)
-    os.environ[_STARTS] = " ".join(map(str, [*starts, now]))
+    os.environ[STARTS] = " ".join(map(str, [*starts, now]))
     if isinstance(error, AheadOfServerError):
         os.environ[_ROUND] = str(error.server_round)
     time.sleep(1)

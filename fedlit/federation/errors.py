@@ -83,6 +83,10 @@ class FederationTimeoutError(FederationError):
     """A process did not answer within the strategy's ``timeout``."""
 
 
+class JournalError(FederationError):
+    """A site's journal of releases cannot be used, or has another release of the same step."""
+
+
 class PayloadError(FederationError, ValueError):
     """Payloads that should be added up differ in names, types or shapes."""
 

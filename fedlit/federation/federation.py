@@ -98,7 +98,6 @@ class Federation(Participants):
         choices = {"privacy": privacy, "two_party": two_party, "differential_privacy": differential_privacy}
         resolved = Channels(channels, roster.clients, learning, roster.participating, encrypted, reports, **choices)
         super().__init__(transport, roster, resolved)
-        self.batch_idx = 0
         self._releases = Releases(self._messenger)
         self.ledger, self.accounts = self._messenger.ledger, self._releases.accounts
         self._exchange = Exchange(self._messenger, self._releases, self.channels.encrypted)

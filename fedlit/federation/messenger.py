@@ -21,6 +21,7 @@ from fedlit.federation.errors import (
     printable,
     public_text,
 )
+from fedlit.federation.journal import Journal
 from fedlit.federation.ledger import SERVER, Ledger
 from fedlit.federation.sealing import WRAP_BYTES, Seals
 from fedlit.federation.transport import Transport, check_sizes
@@ -62,6 +63,9 @@ class Messenger:
         call: Counts announcements, from 0; never repeats.
         device: Where received tensors are put; ``None`` leaves them where they arrive.
         ledger: What crossed so far.
+        batch_idx: Batch within the round.
+        stage: Returns whether the run trains, validates or tests.
+        journal: Of what this process releases, if it keeps one.
         settled: Whether all processes are in the same round; until then, after a resume from different checkpoints,
             announcements count from 0 at each.
         stepping: Whether a local step is under way, in which exchanges follow one another: see `check`.
@@ -72,6 +76,9 @@ class Messenger:
         self.rank_of = dict(rank_of)
         self.round_idx = 0
         self.call = 0
+        self.batch_idx = 0
+        self.stage: Callable[[], str] = str
+        self.journal: Journal | None = None
         self.device: torch.device | None = None
         self.ledger = Ledger()
         self.settled = True
@@ -102,6 +109,11 @@ class Messenger:
     def position(self) -> tuple[int, int]:
         """The next announcement, and the round under way: the same on all processes."""
         return (self.call, self.round_idx) if self.settled else (self._early, 0)
+
+    @property
+    def step(self) -> tuple[object, ...]:
+        """Where this process is in the run, by its own count: the same whenever a part of it is repeated."""
+        return (self.stage(), self.round_idx, self.batch_idx) if self.settled else (self.stage(),)
 
     def skip(self, early: int) -> None:
         """Go on as if so many announcements had been made here since the start."""

@@ -12,6 +12,7 @@ import torch
 from fedlit.federation.choices import Channels
 from fedlit.federation.client import Client, Facts, introductions, names_of, reports_by_client
 from fedlit.federation.errors import FederationError, OutOfStepError, RosterError
+from fedlit.federation.journal import Journal
 from fedlit.federation.messenger import KINDS, Messenger
 from fedlit.federation.roster import Roster
 from fedlit.federation.transport import Transport
@@ -48,6 +49,9 @@ class Participants:
         self.hosts_server = self._messenger.hosts_server
 
     round_idx: int = _of_messenger("round_idx", "Communication round under way, from 0; no epoch restarts it.")
+    batch_idx: int = _of_messenger("batch_idx", "Batch within the round.")
+    stage: Callable[[], str] = _of_messenger("stage", "Whether the run trains, validates or tests; see `Messenger`.")
+    journal: Journal | None = _of_messenger("journal", "Of what this process releases; ``None`` keeps none.")
     device: torch.device | None = _of_messenger("device", "Where received tensors are put; see `Messenger`.")
     settled: bool = _of_messenger("settled", "Whether all processes have come to the same round; see `Messenger`.")
 

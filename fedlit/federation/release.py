@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedlit.federation.choices import Resolved
 from fedlit.federation.errors import with_place
+from fedlit.federation.journal import digest_of
 from fedlit.federation.messenger import Messenger
 from fedlit.privacy import Accountant, GaussianMechanism, InputError
 from fedlit.privacy.packing import Payload
@@ -42,7 +43,11 @@ class Releases:
             return {name: tensor.detach().clone() for name, tensor in payload.items()}
         if not messenger.failed:
             try:
-                return mechanism.release(payload, None if around is None else around.get(client, {}))
+                near, key = None if around is None else around.get(client, {}), None
+                if messenger.journal is not None:
+                    contents = [digest_of(each) for each in (payload, near or {})]
+                    key = messenger.journal.noise_key(channel.name, client, repr(mechanism), *messenger.step, *contents)
+                return mechanism.release(payload, near, key)
             except InputError as error:
                 messenger.fail(with_place(error, f"client {client!r}, channel {channel.name!r}"))
         return {}

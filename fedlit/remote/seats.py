@@ -19,6 +19,8 @@ class Seat(ABC):
     """Joins a process to the others, in place of process groups."""
 
     is_server: bool
+    journal: str | None = None
+    """At a site: file of what it has released, see `fedlit.federation.journal`; ``None`` keeps none."""
 
     @abstractmethod
     def open(self, facts: Mapping[str, Any]) -> ServerStar | SiteStar:
@@ -154,6 +156,8 @@ class Site(Seat):
         clients: Those of this site, to be sure that the server has the same; ``None`` takes what the server has.
         wait_for: Seconds to wait for a server that is not there yet.
         patience: Seconds for which the server may not answer before this site gives up.
+        journal: File of what this site has released, by which it releases nothing twice in two ways; it has to last
+            as long as the run. ``None`` keeps none, but for ``fedlit join``, which has one beside its runs.
 
     Raises:
         ValueError: If a number is not positive, or a file is not what it should be.
@@ -172,7 +176,9 @@ class Site(Seat):
         clients: list[str] | None = None,
         wait_for: float = 600.0,
         patience: float = 20.0,
+        journal: str | None = None,
     ) -> None:
+        self.journal = journal
         self.server = _checked_address("server", server)
         check_list("clients", clients)
         self.files = _checked_files(certificate, key, ca)

@@ -74,6 +74,11 @@ class MaskingClient(AggregationClient):
         self._round: _ClientRound | None = None
         self._deal = b""
 
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """As the server has reported them in the open round."""
+        return () if self._round is None else self._round.survivors
+
     def enrol(self, roster: Sequence[str]) -> None:
         """Begin enrolment; keys pinned earlier stay pinned."""
         check_members([self.name], roster, "enrol", KeyCheckError)
@@ -181,7 +186,7 @@ class MaskingClient(AggregationClient):
             else:
                 # bound to its holder, so that the server cannot hand one client the shares of another
                 about = binding("shares", self._identity.owner, agreed.agreement, party(holder))
-                both = of_seed[point] + of_key[point] + opened.terms.to_bytes()
+                both = of_seed[point] + of_key[point] + opened.terms.for_peers()
                 deal[party(holder)] = self._identity.link(party(holder)).seal(both, about)
         return write(self._identity, SERVER, "shares", agreed.digest, pack_fields(deal))
 

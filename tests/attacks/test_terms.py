@@ -124,6 +124,42 @@ def test_all_totals_that_are_remembered_are_compared() -> None:
     on_ranks(lambda transport: then_masked(Relayed(transport, honest)), len(PLACEMENT))
 
 
+def test_a_total_that_one_of_the_next_senders_has_not_received_is_compared_by_the_others() -> None:
+    """Client t receives no mean of the first round; a and b are sent a false one, and c the true one."""
+
+    def sums(transport: Transport, change: Change) -> None:
+        relayed = Relayed(transport, change)
+        federation = Federation(NAMES, "t", transport=relayed, placement=PLACEMENT, privacy=PairwiseMasking(), seed=0)
+        payloads = {client.name: {"w": torch.ones(3)} for client in federation.local_clients}
+        federation.mean("weights", payloads, to=NAMES[:3])
+        federation.round_idx = 1
+        federation.mean("weights", payloads)
+
+    on_ranks(lambda transport: sums(transport, honest), len(PLACEMENT))
+    with pytest.raises(TermsError, match="earlier totals"):
+        on_ranks(lambda transport: sums(transport, false_total), len(PLACEMENT))
+
+
+def test_what_a_client_has_received_outlives_its_process() -> None:
+    """The server returns with its own record of who has which total; what was read is in the client's checkpoint."""
+
+    def sums(transport: Transport) -> None:
+        states = []
+        for change in (false_total, honest):
+            relayed = Relayed(transport, change)
+            federation = Federation(
+                NAMES, "t", transport=relayed, placement=PLACEMENT, privacy=PairwiseMasking(), seed=0
+            )
+            payloads = {client.name: {"w": torch.ones(3)} for client in federation.local_clients}
+            if states:
+                federation.load_state_dict(states[0])
+            federation.mean("weights", payloads)
+            states.append(federation.state_dict())
+
+    with pytest.raises(TermsError, match="earlier totals"):
+        on_ranks(sums, len(PLACEMENT))
+
+
 def test_what_other_clients_of_a_process_have_received_since_is_no_difference() -> None:
     """Process 0 hosts a and b; b has received nothing since the first total."""
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from fedlit.federation.choices import Resolved
-from fedlit.federation.errors import PayloadError, with_place
+from fedlit.federation.errors import JournalError, PayloadError, with_place
+from fedlit.federation.journal import Sum
 from fedlit.federation.ledger import KEYS, SERVER
 from fedlit.federation.messenger import KINDS, Messenger
 from fedlit.federation.wire import part, wire_size
@@ -20,10 +21,11 @@ from fedlit.privacy.driver import Carrier, Parties, Phase
 class Conversation(Carrier):
     """Carries the messages of a channel's backend between processes, and books them."""
 
-    def __init__(self, messenger: Messenger, channel: str, timed: Callable[[str], Any]) -> None:
+    def __init__(self, messenger: Messenger, channel: str, timed: Callable[[str], Any], step: Sum = ()) -> None:
         self._messenger = messenger
         self._channel = channel
         self._timed = timed
+        self._step = step
 
     @contextmanager
     def working(self, client: str | None = None) -> Iterator[None]:
@@ -34,7 +36,7 @@ class Conversation(Carrier):
             except InputError as error:
                 client_of = "" if client is None else f"client {client!r}, "
                 self._messenger.fail(with_place(error, f"{client_of}channel {self._channel!r}"))
-            except (PrivacyError, PayloadError) as error:
+            except (PrivacyError, PayloadError, JournalError) as error:
                 self._messenger.fail(error)
 
     def gather(self, messages: Mapping[str, bytes], phase: Phase) -> dict[str, bytes]:
@@ -44,6 +46,11 @@ class Conversation(Carrier):
     def scatter(self, messages: Mapping[str, bytes], phase: Phase) -> dict[str, bytes]:
         """Carry the server's message to each client."""
         return self._carry(messages, phase, up=False)
+
+    def confirming(self, client: str, survivors: Sequence[str]) -> None:
+        """Write to the journal whose vectors the total of a local client has."""
+        if self._messenger.journal is not None:
+            self._messenger.journal.survivors(client, self._step, survivors)
 
     def _carry(self, texts: Mapping[str, bytes], phase: Phase, up: bool) -> dict[str, bytes]:
         """Announce, book and carry one text from or to each client; empty ones are not sent."""
@@ -74,9 +81,9 @@ class Backends:
         self._timed = timed
         self._parties: dict[int, Parties] = {}  # by identity of the backend: one object may serve several channels
 
-    def conversation(self, channel: str) -> Conversation:
-        """Return what carries the messages over a channel."""
-        return Conversation(self._messenger, channel, self._timed)
+    def conversation(self, channel: str, step: Sum = ()) -> Conversation:
+        """Return what carries the messages over a channel, of the sum by which the journal knows it."""
+        return Conversation(self._messenger, channel, self._timed, step)
 
     def parties(self, backend: SecureAggregation) -> Parties:
         """Return a backend's parties, made at their first use."""

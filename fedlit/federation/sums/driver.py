@@ -15,6 +15,7 @@ from torch import Tensor
 from fedlit.federation.channel import Summed
 from fedlit.federation.choices import Resolved
 from fedlit.federation.errors import DivergedError, FederationError, PayloadError
+from fedlit.federation.journal import Sum
 from fedlit.federation.leaks import over_other_clients
 from fedlit.federation.ledger import SERVER
 from fedlit.federation.messenger import KINDS, Message, Messenger
@@ -36,6 +37,7 @@ class Recipe:
     receivers: Sequence[str]  # present clients, in roster order
     absent: frozenset[str]  # clients that should have received the total and are not present
     weights: Mapping[str, float] | None  # of a mean, by client; ``None`` is a sum
+    step: Sum = ()  # by which the journal knows it
 
 
 class Sums:
@@ -60,7 +62,9 @@ class Sums:
 
         A sum that fails because a client drops out before a vector has left anybody is taken over the others.
         """
-        transport = self._messenger.transport
+        transport, journal = self._messenger.transport, self._messenger.journal
+        if journal is not None:  # also for a sum that was taken without this process: they are numbered alike
+            recipe = replace(recipe, step=journal.next_sum(self._messenger.step, recipe.channel))
         recalled = transport.recall()
         if recalled is not None:
             return self.totals.recalled(recipe.channel, recipe.receivers, recalled)
@@ -73,6 +77,8 @@ class Sums:
             except (FederationError, PrivacyError):
                 if self._sent or transport.lost == lost:
                     raise
+                if journal is not None:
+                    journal.withdraw(recipe.step)
                 self._backends.forget(self._channels[recipe.channel].backend)  # to enrol without the lost client
                 continue
             self.totals.note(start, recipe.channel)
@@ -128,6 +134,9 @@ class Sums:
             self._backends.open_round(channel, recipe.senders, self._terms(recipe, schema))
             for name, vector in vectors.items():
                 with working(name):
+                    if messenger.journal is not None and self._channels[channel].hides:
+                        once = not self._channels[channel].declared.fixed
+                        messenger.journal.release(name, recipe.step, vector, recipe.senders, once)
                     messages[name] = {"schema": schema, "sum": parties.clients[name].protect(vector)}
         vectors.clear()  # a client's vector is in its message now, and long ones fill memory
         kind = KINDS.index("sum" if recipe.weights is None else "mean")
@@ -173,17 +182,16 @@ class Sums:
         """What all senders must have received alike, and what local ones are about to send."""
         if not self._channels[recipe.channel].hides:
             return Terms()
-        weights, earlier = recipe.weights, list[list[object]]()
-        with self._backends.conversation(recipe.channel).working():
-            earlier = self.totals.received.common(recipe.senders)
+        weights = recipe.weights
         return Terms(
             {
                 "the roster": list(self._messenger.rank_of),
                 "the receivers": list(recipe.receivers),
                 "the weights": None if weights is None else [[name, weights.get(name)] for name in recipe.senders],
                 "the entries that are sent": schema.numpy().tobytes(),
-                "earlier totals": earlier,
-            }
+                "the numbers of earlier totals": self.totals.numbers(),
+            },
+            self.totals.received.listed(),
         )
 
     def _shares(
@@ -288,7 +296,7 @@ class Sums:
 
     def _unmask(self, recipe: Recipe, parties: Parties, senders: Sequence[str], total: Total | None) -> Total | None:
         """Ask those who sent for what removes the masks of their total."""
-        conversation = self._backends.conversation(recipe.channel)
+        conversation = self._backends.conversation(recipe.channel, recipe.step)
         answers = parties.ask_survivors(senders, conversation, has_total=total is not None)
         if total is not None:
             with conversation.working():

@@ -47,7 +47,7 @@ class Totals:
         self._versions: dict[str, dict[str, int]] = {}  # number of the newest total that each client has
         self._readers: dict[str, list[str]] = {}  # clients that have read the total kept for absent ones
         self.senders: dict[str, list[str]] = {}  # over whom a fixed channel was summed last
-        self.received = ReceivedTotals([name for name in messenger.rank_of if messenger.is_local(name)])
+        self.received = ReceivedTotals()
         self._digest: bytes | None = None  # of the total that was sent last, if it was read here
 
     def _backend(self, channel: str) -> SecureAggregation:
@@ -138,8 +138,8 @@ class Totals:
         newest = max(versions.values()) + 1
         absent = {*absent, *(name for name in roster if self._messenger.is_lost(name))}
         versions.update({name: newest for name in roster if name not in absent})
-        if self._binds(channel):
-            self.received.note(channel, newest, [name for name in receivers if name not in absent], self._digest)
+        if self._digest is not None:
+            self.received.note(channel, newest, self._digest)
         self._last.pop(channel, None)
         self._readers.pop(channel, None)
         if absent or self._messenger.transport.losable:  # who is lost later may come back without it
@@ -162,8 +162,8 @@ class Totals:
         result, _ = self.send(channel, total if self._messenger.hosts_server else None, behind)
         caught_up = [name for name in behind if not self._messenger.is_lost(name)]
         versions.update(dict.fromkeys(caught_up, newest))
-        if self._binds(channel):
-            self.received.note(channel, newest, caught_up, self._digest)
+        if self._digest is not None:
+            self.received.note(channel, newest, self._digest)
         return result
 
     def _reissue(self, channel: str, total: Total) -> None:
@@ -227,6 +227,10 @@ class Totals:
         for channel, total in self._last.items():
             total.restored = total.restored or self._backend(channel).key_holder == "clients"
 
+    def numbers(self) -> list[list[object]]:
+        """Return the number of the newest total of each channel, the same on all processes."""
+        return [[channel, max(of.values())] for channel, of in sorted(self._versions.items())]
+
     def versions(self) -> dict[str, dict[str, int]]:
         """Return the number of each channel's total that local clients have, by client; 0 is none."""
         names = [name for name in self._messenger.rank_of if self._messenger.is_local(name)]
@@ -238,7 +242,6 @@ class Totals:
             newest = max(ours.values())
             for name, theirs in versions.items():
                 ours[name] = theirs.get(channel, 0) if theirs.get(channel, 0) <= newest else 0
-                self.received.come_back(channel, name, ours[name])
             readers = self._readers.get(channel, [])
             self._readers[channel] = [name for name in readers if ours[name] == newest]
 
@@ -246,7 +249,7 @@ class Totals:
         """Return who has which total, and which there are, without their numbers."""
         state = self.state_dict()
         stored = {channel: {**item, "total": torch.empty(0)} for channel, item in state["server"].items()}
-        return {key: state[key] for key in ("versions", "readers", "summed", "received")} | {"server": stored}
+        return {key: state[key] for key in ("versions", "readers", "summed")} | {"server": stored}
 
     def come_back(self, public: Mapping[str, Any]) -> None:
         """Take the `public_state` of the server, and keep of what was read here what is still the newest."""
@@ -260,7 +263,9 @@ class Totals:
             }
             for name, totals in read.items()
         }
-        self.load_state_dict({**public, "clients": kept, "digests": {name: self.received.digests() for name in kept}})
+        self.load_state_dict(
+            {**public, "clients": kept, "digests": {name: self.received.state_dict() for name in kept}}
+        )
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -275,8 +280,7 @@ class Totals:
             "versions": {channel: dict(versions) for channel, versions in self._versions.items()},
             "readers": {channel: list(readers) for channel, readers in self._readers.items()},
             "summed": {channel: list(senders) for channel, senders in self.senders.items()},
-            "received": self.received.state_dict(),
-            "digests": {name: self.received.digests() for name in names},
+            "digests": {name: self.received.state_dict() for name in names},
             "server": {channel: self._stored(channel, total) for channel, total in self._last.items()},
             "clients": {
                 name: {
@@ -304,7 +308,7 @@ class Totals:
         self._versions = {channel: dict(versions) for channel, versions in state["versions"].items()}
         self._readers = {channel: list(readers) for channel, readers in state["readers"].items()}
         self.senders = {channel: list(senders) for channel, senders in state.get("summed", {}).items()}
-        self.received.load_state_dict(state.get("received", {}), state.get("digests", {}).values())
+        self.received.load_state_dict(state.get("digests", {}).values())
         self._last = {}
         for channel, item in state["server"].items():
             read = [totals[channel] for totals in state["clients"].values() if channel in totals]

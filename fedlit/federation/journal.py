@@ -1,0 +1,207 @@
+"""A site's journal of what it has released, so that nothing is released twice in two ways.
+
+A server that has a sum repeated over other clients, as after a crash that it feigns, learns the difference of the two,
+which may be one client's vector (So et al., Securing secure aggregation: mitigating multi-round privacy leakage, AAAI
+2023). So before a hidden vector leaves a site, an entry is written and synchronised; and again before the site confirms
+who survived. When the same sum comes again, the same vector goes to the same clients again, or nothing does.
+
+A site numbers its sums itself: by round, batch, stage, and how many its program asked for before on the channel. No
+number of the server has a part in that. A vector is also looked up by its content, so that a sum does not pass for one
+of another round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlit.federation.errors import JournalError
+from fedlit.privacy.links import derive, digest
+from fedlit.privacy.packing import Payload
+
+_VERSION = 1
+_COINCIDENCE = 32
+"""Numbers of a vector below which it may well be equal to one of another round by chance."""
+
+Sum = tuple[object, ...]
+"""Position of a sum in the run, its channel, and how many sums it had there before."""
+
+
+class Journal:
+    """Releases of a site's clients, one line of JSON for each, in a file that only its owner reads.
+
+    It also has a secret, from which the noise of differential privacy is derived: a message that is sent again has the
+    same noise, so that nobody takes the mean of several.
+
+    Args:
+        path: Of the file, which is made if it is missing.
+
+    Raises:
+        JournalError: If the file cannot be read or written, or is no journal.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._entries: dict[tuple[object, ...], dict[str, Any]] = {}  # by client and sum
+        self._contents: dict[tuple[str, str, str], list[str]] = {}  # clients, by client, channel and hash
+        self._position: tuple[object, ...] = ()
+        self._counts: dict[str, int] = {}
+        self._written: set[str] = set()  # clients with a new entry of the sum under way
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            os.fchmod(self._file, 0o600)
+            text = self.path.read_bytes()
+        except OSError as error:
+            raise self._problem(f"cannot be opened ({error.strerror})") from error
+        whole = text[: text.rfind(b"\n") + 1]
+        try:
+            if len(whole) < len(
+                text
+            ):  # an entry that was not yet synchronised when the process ended: nothing had left
+                os.truncate(self.path, len(whole))
+            head, *entries = [json.loads(line) for line in whole.splitlines()] or [self._begin()]
+            if head["version"] != _VERSION:
+                raise self._problem(f"has version {head['version']}, and this program writes {_VERSION}")
+            self._secret = bytes.fromhex(head["secret"])
+            for entry in entries:
+                self._take(entry)
+        except OSError as error:
+            raise self._problem(f"cannot be written ({error.strerror})") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._problem(f"is no journal of fedlit ({type(error).__name__})") from error
+
+    def next_sum(self, position: Sequence[object], channel: str) -> Sum:
+        """Name the sum that begins, which the program of a run asks for in the same order whenever it is repeated."""
+        if self._position != (*position,):
+            self._position, self._counts = (*position,), {}
+        self._written.clear()
+        number = self._counts[channel] = self._counts.get(channel, -1) + 1
+        return (*position, channel, number)
+
+    def noise_key(self, *about: object) -> bytes:
+        """Return 32 bytes for the noise of a message, the same whenever all of ``about``, and so the message, is."""
+        return derive(self._secret, "noise", *about)
+
+    def release(self, client: str, step: Sum, vector: Tensor, among: Sequence[str], once: bool = False) -> None:
+        """Write that a client's vector leaves it next.
+
+        Args:
+            client: Who sends.
+            step: From `next_sum`.
+            vector: Shape (n,), before it is hidden.
+            among: Whose vectors it is added to.
+            once: Whether a vector is refused that was released in another sum, over other clients.
+
+        Raises:
+            JournalError: If another vector, or the same one for other clients, was released in this step; or if the
+                journal cannot be written.
+        """
+        hashed = self._hash(vector)
+        entry = {"client": client, "sum": [*step], "among": [*among], "hash": hashed}
+        before = self._entries.get((client, *step))
+        if before is not None:
+            if before["among"] != entry["among"]:
+                raise self._refusal(client, step, f"among {before['among']}, and now it would be among {[*among]}")
+            if before["hash"] != hashed:
+                raise self._refusal(client, step, "another vector")
+            return
+        earlier = self._contents.get((client, _channel(step), hashed), entry["among"])
+        if once and len(vector) >= _COINCIDENCE and earlier != entry["among"]:
+            raise self._refusal(client, step, f"the same vector in another round, among {earlier}, now {[*among]}")
+        self._append(entry)
+        self._written.add(client)
+
+    def survivors(self, client: str, step: Sum, survivors: Sequence[str]) -> None:
+        """Write whose vectors a total has, before a client helps to unmask it; raises as `release`."""
+        before = self._entries.get((client, *step), {}).get("survivors")
+        if before is None:
+            self._append({"client": client, "sum": [*step], "survivors": [*survivors]})
+        elif before != [*survivors]:
+            raise self._refusal(client, step, f"a total of {before}, and now it would be one of {[*survivors]}")
+
+    def withdraw(self, step: Sum) -> None:
+        """Write that nothing has left in the sum under way after all; what left in an earlier process stays."""
+        for client in sorted(self._written):
+            self._append({"client": client, "sum": [*step], "withdrawn": True})
+        self._written.clear()
+
+    # ---------------------------------------------------------------- the file
+
+    def _take(self, entry: Mapping[str, Any]) -> None:
+        client, step = str(entry["client"]), tuple(entry["sum"])
+        if "withdrawn" in entry:
+            gone = self._entries.pop((client, *step))
+            self._contents.pop((client, _channel(step), gone["hash"]), None)
+            return
+        whole = self._entries.setdefault((client, *step), {})
+        whole |= {key: entry[key] for key in ("among", "hash", "survivors") if key in entry}
+        self._contents.setdefault((client, _channel(step), whole["hash"]), whole["among"])
+
+    def _begin(self) -> dict[str, Any]:
+        head = {"version": _VERSION, "secret": secrets.token_hex(32)}
+        self._write(head)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        os.fsync(folder)  # or the file itself could be gone after a crash
+        os.close(folder)
+        return head
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        try:
+            self._write(entry)
+        except OSError as error:
+            raise self._problem(f"cannot be written ({error.strerror}), so nothing is sent") from error
+        self._take(entry)
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        line = json.dumps(entry).encode() + b"\n"
+        while line:
+            line = line[os.write(self._file, line) :]
+        os.fsync(self._file)
+
+    def _hash(self, vector: Tensor) -> str:
+        keyed = hmac.new(self._secret, digest(str(vector.dtype), len(vector)), hashlib.sha256)
+        keyed.update(vector.detach().cpu().contiguous().numpy().data)
+        return keyed.hexdigest()
+
+    def _refusal(self, client: str, step: Sum, what: str) -> JournalError:
+        return JournalError(
+            f"client {client!r} has released in this step ({_words(step)}) {what}. Sums of one step over different "
+            "clients reveal what one of them sent, so nothing is sent. Wait until the same clients take part again, or "
+            "start the run anew, with --fresh=true at all sites and another seed_everything"
+        )
+
+    def _problem(self, what: str) -> JournalError:
+        error = JournalError(
+            f"the journal of releases '{self.path}' {what}: restore the file, or start the run anew (--fresh=true at "
+            "all sites) with another seed_everything"
+        )
+        error.public = f"a site's journal of releases {what}"  # type: ignore[attr-defined]
+        return error
+
+
+def digest_of(payload: Payload) -> bytes:
+    """Hash named tensors: names, shapes, types and numbers."""
+    hashed = hashlib.sha256()
+    for name, tensor in payload.items():
+        hashed.update(digest(name, str(tensor.dtype), [*tensor.shape]))
+        hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return hashed.digest()
+
+
+def _channel(step: Sum) -> str:
+    return str(step[-2])
+
+
+def _words(step: Sum) -> str:
+    *position, channel, number = step
+    return f"channel {channel!r}, at {'/'.join(map(str, position))}, sum {number}"
