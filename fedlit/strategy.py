@@ -180,6 +180,9 @@ class FederatedStrategy(DDPStrategy):
         if self._federation.journal is None and self.seat is not None and self.seat.journal is not None and not apart:
             self._federation.journal = Journal(self.seat.journal)
         self._federation.device = self.root_device
+        if self._federation is federation and federation.hides and federation.transport.world_size > 1:
+            voucher, allowed = (None, ()) if self.seat is None else (self.seat.voucher(), self.seat.allow_rejoin)
+            federation.identify(voucher, allowed)
         self._federation.stage = lambda: str(module.trainer.state.stage)
         for label, value in facts.items() if self._star is None else ():  # a server compares them before all else
             federation.agree(label, value)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
@@ -28,6 +28,9 @@ from fedlit.privacy.errors import QuorumError
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.packing import Payload
 from fedlit.privacy.terms import Terms
+
+if TYPE_CHECKING:
+    from fedlit.privacy.links import KeyPair
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,12 @@ class AggregationClient(Party, ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    def introduce(self, keys: KeyPair, publics: Mapping[str, bytes]) -> None:
+        """Before enrolment: identify by these keys, and know the public ones of all clients, of 32 bytes, by name.
+
+        Then enrolment refuses other keys. Without it, each party has a fresh key, trusted when it is first seen.
+        """
 
     @property
     def survivors(self) -> tuple[str, ...]:

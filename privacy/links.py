@@ -145,11 +145,11 @@ class Link:
 
 @final
 class Identity:
-    """One party's long-term key, and those of the others, which are pinned when first seen."""
+    """One party's long-term key, fresh unless given, and those of the others, which are pinned when first seen."""
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: str, keys: KeyPair | None = None) -> None:
         self.owner = owner
-        self._keys = KeyPair()
+        self._keys = KeyPair() if keys is None else keys
         self._publics: dict[str, bytes] = {owner: self.public}
         # two encodings of one key agree on the same secret, so secrets show what bytes would not
         self._owners: dict[bytes, str] = {self._keys.agree(self.public, owner): owner}

@@ -183,6 +183,7 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
         super().__init__(backend)
         self.name, self._who = name, f"client {name!r}"
         self._deal = b""
+        self._publics: Mapping[str, bytes] | None = None
         self._newest: dict[str, tuple[RoundId, bytes]] = {}  # by channel: the newest total revealed, its fingerprint
         self._calls: dict[str, int] = {}  # by channel: the call of the newest round opened
 
@@ -191,6 +192,14 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
         check_members([self.name], roster, "enrol", KeyCheckError)
         super().enrol(roster)
         self._newest, self._calls = {}, {}
+
+    def introduce(self, keys: KeyPair, publics: Mapping[str, bytes]) -> None:
+        """See `AggregationClient`."""
+        self._identity, self._publics = keys, publics
+
+    def _check_known(self, client: str, key: bytes) -> None:
+        if self._publics is not None and self._publics.get(client) != key:
+            raise KeyCheckError(f"the identity key of client {client!r} is not the one that it has stated: refuse it")
 
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
         """Begin a sum over ``clients``, this one included; raises as `SharedKeyAggregation.check_round`."""
@@ -224,6 +233,8 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
         mac = os.urandom(KEY_BYTES)
         about = _about_deal(self._roster, public)  # a swapped roster or public key makes the deal fail to open
         deal = {"public": public}
+        for name in self._roster[1:]:
+            self._check_known(name, publics[f"client {name}"])
         for party, key in publics.items():
             link = Link(derive(self._identity.agree(key, party), about, party), party)
             secrets = {"mac": mac} if party == "server" else {"mac": mac, "private": private}
@@ -236,6 +247,7 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
         about = _about_deal(self._roster, public)
         dealer = self._roster[0]
         key = field_of(deal, "dealer", KEY_BYTES)
+        self._check_known(dealer, key)
         party = f"client {self.name}"
         link = Link(derive(self._identity.agree(key, dealer), about, party), party)
         secrets = unpack_fields(link.open(field_of(deal, "sealed"), about))

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedlit.federation.choices import Resolved
 from fedlit.federation.client import names_of
 from fedlit.federation.errors import PayloadError
+from fedlit.federation.identities import Identities
 from fedlit.federation.ledger import KEYS
 from fedlit.federation.messenger import KINDS, Message, Messenger, Pair, Party
 from fedlit.federation.release import Releases
@@ -43,6 +44,7 @@ class Exchange:
         self._messenger = messenger
         self._releases = releases
         local = [name for name in messenger.rank_of if messenger.is_local(name)]
+        self._identities: Identities | None = None
         self._seals = Seals(local) if encrypted else None
 
     def run(
@@ -102,10 +104,17 @@ class Exchange:
             messenger.book(booked, sender, receiver, sizes[party] + wrap)
         return messenger.deliver(channel.name, outgoing, sizes, ways, seals)
 
+    def identify(self, identities: Identities) -> None:
+        """Encrypt under the keys that clients have stated."""
+        self._identities = identities
+        self.forget()
+
     def forget(self) -> None:
         """Make new keys before the next encrypted message, as a process without keys has come back."""
         if self._seals is not None:
-            self._seals = Seals([name for name in self._messenger.rank_of if self._messenger.is_local(name)])
+            local = [name for name in self._messenger.rank_of if self._messenger.is_local(name)]
+            stated = () if self._identities is None else (self._identities.keys, self._identities.publics)
+            self._seals = Seals(local, *stated)
 
     def _meet(self, channel: Resolved) -> None:
         """Exchange public keys before the first encrypted message."""

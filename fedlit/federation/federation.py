@@ -14,6 +14,7 @@ from fedlit.federation.channel import Channel, Open, Pairwise, Summed
 from fedlit.federation.choices import Channels, Reports
 from fedlit.federation.client import Client, names_of
 from fedlit.federation.exchange import Exchange, Payloads, Received, by_receiver
+from fedlit.federation.identities import Identities, Voucher
 from fedlit.federation.leaks import with_other_participation
 from fedlit.federation.metrics import share_numbers
 from fedlit.federation.participants import Participants
@@ -102,6 +103,7 @@ class Federation(Participants):
         self.ledger, self.accounts = self._messenger.ledger, self._releases.accounts
         self._exchange = Exchange(self._messenger, self._releases, self.channels.encrypted)
         self._sums = Sums(self._messenger, self.channels, self._releases, self._timed)
+        self._identities: Identities | None = None
         self._two_party = TwoPartyExchange(self._messenger, self._exchange, self._releases, self._timed)
 
     # ---------------------------------------------------------------- who is lost, and comes back
@@ -152,10 +154,22 @@ class Federation(Participants):
 
     def welcome(self, have: Mapping[str, Mapping[str, int]]) -> None:
         """Go on with clients that have come back, which ``have`` these totals, and with new keys."""
+        if self._identities is not None:
+            self._identities.meet()
         self._sums.totals.welcome(have)
         self._sums.totals.renew_keys()
         self._exchange.forget()
         self._two_party.forget()
+
+    def identify(self, voucher: Voucher | None = None, allow_rejoin: Iterable[str] = ()) -> None:
+        """State the identity keys of local clients to all, and use them from here on; every process calls it.
+
+        Arguments and errors as of `fedlit.federation.identities.Identities`.
+        """
+        self._identities = Identities(self._messenger, voucher, allow_rejoin)
+        self._identities.meet()
+        self._exchange.identify(self._identities)
+        self._sums.identify(self._identities)
 
     def have(self) -> dict[str, dict[str, int]]:
         """Which total of each channel local clients have, by client; 0 is none."""

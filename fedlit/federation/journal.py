@@ -40,7 +40,8 @@ class Journal:
     """Releases of a site's clients, one line of JSON for each, in a file that only its owner reads.
 
     It also has a secret, from which the noise of differential privacy is derived: a message that is sent again has the
-    same noise, so that nobody takes the mean of several.
+    same noise, so that nobody takes the mean of several. So are the identity keys of its clients, and those of other
+    sites' clients are kept beside them: see `fedlit.federation.identities`.
 
     Args:
         path: Of the file, which is made if it is missing.
@@ -52,6 +53,7 @@ class Journal:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._entries: dict[tuple[object, ...], dict[str, Any]] = {}  # by client and sum
+        self._peers: dict[str, bytes] = {}  # identity keys of clients of other sites
         self._contents: dict[tuple[str, str, str], list[str]] = {}  # clients, by client, channel and hash
         self._position: tuple[object, ...] = ()
         self._counts: dict[str, int] = {}
@@ -91,6 +93,18 @@ class Journal:
     def noise_key(self, *about: object) -> bytes:
         """Return 32 bytes for the noise of a message, the same whenever all of ``about``, and so the message, is."""
         return derive(self._secret, "noise", *about)
+
+    def secret_of(self, *about: object) -> bytes:
+        """Return 32 secret bytes of this site for one use, the same in every process."""
+        return derive(self._secret, "secret", *about)
+
+    def pinned(self) -> dict[str, bytes]:
+        """Return the identity keys of clients of other sites, as they were last."""
+        return dict(self._peers)
+
+    def pin(self, client: str, key: bytes) -> None:
+        """Write the identity key of a client of another site; raises as `release`."""
+        self._append({"peer": client, "key": key.hex()})
 
     def release(self, client: str, step: Sum, vector: Tensor, among: Sequence[str], once: bool = False) -> None:
         """Write that a client's vector leaves it next.
@@ -138,6 +152,9 @@ class Journal:
     # ---------------------------------------------------------------- the file
 
     def _take(self, entry: Mapping[str, Any]) -> None:
+        if "peer" in entry:
+            self._peers[str(entry["peer"])] = bytes.fromhex(entry["key"])
+            return
         client, step = str(entry["client"]), tuple(entry["sum"])
         if "withdrawn" in entry:
             gone = self._entries.pop((client, *step))

@@ -55,6 +55,11 @@ class Participants:
     device: torch.device | None = _of_messenger("device", "Where received tensors are put; see `Messenger`.")
     settled: bool = _of_messenger("settled", "Whether all processes have come to the same round; see `Messenger`.")
 
+    @property
+    def hides(self) -> bool:
+        """Whether any message is hidden from the server."""
+        return self.channels.encrypted or any(each.hides for each in self.channels.values())
+
     # ---------------------------------------------------------------- roster
 
     @property

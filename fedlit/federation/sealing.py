@@ -17,8 +17,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-from fedlit.privacy import AuthenticationError, DecodeError
-from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, Identity, digest
+from fedlit.privacy import AuthenticationError, DecodeError, KeyCheckError
+from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, Identity, KeyPair, check_members, digest
 
 MAC_BYTES = 16
 """Bytes that encryption adds to a message."""
@@ -32,10 +32,21 @@ _NONCE = bytes(12)  # each key encrypts one message
 
 @final
 class Seals:
-    """Identity keys of local ``clients``, and those of the others once they are received (``introduced``)."""
+    """Identity keys of local ``clients``, and those of the others once they are received (``introduced``).
 
-    def __init__(self, clients: Iterable[str]) -> None:
-        self._identities = {name: Identity(name) for name in clients}
+    With ``keys`` and ``publics``, by name, they are those that clients have stated, and others are refused.
+    """
+
+    def __init__(
+        self,
+        clients: Iterable[str],
+        keys: Mapping[str, KeyPair] | None = None,
+        publics: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self._identities = {name: Identity(name, (keys or {}).get(name)) for name in clients}
+        self._publics = publics
+        for identity in self._identities.values():
+            identity.pin(self._publics or {})
         self.introduced = False
 
     def public_keys(self) -> dict[str, dict[str, Tensor]]:
@@ -59,6 +70,8 @@ class Seals:
                 if "key" not in message:
                     raise DecodeError(f"client {sender!r} sends no key, but {[*message]}")
                 directory[sender] = message["key"].cpu().numpy().tobytes()
+            if self._publics is not None:
+                check_members(directory, self._publics, "send an identity key that they have not stated", KeyCheckError)
             identity.pin(directory)
 
     def close(self, message: Tensor, sender: str, receivers: Sequence[Sequence[str]], about: bytes) -> list[Tensor]:

@@ -140,9 +140,10 @@ def check_files(certificate: Path, key: Path, ca: Path) -> None:
     Raises:
         ValueError: If they do not; one line states which, and why.
     """
-    chain, authorities = _read("certificate", certificate), _read("ca", ca)
-    own, secret = chain[0], _read_key(key)
+    chain, authorities = read_certificates("certificate", certificate), read_certificates("ca", ca)
+    own, secret = chain[0], read_key(key)
     check(secret.public_key() == own.public_key(), "key", f"that of the certificate '{certificate}'", str(key))
+    common_name(own)
     now, begins, ends = dt.datetime.now(dt.UTC), own.not_valid_before_utc, own.not_valid_after_utc
     shown = f"'{certificate}', from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC"
     rule = f"valid now, {now:%Y-%m-%d %H:%M} UTC by this machine's clock"
@@ -150,14 +151,23 @@ def check_files(certificate: Path, key: Path, ca: Path) -> None:
         begins <= now <= ends, "certificate", rule, str(certificate), "have it renewed, or set the clock", shown=shown
     )
     # of several in one file, the others lie between it and the authority: the peer sees whether they lead there
-    signed = len(chain) > 1 or any(_signed(own, authority) for authority in authorities)
+    signed = len(chain) > 1 or any(signed_by(own, authority) for authority in authorities)
     rule = f"signed by the ca, '{ca}' of {authorities[0].subject.rfc4514_string()!r}"
     shown = f"'{certificate}' signed by {own.issuer.rfc4514_string()!r}"
     way_out = "all seats need certificates of one authority"
     check(signed, "certificate", rule, str(certificate), way_out, shown=shown)
 
 
-def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+def common_name(certificate: x509.Certificate) -> str:
+    """Return the one name that a certificate is for; a `ValueError` if it has none, several, or control characters."""
+    names = [str(each.value) for each in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    valid = len(names) == 1 and names[0].isprintable()
+    check(valid, "certificate", "of one common name, without control characters", names)
+    return names[0]
+
+
+def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Return whether an authority has issued a certificate."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
@@ -165,7 +175,8 @@ def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     return True
 
 
-def _read(argument: str, file: Path) -> list[x509.Certificate]:
+def read_certificates(argument: str, file: Path) -> list[x509.Certificate]:
+    """Return the certificates in a file in PEM; a `ValueError` that names the argument if there are none."""
     content = _content(argument, file)
     try:
         return x509.load_pem_x509_certificates(content)
@@ -173,7 +184,8 @@ def _read(argument: str, file: Path) -> list[x509.Certificate]:
         refuse(argument, "a certificate in PEM, which begins with -----BEGIN", str(file))
 
 
-def _read_key(file: Path) -> PrivateKeyTypes:
+def read_key(file: Path) -> PrivateKeyTypes:
+    """Return the private key in a file in PEM; a `ValueError` if there is none."""
     content = _content("key", file)
     try:
         return serialization.load_pem_private_key(content, password=None)

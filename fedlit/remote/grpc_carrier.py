@@ -12,12 +12,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 
+from cryptography import x509
+
 from fedlit.federation.errors import FederationError
 from fedlit.remote.carrier import PIECE_BYTES, BrokenError, Caller, Listener, Pieces, RefusedError
+from fedlit.remote.certificates import common_name
 from fedlit.remote.handshake import EndedError, objection
 
 _log = logging.getLogger("fedlit.remote")
@@ -155,10 +158,10 @@ class GrpcListener(Listener):
 
     def _named(self, context: Any) -> str:
         """The name in the caller's certificate; ends a call of any other than the sites."""
-        names: list[str] = [
-            name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())
-        ]
-        for name in names:
+        about = context.auth_context()
+        names: list[str] = [name.decode(errors="replace") for name in about.get("x509_common_name", ())]
+        with suppress(ValueError, IndexError):  # several names, or one with a NUL, at which others stop reading
+            name = common_name(x509.load_pem_x509_certificate(about["x509_pem_cert"][0]))
             if name in self._names:
                 return name
         self._log_stranger(context.peer(), names)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
 from fedlit.checks import check
 from fedlit.federation.errors import FederationError
+from fedlit.federation.identities import Voucher
 from fedlit.federation.names import alike, check_list, difference, shown
 from fedlit.remote.carrier import Caller, Listener
 from fedlit.remote.star import ServerStar, SiteStar
@@ -21,10 +22,16 @@ class Seat(ABC):
     is_server: bool
     journal: str | None = None
     """At a site: file of what it has released, see `fedlit.federation.journal`; ``None`` keeps none."""
+    allow_rejoin: Sequence[str] = ()
+    """Clients whose identity key may be another one than before."""
 
     @abstractmethod
     def open(self, facts: Mapping[str, Any]) -> ServerStar | SiteStar:
         """Join the others, who must have the same ``facts``; a `FederationError` if that takes too long or fails."""
+
+    def voucher(self) -> Voucher | None:
+        """Return who vouches for the identity keys of clients, if anybody does."""
+        return None
 
 
 @final
@@ -158,6 +165,10 @@ class Site(Seat):
         patience: Seconds for which the server may not answer before this site gives up.
         journal: File of what this site has released, by which it releases nothing twice in two ways; it has to last
             as long as the run. ``None`` keeps none, but for ``fedlit join``, which has one beside its runs.
+        peers: Who speaks for other sites' clients, by client: the name in their certificate, or its fingerprint,
+            ``sha256:`` and 64 hexadecimal digits, for which no authority is needed. ``None``, and any client that is
+            not in it, is a certificate of the client's own name.
+        allow_rejoin: Clients whose identity key may be another one than before, as their site has lost its journal.
 
     Raises:
         ValueError: If a number is not positive, or a file is not what it should be.
@@ -177,11 +188,16 @@ class Site(Seat):
         wait_for: float = 600.0,
         patience: float = 20.0,
         journal: str | None = None,
+        peers: dict[str, str] | None = None,
+        allow_rejoin: list[str] | None = None,
     ) -> None:
-        self.journal = journal
+        self.journal, self.peers = journal, dict(peers or {})
+        check_list("allow_rejoin", allow_rejoin)
+        self.allow_rejoin = allow_rejoin or []
         self.server = _checked_address("server", server)
         check_list("clients", clients)
         self.files = _checked_files(certificate, key, ca)
+        self.voucher()
         self.clients = clients
         self.wait_for, self.patience = _checked_times(wait_for, patience)
 
@@ -191,6 +207,12 @@ class Site(Seat):
 
         caller: Caller = GrpcCaller(self.server, *self.files)
         return CarriedSite(caller, self.clients, self.wait_for, self.patience).open(facts)
+
+    def voucher(self) -> Voucher:
+        """See `Seat`."""
+        from fedlit.remote.vouchers import CertificateVoucher
+
+        return CertificateVoucher(*self.files, self.peers)
 
 
 def _checked_address(argument: str, address: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
@@ -70,9 +70,15 @@ class MaskingClient(AggregationClient):
         super().__init__(name)
         self._backend = backend
         self._identity = Identity(party(name))
+        self._publics: Mapping[str, bytes] | None = None
         self._roster: tuple[str, ...] = ()
         self._round: _ClientRound | None = None
         self._deal = b""
+
+    def introduce(self, keys: KeyPair, publics: Mapping[str, bytes]) -> None:
+        """See `AggregationClient`."""
+        self._identity, self._publics = Identity(party(self.name), keys), publics
+        self._identity.pin({party(peer): public for peer, public in publics.items()})
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -159,6 +165,8 @@ class MaskingClient(AggregationClient):
         directory = unpack_fields(message)
         if set(directory) != {SERVER, *map(party, self._roster)}:
             raise KeyCheckError(f"identity keys are of {sorted(directory)}, but the roster is {list(self._roster)}")
+        if self._publics is not None:
+            check_members(self._roster, self._publics, "enrol without having stated an identity key", KeyCheckError)
         self._identity.pin(directory)
 
     def _receive_keys(self, message: bytes) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from fedlit.federation.choices import Resolved
 from fedlit.federation.errors import JournalError, PayloadError, with_place
+from fedlit.federation.identities import Identities
 from fedlit.federation.journal import Sum
 from fedlit.federation.ledger import KEYS, SERVER
 from fedlit.federation.messenger import KINDS, Messenger
@@ -79,6 +80,7 @@ class Backends:
         self._messenger = messenger
         self._channels = channels
         self._timed = timed
+        self.identities: Identities | None = None
         self._parties: dict[int, Parties] = {}  # by identity of the backend: one object may serve several channels
 
     def conversation(self, channel: str, step: Sum = ()) -> Conversation:
@@ -97,6 +99,9 @@ class Backends:
         backend = self._channels[channel].backend
         parties = self.parties(backend)
         if not parties.enrolled:
+            if self.identities is not None:
+                for name, party in parties.clients.items():
+                    party.introduce(self.identities.keys[name], self.identities.publics)
             roster = [name for name in self._messenger.rank_of if not self._messenger.is_lost(name)]
             parties.enrol(roster, self.conversation(channel))
             if backend.enrolment:  # a client that refused its key fails here, on every process

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedlit.federation.channel import Summed
 from fedlit.federation.choices import Resolved
 from fedlit.federation.errors import DivergedError, FederationError, PayloadError
+from fedlit.federation.identities import Identities
 from fedlit.federation.journal import Sum
 from fedlit.federation.leaks import over_other_clients
 from fedlit.federation.ledger import SERVER
@@ -54,6 +55,11 @@ class Sums:
         self.totals = Totals(messenger, channels, self._backends)
         self._skipped: set[str] = set()  # channels on which a mean was skipped, and a warning given
         self._sent = False  # whether vectors of the sum under way have left their clients
+
+    def identify(self, identities: Identities) -> None:
+        """Enrol with the keys that clients have stated."""
+        self._backends.identities = identities
+        self._backends.forget()
 
     def run(
         self, recipe: Recipe, payloads: Mapping[str, Payload], around: Mapping[str, Payload] | None

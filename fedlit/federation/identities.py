@@ -1,0 +1,116 @@
+"""Identity keys of clients: who vouches for them, and that nobody swaps them afterwards.
+
+All that hides or authenticates messages between clients begins with an X25519 key of each: masks, shared keys, shares
+and encrypted messages. They cross the server, which could put its own in their place. So each process states the keys
+of its clients once, signed with the key of its certificate where it has one; others check the certificate against
+their authority, or the fingerprint that they were given, and keep the key in their journal. A process that starts again
+derives the same keys from the secret in its own journal: another key than the known one is an error.
+
+Where no certificates are, keys are trusted when they are first seen.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedlit.federation.errors import RosterError
+from fedlit.federation.messenger import Messenger
+from fedlit.privacy import DecodeError, KeyCheckError, PrivacyError
+from fedlit.privacy.links import KEY_BYTES, KeyPair, digest
+
+
+class Voucher(ABC):
+    """Signs what a process states of its clients, and checks what others state of theirs."""
+
+    @abstractmethod
+    def sign(self, message: bytes) -> Mapping[str, bytes]:
+        """Return proof, by name, that this process stands by a message of 32 bytes."""
+
+    @abstractmethod
+    def check(self, client: str, message: bytes, proof: Mapping[str, object]) -> None:
+        """Raise a `KeyCheckError` unless ``proof`` shows that who speaks for a client stands by the message."""
+
+
+class Identities:
+    """Identity keys of the clients of this process, and those that others state.
+
+    Args:
+        messenger: Of the federation, with this process's journal if it keeps one.
+        voucher: Signs and checks statements; ``None`` trusts what is first seen.
+        allow_rejoin: Clients whose key may be another one than before, as their site has lost its journal.
+
+    Attributes:
+        keys: Key pairs of local clients, by name.
+        publics: Public keys of 32 bytes of all clients that were there, by name.
+
+    Raises:
+        RosterError: If a client of ``allow_rejoin`` is unknown.
+    """
+
+    def __init__(self, messenger: Messenger, voucher: Voucher | None = None, allow_rejoin: Iterable[str] = ()) -> None:
+        self._messenger, self._voucher = messenger, voucher
+        self._allowed = frozenset(allow_rejoin)
+        unknown = sorted(self._allowed - messenger.rank_of.keys())
+        if unknown:
+            raise RosterError(f"allow_rejoin names {unknown}, which are not in {[*messenger.rank_of]}")
+        journal = messenger.journal
+        local = [name for name in messenger.rank_of if messenger.is_local(name)]
+        self.keys = {name: KeyPair(None if journal is None else journal.secret_of("identity", name)) for name in local}
+        self._pinned: dict[str, bytes] = {} if journal is None else journal.pinned()
+        self.publics: dict[str, bytes] = {}
+
+    def meet(self) -> None:
+        """State the keys of local clients, and take in those of the others; every process calls it.
+
+        Raises:
+            KeyCheckError: On every process, if a key is not vouched for, or is another one than before.
+            DecodeError: On every process, if a statement is none.
+        """
+        messenger = self._messenger
+        keys = {name: pair.public for name, pair in self.keys.items()}
+        lasting = messenger.journal is not None
+        proof = {} if self._voucher is None else self._voucher.sign(_statement(keys, lasting))
+        own = {"keys": keys, "lasting": lasting, "proof": dict(proof)}
+        statements = messenger.transport.all_gather(own, "identity keys")
+        self.publics = dict(keys)
+        try:
+            for rank, statement in enumerate(statements):
+                if rank != messenger.transport.rank and rank not in messenger.transport.lost:
+                    self._take(rank, statement)
+        except PrivacyError as error:
+            messenger.fail(error)
+        messenger.check("identity keys")
+
+    def _take(self, rank: int, statement: Any) -> None:
+        names = [name for name, host in self._messenger.rank_of.items() if host == rank]
+        try:
+            keys, lasting, proof = statement["keys"], statement["lasting"], statement["proof"]
+            whole = {*keys} == {*names} and all(type(key) is bytes and len(key) == KEY_BYTES for key in keys.values())
+        except (TypeError, KeyError, AttributeError) as error:
+            raise DecodeError(f"rank {rank} states no identity keys, but a {type(statement).__name__}") from error
+        if not whole or type(lasting) is not bool or not isinstance(proof, Mapping):
+            raise DecodeError(f"rank {rank} states identity keys of {[*keys]}, and hosts {names}")
+        for name in names:
+            if self._voucher is not None:
+                self._voucher.check(name, _statement(keys, lasting), proof)
+            self._pin(name, keys[name], lasting)
+        self.publics |= keys
+
+    def _pin(self, name: str, key: bytes, lasting: bool) -> None:
+        known = self._pinned.get(name, key)
+        if known != key and name not in self._allowed:
+            raise KeyCheckError(
+                f"client {name!r} has another identity key than before: its site has lost its journal, or somebody "
+                f"takes its place. If its operator confirms the loss, start with allow_rejoin: [{name}] at all sites"
+            )
+        # who keeps no journal has another key in every process
+        if lasting and self._pinned.get(name) != key:
+            self._pinned[name] = key
+            if self._messenger.journal is not None:
+                self._messenger.journal.pin(name, key)
+
+
+def _statement(keys: Mapping[str, bytes], lasting: bool) -> bytes:
+    return digest("identity keys of clients", sorted(keys.items()), lasting)
