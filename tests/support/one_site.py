@@ -315,7 +315,7 @@ def seated(folder: str, patience: float, latency: float | None = None, wait_for:
     seat = (
         Server(f"127.0.0.1:{port}", SITES, **files, **times)
         if rank == 0
-        else Site(f"localhost:{port}", **files, **times)
+        else Site(f"localhost:{port}", **files, **times, journal=f"{folder}/{name}.releases")
     )
     RANKS[seat], RANKS_NAMED[seat] = rank, name
     return seat
