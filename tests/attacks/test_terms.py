@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,32 +12,15 @@ from torch import Tensor
 from fedlit.federation import Federation, Summed
 from fedlit.federation.client import Facts
 from fedlit.federation.documents import document, read_document
-from fedlit.federation.transport import Outgoing, Transport, Way
+from fedlit.federation.transport import Transport
 from fedlit.federation.wire import decode, encode
 from fedlit.privacy import PairwiseMasking, Plain, TermsError
-from thread_transport import Threads, on_ranks
+from relayed import Change, Relayed, honest
+from thread_transport import on_ranks
 
 NAMES = ["a", "b", "c", "t"]
 PLACEMENT = [[], *([name] for name in NAMES)]  # the server apart
 VICTIM = 3  # rank of client c
-
-Change = Callable[[int, str, Tensor], Tensor]
-"""Of a message, by the rank of its receiver and what it is a part of."""
-
-
-class Relayed(Transport):
-    """A rank whose messages come through a server that changes some of them."""
-
-    def __init__(self, inner: Threads, change: Change) -> None:
-        self._inner, self._change = inner, change
-        self.rank, self.world_size = inner.rank, inner.world_size
-
-    def meet(self, frame: Tensor, doing: str) -> list[Tensor]:
-        return self._inner.meet(frame, doing)
-
-    def swap(self, ways: list[Way], outgoing: list[Outgoing], doing: str) -> list[Tensor | None]:  # type: ignore[override]
-        arrived = self._inner.swap(ways, outgoing, doing)
-        return [None if each is None else self._change(self.rank, doing, each) for each in arrived]
 
 
 def rounds_of(transport: Transport, number: int = 3) -> dict[str, Any]:
@@ -59,10 +41,6 @@ def rounds_of(transport: Transport, number: int = 3) -> dict[str, Any]:
 
 def attacked(change: Change) -> list[dict[str, Any]]:
     return on_ranks(lambda transport: rounds_of(Relayed(transport, change)), len(PLACEMENT))
-
-
-def honest(rank: int, doing: str, message: Tensor) -> Tensor:
-    return message
 
 
 def inflated(rank: int, doing: str, message: Tensor) -> Tensor:
