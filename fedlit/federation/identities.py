@@ -20,6 +20,9 @@ from fedlit.federation.messenger import Messenger
 from fedlit.privacy import DecodeError, KeyCheckError, PrivacyError
 from fedlit.privacy.links import KEY_BYTES, KeyPair, digest
 
+_PAD = 4096
+"""Proofs are padded to multiples of so many bytes: who returns, with another signature, states as many as before."""
+
 
 class Voucher(ABC):
     """Signs what a process states of its clients, and checks what others state of theirs."""
@@ -72,7 +75,8 @@ class Identities:
         keys = {name: pair.public for name, pair in self.keys.items()}
         lasting = messenger.journal is not None
         proof = {} if self._voucher is None else self._voucher.sign(_statement(keys, lasting))
-        own = {"keys": keys, "lasting": lasting, "proof": dict(proof)}
+        padding = bytes(-sum(map(len, proof.values())) % _PAD)
+        own = {"keys": keys, "lasting": lasting, "proof": {**proof, "": padding}}
         statements = messenger.transport.all_gather(own, "identity keys")
         self.publics = dict(keys)
         try:
