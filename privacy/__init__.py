@@ -22,6 +22,7 @@ from fedlit.privacy.lattices import BFV, CKKS
 from fedlit.privacy.masking import PairwiseMasking
 from fedlit.privacy.paillier import Paillier
 from fedlit.privacy.plain import Plain
+from fedlit.privacy.tags import Tags
 from fedlit.privacy.terms import Terms
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "ReplayError",
     "RoundId",
     "SecureAggregation",
+    "Tags",
     "Terms",
     "TermsError",
     "TwoPartyAffine",

@@ -11,6 +11,7 @@ Where no certificates are, keys are trusted when they are first seen.
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from fedlit.federation.errors import RosterError
 from fedlit.federation.messenger import Messenger
 from fedlit.privacy import DecodeError, KeyCheckError, PrivacyError
-from fedlit.privacy.links import KEY_BYTES, KeyPair, digest
+from fedlit.privacy.links import KEY_BYTES, KeyPair, Link, derive, digest
 
 _PAD = 4096
 """Proofs are padded to multiples of so many bytes: who returns, with another signature, states as many as before."""
@@ -63,6 +64,7 @@ class Identities:
         self.keys = {name: KeyPair(None if journal is None else journal.secret_of("identity", name)) for name in local}
         self._pinned: dict[str, bytes] = {} if journal is None else journal.pinned()
         self.publics: dict[str, bytes] = {}
+        self._shared: bytes | None = None
 
     def meet(self) -> None:
         """State the keys of local clients, and take in those of the others; every process calls it.
@@ -78,7 +80,7 @@ class Identities:
         padding = bytes(-sum(map(len, proof.values())) % _PAD)
         own = {"keys": keys, "lasting": lasting, "proof": {**proof, "": padding}}
         statements = messenger.transport.all_gather(own, "identity keys")
-        self.publics = dict(keys)
+        self.publics, self._shared = dict(keys), None
         try:
             for rank, statement in enumerate(statements):
                 if rank != messenger.transport.rank and rank not in messenger.transport.lost:
@@ -86,6 +88,37 @@ class Identities:
         except PrivacyError as error:
             messenger.fail(error)
         messenger.check("identity keys")
+
+    def shared_key(self) -> bytes:
+        """Return 32 bytes that all clients share, and the server has not; every process calls it.
+
+        The first client that is there draws them, and encrypts them for each of the others. A process without clients
+        has bytes of its own.
+        """
+        messenger = self._messenger
+        if self._shared is None:
+            here = [name for name in messenger.rank_of if not messenger.is_lost(name)]
+            dealer, about = here[0], digest("shared key", here)
+            drawn = secrets.token_bytes(KEY_BYTES)
+            sealed: dict[str, bytes] = {}
+            if messenger.is_local(dealer):
+                far = [name for name in here if not messenger.is_local(name)]
+                sealed = {name: self._link(dealer, name, about).seal(drawn, about) for name in far}
+            dealt = messenger.transport.all_gather(sealed, "shared key")[messenger.rank_of[dealer]]
+            try:
+                for name in [name for name in self.keys if not messenger.is_local(dealer)]:
+                    if not isinstance(dealt, Mapping) or type(dealt.get(name)) is not bytes:
+                        raise DecodeError(f"client {dealer!r} has dealt client {name!r} no key")
+                    drawn = self._link(name, dealer, about).open(dealt[name], about)
+            except PrivacyError as error:
+                messenger.fail(error)
+            self._shared = drawn
+        return self._shared
+
+    def _link(self, owner: str, peer: str, about: bytes) -> Link:
+        if peer not in self.publics:
+            raise KeyCheckError(f"client {peer!r} has stated no identity key")
+        return Link(derive(self.keys[owner].agree(self.publics[peer], peer), about), peer)
 
     def _take(self, rank: int, statement: Any) -> None:
         names = [name for name, host in self._messenger.rank_of.items() if host == rank]

@@ -83,12 +83,12 @@ def entries(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 def test_a_round_that_is_repeated_alike_gives_the_same_and_no_new_entries(tmp_path: Path) -> None:
     first, before = run(tmp_path), entries(tmp_path)
-    # a head; of each round the release, and the list of survivors
-    assert {name: len(each) for name, each in before.items()} == {f"{rank}.releases": 5 for rank in range(1, 5)}
+    # a head, three peers' keys; of each round the release, and the list of survivors
+    assert {name: len(each) for name, each in before.items()} == {f"{rank}.releases": 8 for rank in range(1, 5)}
     assert run(tmp_path) == first
     assert entries(tmp_path) == before
     run(tmp_path, rounds=(1, 2))  # the server comes back a round earlier
-    assert {len(each) for each in entries(tmp_path).values()} == {7}
+    assert {len(each) for each in entries(tmp_path).values()} == {10}
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,13 @@ from fedlit.federation.release import Releases
 from fedlit.federation.sums.conversation import Backends
 from fedlit.federation.sums.totals import Total, Totals, schema_bytes, schema_in
 from fedlit.federation.wire import part, wire_size
-from fedlit.privacy import FixedPoint, InputError, PrivacyError, PrivacyWarning, Terms
+from fedlit.privacy import FixedPoint, InputError, PrivacyError, PrivacyWarning, Tags, Terms
 from fedlit.privacy.driver import Parties
+from fedlit.privacy.links import digest
 from fedlit.privacy.packing import Payload, Schema, check_equal, pack, relative_weights, schema_of
+
+_CHECKED = 3
+"""Clients from which on totals have tags: each of two knows the other's vector anyway."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,13 @@ class Sums:
         self._timed = timed
         self._backends = Backends(messenger, channels, timed)
         self.totals = Totals(messenger, channels, self._backends)
+        self._identities: Identities | None = None
         self._skipped: set[str] = set()  # channels on which a mean was skipped, and a warning given
         self._sent = False  # whether vectors of the sum under way have left their clients
 
     def identify(self, identities: Identities) -> None:
         """Enrol with the keys that clients have stated."""
-        self._backends.identities = identities
+        self._identities = self._backends.identities = identities
         self._backends.forget()
 
     def run(
@@ -133,6 +138,7 @@ class Sums:
         channel, messenger, backend = recipe.channel, self._messenger, self._channels[recipe.channel].backend
         working = self._backends.conversation(channel).working
         shares = self._shares(recipe, payloads, backend.codec)
+        tags = self._tags(recipe)
         vectors, schema = self._vectors(recipe, payloads, shares)
         messages: dict[str, Message] = {name: {} for name in vectors}
         parties = self._backends.enrolled(channel) if recipe.senders else self._backends.parties(backend)
@@ -143,6 +149,7 @@ class Sums:
                     if messenger.journal is not None and self._channels[channel].hides:
                         once = not self._channels[channel].declared.fixed
                         messenger.journal.release(name, recipe.step, vector, recipe.senders, once)
+                    vector = vector if tags is None else tags.append(vector)
                     messages[name] = {"schema": schema, "sum": parties.clients[name].protect(vector)}
         vectors.clear()  # a client's vector is in its message now, and long ones fill memory
         kind = KINDS.index("sum" if recipe.weights is None else "mean")
@@ -166,6 +173,8 @@ class Sums:
         if messenger.transport.losable and messenger.hosts_server:  # the next total takes its place
             self.totals.forget(channel)
         total = self._total(recipe, parties, messages, sizes)
+        if total is not None and tags is not None:
+            total.tags = tags.count
         messages.clear()
         if backend.closing:
             total = self._unmask(recipe, parties, list(sizes), total)
@@ -176,13 +185,27 @@ class Sums:
                 else:
                     vector = parties.server.reveal(total.vector, total.num_clients)
                     total.vector = vector if backend.codec is None else _on_grid(vector, backend.codec)
-        result, read = self.totals.send(channel, total, recipe.receivers, None if shares is None else sent)
+        result, read = self.totals.send(channel, total, recipe.receivers, None if shares is None else sent, tags)
         if total is not None:
             # clone(): the entries of a sum that receivers got are views of its total
             kept = total.vector.clone() if result else total.vector
+            if total.tags and backend.key_holder == "server":  # who is sent it later cannot check them
+                kept, total.tags = kept[: -total.tags], 0
             read = replace(total, vector=kept, revealed=read.revealed if read else None)
         self.totals.keep(channel, recipe.receivers, recipe.absent, read)
         return result
+
+    def _tags(self, recipe: Recipe) -> Tags | None:
+        """Return what the total is checked by, under a backend that hides vectors on a grid."""
+        resolved, messenger = self._channels[recipe.channel], self._messenger
+        codec = resolved.backend.codec
+        if not resolved.hides or codec is None or len(messenger.rank_of) < _CHECKED:
+            return None
+        if self._identities is None:
+            self._identities = Identities(messenger)
+            self._identities.meet()
+        about = digest(recipe.channel, *messenger.position)
+        return Tags(self._identities.shared_key(), about, codec, len(recipe.senders))
 
     def _terms(self, recipe: Recipe, schema: Tensor) -> Terms:
         """What all senders must have received alike, and what local ones are about to send."""

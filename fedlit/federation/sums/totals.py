@@ -17,7 +17,7 @@ from fedlit.federation.messenger import KINDS, Message, Messenger
 from fedlit.federation.sums.conversation import Backends
 from fedlit.federation.sums.received import ReceivedTotals, digest_of
 from fedlit.federation.wire import part, schema_from, schema_text, wire_size
-from fedlit.privacy import DecodeError, QuorumError, SecureAggregation
+from fedlit.privacy import DecodeError, QuorumError, SecureAggregation, Tags
 from fedlit.privacy.packing import Schema, check_weight, unpack
 
 _DOWNLOAD = KINDS.index("download")
@@ -33,6 +33,7 @@ class Total:
     weighted: bool
     revealed: Tensor | None = None  # as clients of this process read it, where only clients can
     restored: bool = False  # from a checkpoint, so that no key opens ``vector`` any more
+    tags: int = 0  # numbers at the end of ``vector`` by which its receivers check it
     summed: list[int] | None = None  # positions in the roster of those in it, where others have dropped out
 
 
@@ -61,18 +62,21 @@ class Totals:
         total: Total | None,
         receivers: Sequence[str],
         shares: Mapping[str, float] | None = None,
+        tags: Tags | None = None,
     ) -> tuple[dict[str, dict[str, Tensor]], Total | None]:
         """Send a ``total`` of the server (elsewhere ``None``) to its receivers.
 
-        ``shares`` are relative weights of those who announced a vector, to compare with the weight in the total.
+        ``shares`` are relative weights of those who announced a vector, to compare with the weight in the total, and
+        ``tags`` are what its numbers are checked by: one from before is compared by the digest that others have of it.
         Returns payloads of local receivers; and the total as they read it, if only clients can.
         """
         messenger, backend = self._messenger, self._backend(channel)
         message: Message = {}
         if total is not None:
+            about_tags = [total.tags] if total.tags else []
             message = {
                 "schema": schema_bytes(total.schema),
-                "about": torch.tensor([total.num_clients, total.weighted], dtype=torch.int32),
+                "about": torch.tensor([total.num_clients, total.weighted, *about_tags], dtype=torch.int32),
                 "sum": total.vector,
             }
             if total.summed is not None:
@@ -88,8 +92,12 @@ class Totals:
         result, read, self._digest = None, None, None
         if local:
             with self._backends.conversation(channel).working():
-                num_clients, weighted = _about(message)
+                num_clients, weighted, appended = _about(message)
                 vector = self._revealed(backend, local[0], message, num_clients)
+                if tags is not None:
+                    vector = tags.check(vector, num_clients)
+                elif 0 < appended <= len(vector):
+                    vector = vector[:-appended]
                 if shares is not None:
                     check_weight(vector, backend.codec, self._shares_in(channel, message, shares))
                 text = part(message, "schema", torch.uint8)
@@ -98,7 +106,7 @@ class Totals:
                     self._digest = digest_of(vector, text.cpu().numpy().tobytes(), num_clients, weighted)
                 result = unpack(vector, schema, backend.codec, weighted, messenger.device)
                 if backend.key_holder == "clients":
-                    read = Total(part(message, "sum"), schema, num_clients, weighted, vector)
+                    read = Total(part(message, "sum"), schema, num_clients, weighted, vector, tags=appended)
         messenger.check(channel)  # a total that one client cannot open is an error for all
         return ({} if result is None else dict.fromkeys(local, result)), read
 
@@ -186,7 +194,7 @@ class Totals:
         arrived = messenger.gather(channel, messages, sizes)
         if arrived:
             total.vector = part(arrived[author], "sum")
-        total.restored = False
+        total.restored, total.tags = False, 0
 
     # ---------------------------------------------------------------- for those who come back
 
@@ -331,9 +339,9 @@ def schema_in(message: Tensor) -> Schema:
     return schema_from(message.numpy().tobytes())
 
 
-def _about(message: Message) -> tuple[int, bool]:
-    """Number of vectors in a total, and whether they are weighted."""
+def _about(message: Message) -> tuple[int, bool, int]:
+    """Number of vectors in a total, whether they are weighted, and how many tags it has."""
     about = part(message, "about", torch.int32).tolist()
-    if len(about) != 2:
-        raise DecodeError(f"a total is described by {len(about)} numbers, not 2")
-    return about[0], bool(about[1])
+    if len(about) not in (2, 3):
+        raise DecodeError(f"a total is described by {len(about)} numbers, not by 2, or by 3 where it has tags")
+    return about[0], bool(about[1]), sum(about[2:])
