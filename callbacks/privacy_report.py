@@ -22,9 +22,8 @@ from fedlit.run.run import Run
 from fedlit.tables import Column, Row, Table, show
 
 _ALWAYS = (
-    "The server is trusted to follow the protocol: one that swaps keys when clients enrol, or has a round "
-    "repeated, reads single vectors whatever the backend; other sample counts or totals for some clients are refused "
-    "under masking, unless all sites return in between.",
+    "Without certificates of the sites, the server is trusted when clients enrol: one that swaps keys then reads "
+    "single vectors whatever the backend. Without journals at the sites, so does one that has a round repeated.",
     "No backend protects what a sum itself reveals, round after round: only differential privacy limits it.",
     "Who takes part, in which round, and the number of training samples of each client are known to all.",
     "Sums of the same messages over different clients, in another round or run, reveal their difference.",

@@ -38,8 +38,9 @@ mean in which it differs: see `Aggregation`.
 Masks are bound to the terms of the sum (`fedlit.privacy.terms`), such as weights and earlier totals: clients that have
 received different ones hold masks that do not cancel, and find that out when they open each other's shares.
 
-Nothing keeps a sum from being repeated over other clients, whose vectors a server then reads. Nor does anything vouch
-for identity keys when they are pinned: a server that swaps them in enrolment is everybody's peer.
+Nothing here keeps a sum from being repeated over other clients, whose vectors a server then reads, or vouches for
+identity keys when they are pinned: a federation has journals and certificates for that (`fedlit.federation.journal`,
+`fedlit.federation.identities`).
 """
 
 from fedlit.privacy.masking.backend import PairwiseMasking
