@@ -216,7 +216,7 @@ class PairwiseMasking(SecureAggregation):
             backend="PairwiseMasking",
             adversary="the server, also one that sends clients different terms of a sum or changes a total; with "
             "journals at the sites also one that repeats rounds, and with their certificates one that swaps keys when "
-            "clients enrol. Without them, keys are trusted on first use, and a server that swaps them reads single vectors",
+            "clients enrol. Without, keys are trusted on first use, and a server that swaps them reads single vectors",
             hidden="every client's vector, and sums of fewer than q of n clients, where q must confirm who survived",
             revealed="to the server: the sum and who is in it; if it reports clients as dropped whose vectors it has, "
             "the sum of the others, at least q; in a sparse graph (beyond 20 clients), then also sums of as few "
