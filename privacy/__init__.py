@@ -15,6 +15,7 @@ from fedlit.privacy.errors import (
     QuorumError,
     RangeError,
     ReplayError,
+    SolvableError,
     TermsError,
 )
 from fedlit.privacy.fixed_point import FixedPoint
@@ -53,6 +54,7 @@ __all__ = [
     "ReplayError",
     "RoundId",
     "SecureAggregation",
+    "SolvableError",
     "Terms",
     "TermsError",
     "TwoPartyAffine",

@@ -128,7 +128,7 @@ class Scaled(Linear):
 SAFE = {
     "open": {},
     "summed": {"privacy": {"moments": PairwiseMasking(colluders=0)}},
-    "pairwise": {"two_party": {"moments": PaillierAffine(key_bits=1024, insecure_test_keys=True)}},  # arithmetic only
+    "pairwise": {"two_party": {"moments": PaillierAffine(None, 1024, True, reveal_moments=True)}},  # arithmetic only
 }
 
 
