@@ -10,8 +10,9 @@ paper     The same with the paper's 4 features and degree 2, gradients at all sa
 
 For each set of moments, those of one batch, what all receivers have learnt about it is put together: A, b and y. Told
 are the rank of A, the numbers of y, how many bits they can have and how many the moments have (with sign, at their
-size), and the worst error of the moments that least squares solve for, twice: the shortest solution, and the one
-next to a receiver's own moments of that step, which an attacker would guess. "guess_error" is of this guess alone.
+size), and the worst error of the moments that least squares solve for, twice: the shortest solution, and the one next
+to a receiver's own moments of that step, which an attacker would guess. "guess_error" is of this guess alone. MB are
+of the exchanges of all pairs in a step.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ ARGUMENTS = {
     ],
 }
 SHORT = ["--seeds=[0]", "--targets=[amazon]", "--trainer.max_epochs=3", "--model.init_args.warmup_rounds=1"]
+STEPS = 8
 SOLVED = 1e-6
 GRID = AffineGrid()
 
@@ -109,8 +111,10 @@ def attack(arguments: list[str]) -> Case:
     learnt: dict[bytes, Learnt] = {}
     with tempfile.TemporaryDirectory() as folder, listening(learnt):
         fedlit(["fit", "--config", CONFIG, *SHORT, *arguments, f"--trainer.default_root_dir={folder}"])
+        summary = json.loads(next(Path(folder).rglob("summary.json")).read_text())
     cases = [known.attacked() for known in learnt.values()]
     return {
+        "MB_per_step": round(summary["bytes_by_channel"]["moments"] / STEPS / 1e6, 3),
         "sets_of_moments": len(cases),
         "moments": cases[0]["moments"],
         **{f"most_{name}": max(case[name] for case in cases) for name in ("outputs", "rank", "bits_of_outputs")},
