@@ -30,12 +30,11 @@ from torch import Tensor, nn
 import fedlit.functional as fn
 from fedlit import FederatedModule, ReplicaSpec, Requires, Run
 from fedlit.checks import check_at_least, check_one_of, refuse
-from fedlit.federation import Channel, Client, FederatedLoader, Open, Pairwise, RosterError, Summed
+from fedlit.federation import Channel, ChannelError, Client, FederatedLoader, Open, Pairwise, RosterError, Summed
 from fedlit.methods.shared import Message, exchange_means, send_classifiers, sources_in_step
 from fedlit.models import Committee, MomentReplica, feature_width
 from fedlit.models.committee import STAYS_LOCAL
 from fedlit.module import Batch
-from fedlit.privacy import SolvableError
 from fedlit.run.replicas import Replicas
 from fedlit.run.tasks import Classification
 
@@ -355,7 +354,7 @@ class FedMMD(FederatedModule):
         """Return by client of how many samples a gradient leaves the others' moments hidden under the protocol.
 
         Raises:
-            SolvableError: If not even one sample's does.
+            ChannelError: If not even one sample's does.
         """
         protocol = self.federation.channels["moments"].protocol
         most = None if protocol is None else protocol.most_outputs(len(self._sent))
@@ -371,7 +370,7 @@ class FedMMD(FederatedModule):
                 "and value. Take 'summed', more features or a higher degree, or set reveal_moments=True on the "
                 "two_party protocol, which then hides nothing"
             )
-            refuse("exchange", rule, self.exchange, way_out, SolvableError)
+            refuse("exchange", rule, self.exchange, way_out, ChannelError)
         return granted
 
     # ---------------------------------------------------------------- rounds
