@@ -76,8 +76,8 @@ class FedMMD(FederatedModule):
         first samples as the protocol grants without giving the moments away (`fedlit.privacy.affine_bound`), of which
         sources, who may pool what they learn, share the target's. 4 features have too few moments for one sample: take
         more or a higher degree, or ``reveal_moments=True`` of the protocol. With that, or without a protocol, gradients
-        are the paper's, for all samples, and the other side can solve for the moments. A side's moments of one batch
-        are never asked for twice; those of one sample that comes again and again are not hidden by that.
+        are the paper's, for all samples, and the other side can solve for the moments. This is of each batch alone:
+        nothing bounds what the moments of many batches tell together of samples that come again and again.
     """
 
     replicas: Replicas[MomentReplica]
