@@ -81,7 +81,8 @@ from fedlit.privacy import (
     SecureAggregation,
     TwoPartyAffine,
 )
-from fedlit.privacy.affine import RANKED, AffineGrid
+from fedlit.privacy.affine import AffineGrid
+from fedlit.privacy.affine_bound import most_outputs
 from fedlit.privacy.affine_ckks import PARAMETERS as CKKS_PARAMETERS
 
 BATCH, ALPHA, CENTER = 64, 0.25, 0.0
@@ -217,8 +218,7 @@ def pairwise_batch(backend: TwoPartyAffine, pairs: Mapping[str, Pair], length: i
         matrix, offset = affine_map(data[learner], coefficients, with_loss=learner == "target")
         seconds["map"] += time.process_time() - start
         outputs, steps, messages = pairs[learner].exchange(moments, matrix, offset)
-        rank = int(torch.linalg.matrix_rank(matrix)) if matrix.numel() <= RANKED else min(matrix.shape)
-        determined |= rank >= enough_outputs(backend, len(moments))
+        determined |= len(matrix) > granted(backend, len(moments))
         for step, taken in steps.items():
             seconds[step] += taken
         sizes += sum(messages)
@@ -305,17 +305,17 @@ def message_units(backend: PaillierAffine | CKKSAffine, num_moments: int, num_ro
     return math.ceil(num_moments / block), replies, num_rows
 
 
-def enough_outputs(backend: TwoPartyAffine, num_moments: int) -> int:
-    """From which rank on the outputs may determine the moments."""
-    return backend.grid.enough_outputs(num_moments) if isinstance(backend, PaillierAffine) else num_moments
+def granted(backend: TwoPartyAffine, num_moments: int) -> int:
+    """Outputs up to which the moments stay hidden."""
+    return most_outputs(num_moments, (2 * GRID.moments.limit).bit_length(), backend.output_bits(num_moments))
 
 
 def pairwise(repeats: int) -> Case:
     """All cells of all backends; those of a backend share its keys."""
     backends: list[PlainAffine | PaillierAffine | CKKSAffine] = [
         PlainAffine(),
-        PaillierAffine(GRID, key_bits=3072, workers=1),
-        CKKSAffine(GRID),
+        PaillierAffine(GRID, key_bits=3072, workers=1, reveal_moments=True),
+        CKKSAffine(GRID, reveal_moments=True),
     ]
     result: Case = {}
     for backend in backends:

@@ -326,7 +326,7 @@ def lattices(repeats: int) -> dict[str, dict[str, float]]:
 
 def affine(repeats: int) -> dict[str, float]:
     """Y = A m + b at 3072 bits, 21 moments and 256 outputs: one direction of a FedMMD batch (L = 4, degree 2)."""
-    backend = PaillierAffine()
+    backend = PaillierAffine(reveal_moments=True)
     source, target = backend.source(), backend.target()
     key = source.public_key()
     target.receive_key(key)

@@ -30,7 +30,7 @@ from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
 from fedlit.federation.errors import public_text
 from fedlit.federation.journal import Journal
-from fedlit.federation.leaks import seen_by_the_server, sent_beside, with_samples
+from fedlit.federation.leaks import seen_by_the_server, sent_beside, with_moments, with_samples
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
 from fedlit.module import FederatedModule
 from fedlit.privacy import GaussianMechanism, PrivacyWarning, SecureAggregation, TwoPartyAffine
@@ -189,7 +189,7 @@ class FederatedStrategy(DDPStrategy):
         if previous is None:
             channels = federation.channels
             seen = seen_by_the_server(channels, federation.roster.rank_of)
-            for sentence in (*seen, *with_samples(channels), *sent_beside(channels)):
+            for sentence in (*seen, *with_samples(channels), *with_moments(channels), *sent_beside(channels)):
                 rank_zero_warn(sentence, category=PrivacyWarning)
         self._check_monitors(federation)
 

@@ -15,6 +15,7 @@ from fedlit.privacy.errors import (
     QuorumError,
     RangeError,
     ReplayError,
+    SolvableError,
     TermsError,
 )
 from fedlit.privacy.fixed_point import FixedPoint
@@ -54,6 +55,7 @@ __all__ = [
     "ReplayError",
     "RoundId",
     "SecureAggregation",
+    "SolvableError",
     "Tags",
     "Terms",
     "TermsError",

@@ -15,12 +15,13 @@ Whoever runs an exchange carries byte strings between them::
 Every message names its step, its round and the public key, with a hash over all of it: mix-ups, replays, foreign keys
 and damage on the way are refused. The hash has no key, so the two need an authenticated channel (TLS) where somebody
 might forge: S unlocks what it believes to come from T.
+
+S counts what it grants about the same moments, and refuses numbers that determine them: `fedlit.privacy.affine_bound`.
 """
 
 from __future__ import annotations
 
 import struct
-import warnings
 from abc import ABC, abstractmethod
 from hashlib import sha256
 from typing import Any, ClassVar, final
@@ -29,13 +30,13 @@ import torch
 from torch import Tensor
 
 from fedlit.checks import check, check_at_least, refuse
+from fedlit.privacy.affine_bound import Granted, most_outputs
 from fedlit.privacy.base import Description, RoundId
 from fedlit.privacy.errors import (
     AuthenticationError,
     DecodeError,
     InputError,
     KeyCheckError,
-    PrivacyWarning,
     RangeError,
     ReplayError,
 )
@@ -43,8 +44,7 @@ from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.links import digest, field_of, pack_fields, round_digest, unpack_fields
 
 _LENGTH = struct.Struct("<Q")
-
-RANKED = 2**20  # entries of the largest matrix whose rank is computed
+_FLOAT_BITS = 64
 
 
 class _AffineParty(ABC):
@@ -79,7 +79,14 @@ class AffineSource(_AffineParty):
 
     Args:
         backend: Settings that both parties share.
+
+    Attributes:
+        granted: What was granted so far; one for all sources of whoever answers several receivers.
     """
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__(backend)
+        self.granted = Granted()
 
     @abstractmethod
     def public_key(self) -> bytes:
@@ -99,12 +106,17 @@ class AffineSource(_AffineParty):
         Raises:
             InputError: If the moments cannot be encrypted: NaN, infinity, another shape.
             RangeError: If a moment is beyond the declared bound.
+            SolvableError: If T could solve for the moments, from this and what was granted about them before.
             ReplayError: If no round is open: each serves one exchange.
         """
         bound_to = self._opened(answering=False)
         check_at_least("max_outputs", max_outputs, 1)
         # `_count` is set after: what cannot be encrypted leaves the round open
-        body = self._encrypt(_check_floats("moments", moments, 1))
+        moments = _check_floats("moments", moments, 1)
+        body = self._encrypt(moments)
+        most = self._backend.most_outputs(len(moments))
+        if most is not None:
+            self.granted.add(moments, int(max_outputs), most)
         self._count = int(max_outputs)
         return _frame("protect", bound_to, len(moments), body)
 
@@ -139,7 +151,6 @@ class AffineTarget(_AffineParty):
     """
 
     _public: bytes | None = None
-    _warned = False
 
     @final
     def receive_key(self, public: bytes) -> None:
@@ -163,8 +174,6 @@ class AffineTarget(_AffineParty):
     def evaluate(self, message: bytes, matrix: Tensor, offset: Tensor) -> bytes:
         """Reply to S: A m + b, encrypted and masked afresh.
 
-        Warns once with a `PrivacyWarning` if the rank of the matrix is such that y may determine the moments.
-
         Args:
             message: From `AffineSource.protect`.
             matrix: A, shape (k, M), floating point.
@@ -180,7 +189,6 @@ class AffineTarget(_AffineParty):
         matrix, offset = _check_floats("matrix", matrix, 2), _check_floats("offset", offset, 1)
         shape = (len(offset), num_moments)
         check(matrix.shape == shape, "matrix", f"of shape {shape}", tuple(matrix.shape), error=InputError)
-        self._warn_of_solution(matrix)
         reply = _frame("evaluate", bound_to, len(offset), self._evaluate(body, matrix, offset))
         self._count = len(offset)
         return reply
@@ -197,25 +205,6 @@ class AffineTarget(_AffineParty):
         outputs = self._unmask(body)
         self._round = None
         return outputs
-
-    def _warn_of_solution(self, matrix: Tensor) -> None:
-        enough = self._enough_outputs(matrix.shape[1])
-        if self._warned or len(matrix) < enough:
-            return
-        # A rank takes a singular value decomposition; large matrices are taken to have the rank that they can have.
-        rank = int(torch.linalg.matrix_rank(matrix)) if matrix.numel() <= RANKED else min(matrix.shape)
-        if rank >= enough:
-            self._warned = True
-            warnings.warn(
-                f"the matrix A has rank {rank}, and {enough} independent numbers of y may determine the "
-                f"{matrix.shape[1]} moments of the source exactly: ask for fewer",
-                PrivacyWarning,
-                stacklevel=3,
-            )
-
-    def _enough_outputs(self, num_moments: int) -> int:
-        """Minimum number of linearly independent numbers of y from which T can compute all moments."""
-        return num_moments
 
     @abstractmethod
     def _load_key(self, public: bytes) -> None:
@@ -239,11 +228,13 @@ class TwoPartyAffine(ABC):
 
     Attributes:
         grid: Grids or bounds of m, A and b; ``None`` computes on floats.
+        reveal_moments: Whether S grants numbers of y from which its moments can be solved; then they are not hidden.
         source_type: Class of S.
         target_type: Class of T.
     """
 
     grid: AffineGrid | None
+    reveal_moments: bool = False
     source_type: ClassVar[type[AffineSource]]
     target_type: ClassVar[type[AffineTarget]]
 
@@ -256,6 +247,18 @@ class TwoPartyAffine(ABC):
     def target(self) -> AffineTarget:
         """T, for one source."""
         return self.target_type(self)
+
+    @final
+    def most_outputs(self, num_moments: int) -> int | None:
+        """Greatest number of entries of y that S grants about the same moments, in all; ``None`` is any number."""
+        if self.reveal_moments:
+            return None
+        moment_bits = _FLOAT_BITS if self.grid is None else (2 * self.grid.moments.limit).bit_length()
+        return most_outputs(num_moments, moment_bits, self.output_bits(num_moments))
+
+    def output_bits(self, num_moments: int) -> int:
+        """Bits that S answers with for one entry of y, at most."""
+        return _FLOAT_BITS if self.grid is None else self.grid.output_bits(num_moments)
 
     @abstractmethod
     def error_bound(self, num_moments: int) -> float:
@@ -314,15 +317,9 @@ class AffineGrid:
             raise RangeError(f"an entry of y can reach {largest} steps, above 2^63 - 1: lower fraction_bits or bound")
         return largest
 
-    def enough_outputs(self, num_moments: int) -> int:
-        """Minimum number of entries of an exact y that have as many binary digits as all moments together.
-
-        Fewer equations than unknowns are enough here: the unknowns are bounded integers, and lattice reduction finds
-        them from little more than this many entries.
-        """
-        moment_bits = (2 * self.moments.limit).bit_length()
-        output_bits = (2 * self.largest_output(num_moments)).bit_length()
-        return -(-num_moments * moment_bits // output_bits)
+    def output_bits(self, num_moments: int) -> int:
+        """Bits of an entry of y; errors as `largest_output`."""
+        return (2 * self.largest_output(num_moments)).bit_length()
 
     def decode(self, outputs: Tensor) -> Tensor:
         """Reals of y, float64, from its steps."""
@@ -428,6 +425,7 @@ class PlainAffine(TwoPartyAffine):
     """
 
     source_type, target_type = _PlainSource, _PlainTarget
+    reveal_moments = True
 
     def __init__(self, grid: AffineGrid | None = None) -> None:
         self.grid = grid

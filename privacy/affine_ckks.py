@@ -40,6 +40,7 @@ import torch
 from torch import Tensor
 
 from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, TwoPartyAffine, read_floats
+from fedlit.privacy.affine_bound import of_moments, of_outputs
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import DecodeError, RangeError
 from fedlit.privacy.tenseal_keys import Context, Parameters, join, load_tenseal, refusing, split
@@ -58,6 +59,8 @@ _MASK_BITS = 53
 _ANSWER_NOISE = 2.0**-17
 _DEVIATIONS = 10
 
+_OUTPUT_BITS = 36
+"""More than log2((2^18 + 2^14 + 1) / 2^-17): what a number that S answers with tells through S's noise (Shannon)."""
 
 _BLOCK = PARAMETERS.slots // 2
 
@@ -152,6 +155,8 @@ class CKKSAffine(TwoPartyAffine):
     Args:
         grid: Bounds of m, A and b, which are not rounded to it; ``None`` is ``AffineGrid()``. Numbers of y may be up
             to 2^14 in absolute value, which T makes sure of for its A and b and any moments within their bound.
+        reveal_moments: Let T ask for numbers from which it can solve for the moments: see
+            `fedlit.privacy.affine_bound`. They are not hidden then.
 
     Raises:
         ImportError: If TenSEAL is not installed.
@@ -160,9 +165,14 @@ class CKKSAffine(TwoPartyAffine):
     grid: AffineGrid
     source_type, target_type = _CKKSSource, _CKKSTarget
 
-    def __init__(self, grid: AffineGrid | None = None) -> None:
+    def __init__(self, grid: AffineGrid | None = None, reveal_moments: bool = False) -> None:
         load_tenseal()
         self.grid = AffineGrid() if grid is None else grid
+        self.reveal_moments = reveal_moments
+
+    def output_bits(self, num_moments: int) -> int:
+        """Bits that S answers with for one number of y, at most, whatever T has packed."""
+        return _OUTPUT_BITS
 
     def error_bound(self, num_moments: int) -> float:
         """Noise, roundings and S's own noise, but for a chance of 1e-19: see the module."""
@@ -180,9 +190,10 @@ class CKKSAffine(TwoPartyAffine):
         return Description(
             backend="CKKSAffine",
             adversary="the target, honest but curious; the source, honest, for it does not study noise",
-            hidden="the moments, from the target; y, from the source, up to what its mask leaves",
-            revealed="y, to the target: the moments themselves once the rank of A, over all exchanges about the same "
-            "moments, reaches their number; the sizes of A, to both; y, to the source, behind a mask of 18 bits, under "
+            hidden=f"{of_moments(self.reveal_moments)}; y, from the source, up to what its mask leaves",
+            revealed=f"{of_outputs(self.reveal_moments)}. A malicious target obtains at most {_OUTPUT_BITS} bits for "
+            "each number, but chooses what they say, also of earlier moments under the same key; the sizes of A, to "
+            "both; y, to the source, behind a mask of 18 bits, under "
             "which two values of a number differ by their distance / 2^19 in total variation; to a source that studies "
             "the noise of what it decrypts, about one linear combination of each row of A per exchange",
             collusion="not applicable: there are two parties, and the channel between them must be authenticated",

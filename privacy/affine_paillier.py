@@ -7,6 +7,12 @@ Adversary: T honest but curious; S even malicious.
 Hidden:    m from T, beyond what y reveals. A, b and y from S, whatever its computing power: the mask is uniform in Z_n
            and the noise uniform among the n-th residues, so that every reply is a uniform element of Z*_{n^2}. Only a
            malicious S that observes whether T found y in range learns that much.
+
+What a malicious T can pack. S cannot see what is under the mask, and a plaintext has room for dozens of moments. So S
+answers with the lowest bits of a plaintext only: as many as the numbers of y in it have. T takes its mask off modulo
+that power of two, which is right unless plaintext and mask exceed n together, a chance of 2^-80. Whatever T has packed,
+it obtains no more bits than an honest one; it still chooses what they say, also of moments that it holds under the same
+key from earlier exchanges.
 """
 
 from __future__ import annotations
@@ -20,8 +26,10 @@ from typing import final
 import torch
 from torch import Tensor
 
+from fedlit.checks import check
 from fedlit.privacy import cores
 from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, TwoPartyAffine
+from fedlit.privacy.affine_bound import of_moments, of_outputs
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import DecodeError, KeyCheckError
 from fedlit.privacy.links import field_of, pack_fields, unpack_fields
@@ -39,6 +47,7 @@ from fedlit.privacy.paillier_arithmetic import (
 )
 
 _NUM_ROOTS = 8
+_SPARE_BITS = 80
 _SMALL_PRIMES_UP_TO = 2**16
 
 
@@ -65,9 +74,10 @@ class _PaillierSource(AffineSource):
         return self._modulus.write(self._modulus.encrypt(numbers))
 
     def _decrypt(self, body: bytes, num_outputs: int) -> bytes:
-        count = self._backend.slots(self._num_moments).integers(num_outputs)
-        plaintexts = self._modulus.decrypt(self._modulus.read(body, count), self._backend.workers)
-        return to_bytes(plaintexts, self._modulus.plaintext_bytes)
+        sizes = _bits(self._backend.slots(self._num_moments), num_outputs)
+        plaintexts = self._modulus.decrypt(self._modulus.read(body, len(sizes)), self._backend.workers)
+        lowest = (plaintext % 2**bits for plaintext, bits in zip(plaintexts, sizes, strict=True))
+        return b"".join(to_bytes([number], -(-bits // 8)) for number, bits in zip(lowest, sizes, strict=True))
 
 
 class _PaillierTarget(AffineTarget):
@@ -115,17 +125,19 @@ class _PaillierTarget(AffineTarget):
         )
 
     def _unmask(self, body: bytes) -> Tensor:
-        modulus = self._modulus
-        masked = from_bytes(body, len(self._masks), modulus.plaintext_bytes, modulus.n, "masked plaintexts")
-        plaintexts = [
-            modulus.centre((number - mask) % modulus.n) for number, mask in zip(masked, self._masks, strict=True)
-        ]
+        plaintexts, first = [], 0
+        sizes = _bits(self._slots, self._length)
+        size = sum(-(-bits // 8) for bits in sizes)
+        check(len(body) == size, "bytes of the answer", f"{size}", len(body), error=DecodeError)
+        for bits, mask in zip(sizes, self._masks, strict=True):
+            last = first + -(-bits // 8)
+            (masked,) = from_bytes(body[first:last], 1, last - first, 2**bits, "masked plaintexts")
+            number = (masked - mask) % 2**bits
+            plaintexts.append(number - 2**bits if number >= 2 ** (bits - 1) else number)
+            first = last
         self._masks = []
         outputs = self._slots.unpack(plaintexts, self._length)
         return self._backend.grid.decode(torch.tensor(outputs, dtype=torch.int64))
-
-    def _enough_outputs(self, num_moments: int) -> int:
-        return self._backend.grid.enough_outputs(num_moments)
 
 
 @final
@@ -137,6 +149,8 @@ class PaillierAffine(TwoPartyAffine):
         key_bits: Bits of the modulus, a multiple of 16. Less than 3072 gives a warning, less than 2048 is refused.
         insecure_test_keys: Allow keys of any size, where nothing is secret.
         workers: At most this many cores share the work; ``None`` is the number of cores.
+        reveal_moments: Let the target ask for numbers from which it can solve for the source's moments: see
+            `fedlit.privacy.affine_bound`. They are not hidden then.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -152,8 +166,10 @@ class PaillierAffine(TwoPartyAffine):
         key_bits: int = RECOMMENDED_KEY_BITS,
         insecure_test_keys: bool = False,
         workers: int | None = None,
+        reveal_moments: bool = False,
     ) -> None:
         check_settings(key_bits, insecure_test_keys, workers)
+        self.reveal_moments = reveal_moments
         self.grid = AffineGrid() if grid is None else grid
         self.key_bits = key_bits
         self.workers = workers
@@ -169,7 +185,7 @@ class PaillierAffine(TwoPartyAffine):
         The base is a power of two, so that an entry of A has as few binary digits in the exponent as on its grid.
         """
         largest = self.grid.largest_output(num_moments)
-        return Slots(largest, 2 ** (2 * largest).bit_length(), self.key_bits)
+        return Slots(largest, 2 ** (2 * largest).bit_length(), self.key_bits, _SPARE_BITS)
 
     def error_bound(self, num_moments: int) -> float:
         """That of the grids: the arithmetic is exact."""
@@ -181,15 +197,20 @@ class PaillierAffine(TwoPartyAffine):
             backend="PaillierAffine",
             adversary="the target, honest but curious, as long as moduli of "
             f"{self.key_bits} bits cannot be factored, nor composite residues recognised; the source, even malicious",
-            hidden="the moments, from the target; A, b and y, from the source, whatever it computes",
-            revealed="y, to the target: the moments themselves once the rank of A, over all exchanges about the same "
-            "moments, reaches their number, and, y being exact, already at about half of it by lattice reduction; "
-            "the sizes of A, to both",
+            hidden=f"{of_moments(self.reveal_moments)}; A, b and y, from the source, whatever it computes",
+            revealed=f"{of_outputs(self.reveal_moments)}. A malicious target obtains no more bits than these numbers "
+            "have, but chooses what they say, also of earlier moments under the same key; the sizes of A, to both",
             collusion="not applicable: there are two parties, and the channel between them must be authenticated",
             dropouts="none: both parties are needed",
             bytes_per_number=self.key_bits / 4,
             error=self.grid.error_text(),
         )
+
+
+def _bits(slots: Slots, length: int) -> list[int]:
+    """Bits that the numbers of y take in each plaintext."""
+    slot_bits = int(slots.base).bit_length() - 1
+    return [slot_bits * min(slots.count, length - first) for first in range(0, length, slots.count)]
 
 
 def _challenges(modulus: PublicModulus) -> list[int]:

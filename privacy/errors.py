@@ -29,6 +29,10 @@ class TermsError(PrivacyError):
     """Clients of one sum have received different terms of it, so that their masks do not cancel."""
 
 
+class SolvableError(PrivacyError):
+    """So many numbers were asked of a party that its secret could be solved from them."""
+
+
 class KeyCheckError(PrivacyError):
     """A public key is malformed, weak, or another one than its owner had before."""
 

@@ -71,17 +71,18 @@ class Slots:
     """Several signed numbers as the digits of one integer, such that adding integers adds the numbers.
 
     No number, sums included, exceeds ``largest`` in absolute value, or it would reach into the next slot; ``base`` is
-    at least ``2 * largest + 1``, and all integers stay below n / 2. A `RangeError` if not even one number fits.
+    at least ``2 * largest + 1``, and all integers stay below n / 2^(1 + ``spare_bits``). A `RangeError` if not even one
+    number fits.
     """
 
-    def __init__(self, largest: int, base: int, key_bits: int) -> None:
+    def __init__(self, largest: int, base: int, key_bits: int, spare_bits: int = 0) -> None:
         self.largest = largest
         self.base = _fast(base)
         # |integers| <= (base**count - 1) / 2, and n is at least 2**(key_bits - 1)
         self.count = 0
-        while base ** (self.count + 1) <= 2 ** (key_bits - 1):
+        while base ** (self.count + 1) * 2**spare_bits <= 2 ** (key_bits - 1):
             self.count += 1
-        rule = f"at least {base.bit_length() + 1}, to hold one number up to {largest}"
+        rule = f"at least {base.bit_length() + 1 + spare_bits}, to hold one number up to {largest}"
         check(self.count > 0, "key_bits", rule, key_bits, error=RangeError)
         self._shift = largest * (base**self.count - 1) // (base - 1)
 

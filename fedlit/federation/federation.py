@@ -222,7 +222,7 @@ class Federation(Participants):
         moments: Mapping[str, Tensor],
         maps: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]],
         pairs: Sequence[tuple[Client, Client]],
-        num_outputs: int,
+        num_outputs: int | Mapping[str, int],
     ) -> dict[str, dict[str, Tensor]]:
         """For pairs of clients: the second receives y = A m + b of the first's moments m and its own A and b.
 
@@ -234,7 +234,7 @@ class Federation(Participants):
             moments: ``{client: m}`` of local clients that are first in a pair, each of shape (M,).
             maps: ``{client: {first: (A, b)}}`` of local clients that are second in a pair, of shapes (k, M) and (k,).
             pairs: Of (who holds m, who learns y), the same on every process. Pairs with absent clients are left out.
-            num_outputs: Largest k that holders of moments accept.
+            num_outputs: Largest k that holders of moments accept, of everybody or by who is second.
 
         Returns:
             ``{second: {first: y}}`` for local clients that are second in a pair, each y of shape (k,), float64.

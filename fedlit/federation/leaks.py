@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlit.federation.choices import Channels, Resolved
-from fedlit.privacy import GaussianMechanism, PrivacyWarning
+from fedlit.privacy import GaussianMechanism, PlainAffine, PrivacyWarning
 
 _SHARE = 1e-4
 """Of a client's samples; a backend's grid rounds shares of classes by less."""
@@ -40,6 +40,18 @@ def with_samples(channels: Channels) -> list[str]:
         "backend hides them from a receiver"
         for channel in channels.values()
         if channel.declared.samples
+    ]
+
+
+def with_moments(channels: Channels) -> list[str]:
+    """A sentence for each channel whose two-party protocol may give the moments away, by name."""
+    return [
+        f"channel {channel.name!r}: {type(channel.protocol).__name__}(reveal_moments=True) hides no moments: receivers "
+        "may ask for as many numbers as it takes to solve for them"
+        for channel in channels.values()
+        if channel.protocol is not None
+        and channel.protocol.reveal_moments
+        and not isinstance(channel.protocol, PlainAffine)
     ]
 
 

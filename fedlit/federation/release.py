@@ -45,8 +45,9 @@ class Releases:
             try:
                 near, key = None if around is None else around.get(client, {}), None
                 if messenger.journal is not None:
+                    about = channel.name, client, mechanism.clip_norm, mechanism.noise_multiplier
                     contents = [digest_of(each) for each in (payload, near or {})]
-                    key = messenger.journal.noise_key(channel.name, client, repr(mechanism), *messenger.step, *contents)
+                    key = messenger.journal.noise_key(*about, *messenger.step, *contents)
                 return mechanism.release(payload, near, key)
             except InputError as error:
                 messenger.fail(with_place(error, f"client {client!r}, channel {channel.name!r}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
@@ -17,6 +18,7 @@ from fedlit.federation.release import Releases
 from fedlit.federation.wire import part
 from fedlit.privacy import DecodeError, PlainAffine, PrivacyError, RoundId
 from fedlit.privacy.affine import AffineSource, AffineTarget
+from fedlit.privacy.affine_bound import Granted
 
 _T = TypeVar("_T")
 
@@ -38,6 +40,7 @@ class TwoPartyExchange:
         self._holders: dict[tuple[str, Pair], AffineSource] = {}
         self._learners: dict[tuple[str, Pair], AffineTarget] = {}
         self._introduced: set[tuple[str, Pair]] = set()
+        self._granted: defaultdict[tuple[str, str], Granted] = defaultdict(Granted)  # by channel and holder of moments
 
     def run(
         self,
@@ -45,7 +48,7 @@ class TwoPartyExchange:
         moments: Mapping[str, Tensor],
         maps: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]],
         pairs: Sequence[Pair],
-        num_outputs: int,
+        num_outputs: int | Mapping[str, int],
     ) -> dict[str, dict[str, Tensor]]:
         """See `Federation.affine`; ``pairs`` are of the holder of moments and the receiver of y."""
         channel, protocol = resolved.name, resolved.protocol or PlainAffine()
@@ -61,6 +64,7 @@ class TwoPartyExchange:
         for pair in new:
             if self._messenger.is_local(pair[0]):
                 self._holders[channel, pair] = protocol.source()
+                self._holders[channel, pair].granted = self._granted[channel, pair[0]]  # with those of all receivers
             if self._messenger.is_local(pair[1]):
                 self._learners[channel, pair] = protocol.target()
         keys = self._relay(resolved, new, lambda pair: self._holders[channel, pair].public_key())
@@ -71,7 +75,8 @@ class TwoPartyExchange:
         def protect(pair: Pair) -> bytes:
             party = self._holders[channel, pair]
             party.open_round(round_id)
-            return party.protect(own[pair[0]].double().cpu(), num_outputs)
+            most = num_outputs if isinstance(num_outputs, int) else num_outputs[pair[1]]
+            return party.protect(own[pair[0]].double().cpu(), most)
 
         def evaluate(pair: Pair) -> bytes | None:
             if self._vanished(sent, pair):

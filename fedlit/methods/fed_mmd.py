@@ -6,6 +6,7 @@ Differences from the paper, where it leaves something open or does not work as p
 - All three terms have the truncated kernel. The paper truncates the third alone (``within="exact"``), and the sum does
   not vanish between equal distributions. The kernel is expanded around the domains' mean squared distance in each
   round's first step (paper: ``center=0``).
+- Pairwise, a side asks for its gradient at so few of a batch's samples that the other's moments stay hidden.
 - Each source weighs its discrepancy with lambda; equation 18 divides by the number of sources.
 - The paper states neither alpha nor a scale of features: here length 1 and 1/4, at which no pair is repelled (an even
   degree repels pairs beyond a distance).
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
@@ -27,8 +29,8 @@ from torch import Tensor, nn
 
 import fedlit.functional as fn
 from fedlit import FederatedModule, ReplicaSpec, Requires, Run
-from fedlit.checks import check_at_least, check_one_of
-from fedlit.federation import Channel, Client, FederatedLoader, Open, Pairwise, RosterError, Summed
+from fedlit.checks import check_at_least, check_one_of, refuse
+from fedlit.federation import Channel, ChannelError, Client, FederatedLoader, Open, Pairwise, RosterError, Summed
 from fedlit.methods.shared import Message, exchange_means, send_classifiers, sources_in_step
 from fedlit.models import Committee, MomentReplica, feature_width
 from fedlit.models.committee import STAYS_LOCAL
@@ -70,9 +72,12 @@ class FedMMD(FederatedModule):
         plaintext; moments of a small batch reveal much of its samples. The backend of "moments" hides single sources.
 
         Pairwise, each source and the target run two affine exchanges in each local step, by the ``two_party`` protocol
-        of "moments". Each side learns gradients that are linear in the other's moments: at degree 1 the other's mean
-        feature, at any degree all its moments once a batch has more numbers (samples times features) than there are
-        moments. Each source stands alone here; summed, it is hidden in the mean.
+        of "moments". Each side learns gradients that are linear in the other's moments, for as many of its batch's
+        first samples as the protocol grants without giving the moments away (`fedlit.privacy.affine_bound`), of which
+        sources, who may pool what they learn, share the target's. 4 features have too few moments for one sample: take
+        more or a higher degree, or ``reveal_moments=True`` of the protocol. With that, or without a protocol, gradients
+        are the paper's, for all samples, and the other side can solve for the moments. This is of each batch alone:
+        nothing bounds what the moments of many batches tell together of samples that come again and again.
     """
 
     replicas: Replicas[MomentReplica]
@@ -217,19 +222,20 @@ class FedMMD(FederatedModule):
         names = {target.name, *(client.name for client in sources)}
         sent = {name: self.to_send(own).double() for name, own in moments.items() if name in names}
         self.agree_on_center_(sources, features, moments, sent)
-        centers, maps = {}, {}
+        asked = self.samples_asked()
+        centers, maps, own = {}, {}, {}
         for client in federation.local_clients:
             name, center = client.name, float(self.replicas[client].center)
             if name in sent and center >= 0:
-                centers[name] = center
-                own = self.map_for(features[name], moments[name], center)
-                maps[name] = {other.name: own for other in (sources if client.is_target else [target])}
+                centers[name], own[name] = center, features[name][: asked[name]]
+                rows = self.map_for(own[name], fn.taylor_moments(own[name], self.degree), center)
+                maps[name] = {other.name: rows for other in (sources if client.is_target else [target])}
         pairs = [pair for client in sources for pair in ((client, target), (target, client))]
-        outputs = federation.affine("moments", sent, maps, pairs, self._most_outputs())
+        most = {name: self.width * samples + 1 for name, samples in asked.items()}
+        outputs = federation.affine("moments", sent, maps, pairs, most)
         met = {}
         for name, by_peer in outputs.items():
-            y = torch.stack(list(by_peer.values())).mean(dim=0)
-            z = features[name]
+            y, z = torch.stack(list(by_peer.values())).mean(dim=0), own[name]
             slope = y[:-1].view_as(z).to(z) / len(z)
             met[name] = (centers[name], fn.loss_from_gradient(z, slope, y[-1]))
         return met
@@ -333,15 +339,39 @@ class FedMMD(FederatedModule):
                 stacklevel=2,
             )
 
-    def _most_outputs(self) -> int:
-        """Return how many numbers a side may learn in a step: those of its largest batch."""
+    def samples_asked(self) -> dict[str, int]:
+        """Return by client at how many samples of a batch, the first ones, it learns its gradient of L_p3, at most."""
         loader = self.trainer.train_dataloader
         if not isinstance(loader, FederatedLoader):
             raise RosterError(
                 "exchange='pairwise' has to know every client's batch size: train on a fedlit.data.DomainDataModule or "
                 "a FederatedLoader, or take exchange='summed'"
             )
-        return self.width * max(loader.batch_size_of(client.name) for client in self.clients) + 1
+        largest = max(loader.batch_size_of(client.name) for client in self.clients)
+        return {name: min(largest, samples) for name, samples in self.samples_granted().items()}
+
+    def samples_granted(self) -> dict[str, int]:
+        """Return by client of how many samples a gradient leaves the others' moments hidden under the protocol.
+
+        Raises:
+            ChannelError: If not even one sample's does.
+        """
+        protocol = self.federation.channels["moments"].protocol
+        most = None if protocol is None else protocol.most_outputs(len(self._sent))
+        if most is None:
+            return dict.fromkeys((client.name for client in self.clients), sys.maxsize)
+        # the target learns of each source a squared distance too; what sources learn of the target they may pool
+        outputs = {True: most - (self.center is None), False: most // len(self.sources)}
+        granted = {client.name: (outputs[client.is_target] - 1) // self.width for client in self.clients}
+        if min(granted.values()) < 1:
+            rule = f"other than pairwise for {self.width} features and degree {self.degree}"
+            way_out = (
+                f"about their {len(self._sent)} moments {most} numbers may be told, too few for one sample's gradient "
+                "and value. Take 'summed', more features or a higher degree, or set reveal_moments=True on the "
+                "two_party protocol, which then hides nothing"
+            )
+            refuse("exchange", rule, self.exchange, way_out, ChannelError)
+        return granted
 
     # ---------------------------------------------------------------- rounds
 
@@ -379,7 +409,9 @@ class FedMMD(FederatedModule):
         return Committee(replica, names, of_logits=isinstance(self.task, Classification))
 
     def on_run_start(self, run: Run) -> None:
-        """Note that no classifier was sent in this run yet, and warn of short runs."""
+        """Note that no classifier was sent in this run yet, warn of short runs, and refuse moments too few to hide."""
+        if self.exchange == "pairwise":
+            self.samples_granted()
         if self.warmup_rounds and self.unit_norm:
             seen = "with 50, standardised inputs and features of length 1, it ended up to 6 points below SourceOnly"
             run.clock.warn_of_few_steps(seen)

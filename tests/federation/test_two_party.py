@@ -34,14 +34,13 @@ def run(federation: Federation, seed: int = 0) -> dict[str, dict[str, torch.Tens
     return federation.affine("dot", {federation.target.name: m}, maps, pairs, num_outputs=2)
 
 
-@pytest.mark.filterwarnings("ignore::fedlit.privacy.PrivacyWarning")
 @pytest.mark.parametrize(
     ("protocol", "tolerance"),
     [
         (PlainAffine(), 1e-12),
         (PlainAffine(small_grid()), None),
-        (PaillierAffine(key_bits=512, grid=small_grid(), insecure_test_keys=True), None),
-        slow(CKKSAffine(), None),
+        (PaillierAffine(small_grid(), 512, insecure_test_keys=True, reveal_moments=True), None),
+        slow(CKKSAffine(reveal_moments=True), None),
     ],
     ids=["floats", "grid", "paillier (small key: tests arithmetic, not secrecy)", "ckks"],
 )
@@ -56,7 +55,7 @@ def test_every_protocol_gives_the_affine_map_of_the_moments(protocol: TwoPartyAf
 
 
 def test_keys_are_sent_once_and_every_later_exchange_is_shorter() -> None:
-    protocol = PaillierAffine(key_bits=512, grid=small_grid(), insecure_test_keys=True)
+    protocol = PaillierAffine(small_grid(), 512, insecure_test_keys=True, reveal_moments=True)
     federation = Federation(["a", "t"], "t", two_party={"dot": protocol})
     totals = []
     for _ in range(3):

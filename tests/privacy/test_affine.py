@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -32,20 +30,18 @@ from fedlit.privacy import affine_paillier as exchange_module
 from fedlit.privacy import paillier_arithmetic as arithmetic
 from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, PlainAffine, TwoPartyAffine
 from fedlit.privacy.affine_paillier import PaillierAffine
-from fedlit.privacy.errors import PrivacyWarning
 from fedlit.privacy.links import pack_fields, unpack_fields
 from refused import refused
 
 phe = pytest.importorskip("phe.paillier")
-pytestmark = pytest.mark.filterwarnings("ignore:the matrix A has rank:fedlit.privacy.errors.PrivacyWarning")
-
 BITS = 512
 PLAINTEXT, CIPHERTEXT = BITS // 8, BITS // 4
 ROUND = RoundId(3, "moments", 7)
 
 
 def paillier(**arguments: Any) -> PaillierAffine:
-    return PaillierAffine(**{"key_bits": BITS, "insecure_test_keys": True, **arguments})
+    """Of small keys, and any number of outputs: tests/attacks/test_moments.py has the default."""
+    return PaillierAffine(**{"key_bits": BITS, "insecure_test_keys": True, "reveal_moments": True, **arguments})
 
 
 def problem(num_moments: int, num_outputs: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -154,8 +150,8 @@ def test_shared_squarings_give_the_product_of_powers(bases: list[int], exponents
 def test_several_numbers_share_a_reply() -> None:
     of = paillier()
     per_reply = of.slots(4).count
-    # |y| <= 4 * 2^50 + 2^45 steps, so 54 bits with the sign, and n has 512
-    assert per_reply == 511 // 54
+    # |y| <= 4 * 2^50 + 2^45 steps, so 54 bits with the sign, and n has 512, of which 80 stay free
+    assert per_reply == (511 - 80) // 54
     for num_outputs in (1, per_reply, per_reply + 1, 3 * per_reply):
         source, target = parties(of)
         moments, matrix, offset = problem(4, num_outputs)
@@ -228,42 +224,6 @@ def test_messages_hold_neither_moments_nor_the_private_key(met: Met) -> None:
     assert not isinstance(vars(target)["_modulus"], arithmetic.PrivateModulus)
 
 
-def test_a_matrix_of_full_rank_gives_a_warning_once_and_one_of_low_rank_none(backend: TwoPartyAffine) -> None:
-    moments, matrix, offset = problem(9, 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        backend(moments, matrix.repeat(10, 1), offset.repeat(10))
-    source, target = parties(backend)
-    moments, matrix, offset = problem(4, 9)
-    with pytest.warns(PrivacyWarning, match="rank 4"):
-        target.evaluate(source.protect(moments, 9), matrix, offset)
-    source.open_round(ROUND)
-    target.open_round(ROUND)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        target.evaluate(source.protect(moments, 9), matrix, offset)
-
-
-def test_an_exact_y_gives_the_moments_away_before_the_rank_is_full() -> None:
-    """T finds 8 moments from 5 numbers: integers of 26 bits are the short vector of a lattice. Hence the warning."""
-    matrices = pytest.importorskip("sympy.polys.matrices")
-    integers = pytest.importorskip("sympy").ZZ
-    of, (moments, matrix, offset) = paillier(), problem(8, 5)
-    grid = of.grid
-    assert grid.enough_outputs(8) <= 5
-    with pytest.warns(PrivacyWarning, match="rank 5"):
-        y = of(moments, matrix, offset)
-    steps = ((y - PlainAffine(grid)(torch.zeros(8), matrix, offset)) * 2.0**grid.fraction_bits).long().tolist()
-    entries = grid.matrix.encode(matrix).tolist()
-    typical, large = 2**20, 2**60
-    rows = [[int(i == j) for j in range(8)] + [0] + [large * entries[k][i] for k in range(5)] for i in range(8)] + [
-        [0] * 8 + [typical] + [-large * step for step in steps]
-    ]
-    reduced = matrices.DomainMatrix([[integers(x) for x in row] for row in rows], (9, 14), integers).lll().to_list()
-    short = [[int(x) * (1 if row[8] > 0 else -1) for x in row[:8]] for row in reduced if abs(row[8]) == typical]
-    assert grid.moments.encode(moments).tolist() in short
-
-
 # -------------------------------------------------------------------------------- refused inputs
 
 
@@ -284,7 +244,7 @@ def test_numbers_that_cannot_be_encoded_are_refused(
 @pytest.mark.parametrize("of", [PlainAffine, PaillierAffine])
 def test_an_output_that_might_not_fit_is_refused(of: type[PlainAffine] | type[PaillierAffine]) -> None:
     grid = AffineGrid(FixedPoint(25, 8.0), FixedPoint(30, 4.0))
-    arguments = {} if of is PlainAffine else {"key_bits": BITS, "insecure_test_keys": True}
+    arguments = {} if of is PlainAffine else {"key_bits": BITS, "insecure_test_keys": True, "reveal_moments": True}
     assert of(grid, **arguments)(*(torch.ones(3), torch.ones(1, 3), torch.ones(1))).tolist() == [4.0]
     with pytest.raises(RangeError, match="fraction_bits"):
         of(grid, **arguments)(*(torch.ones(8), torch.ones(1, 8), torch.ones(1)))
@@ -468,9 +428,13 @@ def bound_to(party: AffineSource | AffineTarget) -> bytes:
 
 def test_an_answer_that_is_no_y_is_refused(met: Met) -> None:
     source, target = met
-    target._evaluate(source._encrypt(torch.ones(2).double()), torch.ones(1, 2).double(), torch.ones(1).double())
-    with pytest.raises(DecodeError, match="out of range"):
-        target._unmask(secrets.randbelow(int(moduli(source).n)).to_bytes(PLAINTEXT, "big"))
+    largest = AffineGrid().largest_output(2)
+    for number in (largest + 1, -largest - 1):
+        target._evaluate(source._encrypt(torch.ones(2).double()), torch.ones(1, 2).double(), torch.ones(1).double())
+        bits = (2 * largest).bit_length()
+        answer = (number + target._masks[0]) % 2**bits  # type: ignore[attr-defined]
+        with pytest.raises(DecodeError, match="out of range"):
+            target._unmask(int(answer).to_bytes(-(-bits // 8), "big"))
 
 
 # -------------------------------------------------------------------------------- the source's key

@@ -26,9 +26,8 @@ from fedlit.privacy.affine import AffineGrid, PlainAffine
 from fedlit.privacy.affine_ckks import LARGEST_OUTPUT, PARAMETERS, RESCALING_PRIME, CKKSAffine
 from fedlit.privacy.tenseal_keys import Context, join
 
-BACKEND = CKKSAffine()
+BACKEND = CKKSAffine(reveal_moments=True)
 SLOTS = 4096
-pytestmark = pytest.mark.filterwarnings("ignore:the matrix A has rank:fedlit.privacy.errors.PrivacyWarning")
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ CASES |= {
     for method in ("FedAvg", "FedGP auto", "FedMMD", "FedDaDiL")
     for name, backend in BACKENDS.items()
 }
-TWO_PARTIES = ("--two-party", f"PaillierAffine({SMALL})", "--rounds", "1", "--steps", "1")
+TWO_PARTIES = ("--two-party", f"PaillierAffine({SMALL}, reveal_moments=True)", "--rounds", "1", "--steps", "1")
 CASES["two parties"] = ("--method", "FedMMD, pairwise", "--everyone", *TWO_PARTIES)
 CASES["fractions, masked"] = ("--method", "FedAvg", "--privacy", MASKED)
 

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from fedlit.federation import ChannelError, Schedule
 from fedlit.methods import FedMMD
-from fedlit.models import Committee
+from fedlit.models import Committee, MomentReplica
 from fedlit.privacy import GaussianMechanism, PaillierAffine, PairwiseMasking, PlainAffine, PrivacyError
 from helpers import fit, unequal
 
@@ -53,9 +53,12 @@ def distances(x: Tensor, y: Tensor) -> Tensor:
 
 def step_by_hand(
     start: dict[str, nn.Module], data: dict[str, TensorDataset], degree: int, center: float | None, within: str,
-    unit_norm: bool, alpha: float | None = None,
+    unit_norm: bool, alpha: float | None = None, asked: tuple[int | None, int | None] = (None, None),
 ) -> dict[str, dict[str, Tensor]]:  # fmt: skip
-    """Weights after one step from sums over all pairs (equations 3 to 6 and 18 to 20); degree 0: of the Gaussian."""
+    """Weights after one step from sums over all pairs (equations 3 to 6 and 18 to 20); degree 0: of the Gaussian.
+
+    ``asked``: at how many of their first samples the target and the sources have a gradient of L_p3; ``None`` is all.
+    """
     if alpha is None:
         alpha = 1 / 4 if unit_norm else 1 / (4 * WIDTH)
     replicas = {name: copy.deepcopy(replica) for name, replica in start.items()}
@@ -78,8 +81,8 @@ def step_by_hand(
     for name in NAMES[:-1]:
         readable = v[name].float() * (math.sqrt(WIDTH) if unit_norm else 1)
         total = total + F.cross_entropy(replicas[name].classifier(readable), data[name].tensors[1])  # type: ignore[operator]
-        total = total + mean_within(v[name]) + across(v[name], v["c2"].detach())
-        total = total + across(v[name].detach(), v["c2"]) / 2
+        total = total + mean_within(v[name]) + across(v[name][: asked[1]], v["c2"].detach())
+        total = total + across(v[name].detach(), v["c2"][: asked[0]]) / 2
     total.backward()
     result = {}
     for name, replica in replicas.items():
@@ -114,6 +117,29 @@ def test_a_step_is_that_of_all_pairs_of_samples(
     assert float(moved.abs().max()) > 1e-4
 
 
+def test_gradients_are_of_as_many_samples_as_leave_the_moments_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 numbers about the 34 moments: the target's distance, value and 2 samples of 4; 1 of each of two sources."""
+    monkeypatch.setattr(PlainAffine, "most_outputs", lambda self, num_moments: {34: 12}[num_moments])
+    seen: dict[str, Tensor] = {}
+    features = MomentReplica.features
+    module = build(exchange="pairwise", degree=3)
+
+    def noted(replica: MomentReplica, x: Tensor) -> Tensor:
+        seen[next(name for name in NAMES if module.replicas[name] is replica)] = x
+        return features(replica, x)
+
+    monkeypatch.setattr(MomentReplica, "features", noted)
+    snapshots = fit(module)
+    data = {}
+    for name, whole in unequal().items():  # in the batch's order
+        found = torch.cdist(seen[name], whole.tensors[0]).argmin(dim=1)
+        data[name] = TensorDataset(*(tensor[found] for tensor in whole.tensors))
+    expected = step_by_hand(snapshots.start, data, 3, None, "truncated", True, asked=(2, 1))
+    for name in NAMES:
+        ours = trained(snapshots.rounds[0][name])
+        torch.testing.assert_close(ours, {key: expected[name][key] for key in ours}, atol=2e-6, rtol=1e-5)
+
+
 class Scaled(Linear):
     """Features in another unit."""
 
@@ -128,7 +154,7 @@ class Scaled(Linear):
 SAFE = {
     "open": {},
     "summed": {"privacy": {"moments": PairwiseMasking(colluders=0)}},
-    "pairwise": {"two_party": {"moments": PaillierAffine(key_bits=1024, insecure_test_keys=True)}},  # arithmetic only
+    "pairwise": {"two_party": {"moments": PaillierAffine(None, 1024, True, reveal_moments=True)}},  # arithmetic only
 }
 
 

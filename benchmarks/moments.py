@@ -1,0 +1,143 @@
+r"""Can FedMMD's pairwise exchange be solved for the moments that it encrypts? The attack, on the shipped configuration.
+
+Run from the repository root: python benchmarks/moments.py [--out ...]
+
+Two experiments of three rounds, the first of pre-training, on Office-Caltech features, target amazon, seed 0, with keys
+of 3072 bits:
+
+shipped   ``configs/experiments/office_caltech_fed_mmd_paillier.yaml`` as it is.
+paper     The same with the paper's 4 features and degree 2, gradients at all samples: by ``reveal_moments=True``.
+
+For each set of moments, those of one batch, what all receivers have learnt about it is put together: A, b and y. Told
+are the rank of A, the numbers of y, how many bits they can have and how many the moments have (with sign, at their
+size), and the worst error of the moments that least squares solve for, twice: the shortest solution, and the one next
+to a receiver's own moments of that step, which an attacker would guess. "guess_error" is of this guess alone. MB are
+of the exchanges of all pairs in a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedlit.cli import main as fedlit
+from fedlit.federation import Federation
+from fedlit.privacy import AffineGrid
+from measures import environment
+
+CONFIG = "configs/experiments/office_caltech_fed_mmd_paillier.yaml"
+NAMED = '{"moments": {"class_path": "fedlit.privacy.PaillierAffine", "init_args": {"reveal_moments": true}}}'
+ARGUMENTS = {
+    "shipped": [],
+    "paper": [
+        "--model.init_args.extractor.init_args.out_features=4",
+        "--model.init_args.degree=2",
+        f"--trainer.strategy.init_args.two_party={NAMED}",
+    ],
+}
+SHORT = ["--seeds=[0]", "--targets=[amazon]", "--trainer.max_epochs=3", "--model.init_args.warmup_rounds=1"]
+STEPS = 8
+SOLVED = 1e-6
+GRID = AffineGrid()
+
+Case = dict[str, Any]
+
+
+class Learnt:
+    """What receivers have learnt about one set of moments."""
+
+    def __init__(self, moments: Tensor) -> None:
+        self.moments = (GRID.moments.encode(moments) / GRID.moments.scale).numpy()
+        self.guess: NDArray[np.float64] | None = None
+        self.parts: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, matrix: Tensor, offset: Tensor, y: Tensor, own: Tensor | None) -> None:
+        """An exchange; A and b in the steps that entered it, as a receiver knows them."""
+        exact = GRID.matrix.encode(matrix) / GRID.matrix.scale
+        self.parts.append((exact, y - GRID.offset.encode(offset) / GRID.offset.scale))
+        if own is not None:
+            self.guess = own.numpy()
+
+    def attacked(self) -> Case:
+        """Figures of the attack."""
+        matrix, y = (torch.cat([part[side] for part in self.parts]).numpy() for side in (0, 1))
+        guess = np.zeros_like(self.moments) if self.guess is None else self.guess
+        errors = [
+            float(np.abs(start + np.linalg.lstsq(matrix, y - matrix @ start, rcond=None)[0] - self.moments).max())
+            for start in (0 * guess, guess)
+        ]
+        steps = np.abs(self.moments) * GRID.moments.scale
+        return {
+            "moments": len(self.moments), "outputs": len(y), "rank": int(np.linalg.matrix_rank(matrix)),
+            "bits_of_outputs": len(y) * GRID.output_bits(len(self.moments)),
+            "bits_of_moments": round(float(np.log2(2 * steps + 1).sum())),
+            "error": errors[0], "error_from_guess": errors[1], "guess_error": float(np.abs(guess - self.moments).max()),
+        }  # fmt: skip
+
+
+@contextmanager
+def listening(learnt: dict[bytes, Learnt]) -> Iterator[None]:
+    """Keep what every exchange of a run tells."""
+    affine = Federation.affine
+
+    def heard(self: Federation, channel: str, moments: Any, maps: Any, pairs: Any, num_outputs: Any) -> Any:
+        outputs = affine(self, channel, moments, maps, pairs, num_outputs)
+        for learner, by_holder in outputs.items():
+            for holder, y in by_holder.items():
+                known = learnt.setdefault(moments[holder].numpy().tobytes(), Learnt(moments[holder]))
+                known.add(*(each.double() for each in maps[learner][holder]), y, moments.get(learner))
+        return outputs
+
+    with patch.object(Federation, "affine", heard):
+        yield
+
+
+def attack(arguments: list[str]) -> Case:
+    """Run an experiment and attack all moments of it."""
+    learnt: dict[bytes, Learnt] = {}
+    with tempfile.TemporaryDirectory() as folder, listening(learnt):
+        fedlit(["fit", "--config", CONFIG, *SHORT, *arguments, f"--trainer.default_root_dir={folder}"])
+        summary = json.loads(next(Path(folder).rglob("summary.json")).read_text())
+    cases = [known.attacked() for known in learnt.values()]
+    return {
+        "MB_per_step": round(summary["bytes_by_channel"]["moments"] / STEPS / 1e6, 3),
+        "sets_of_moments": len(cases),
+        "moments": cases[0]["moments"],
+        **{f"most_{name}": max(case[name] for case in cases) for name in ("outputs", "rank", "bits_of_outputs")},
+        "least_bits_of_moments": min(case["bits_of_moments"] for case in cases),
+        "solved": sum(min(case["error"], case["error_from_guess"]) < SOLVED for case in cases),
+        **{
+            name: {"least": min(found), "median": statistics.median(found), "largest": max(found)}
+            for name in ("error", "error_from_guess", "guess_error")
+            for found in [[case[name] for case in cases]]
+        },
+    }
+
+
+def main() -> None:
+    """Run both, print and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    options = parser.parse_args()
+    results = {name: attack(arguments) for name, arguments in ARGUMENTS.items()}
+    facts = {"command": shlex.join(["python", "benchmarks/moments.py", *sys.argv[1:]]), "solved_below": SOLVED}
+    options.out.write_text(json.dumps({"results": results, **facts, **environment()}, indent=2) + "\n")
+    print(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()
