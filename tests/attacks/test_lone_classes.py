@@ -222,7 +222,7 @@ def test_a_source_that_is_not_heard_counts_for_no_class(monkeypatch: pytest.Monk
     assert [bool(each["t"]["by_class"][:, 2].any()) for each in found] == [False, True]
 
 
-def over_threads(transport: Transport) -> dict[str, list[bool]]:
+def over_threads(transport: Transport, counts: dict[str, list[int]]) -> dict[str, list[bool]]:
     """Sources a, b, c and the target t, the server apart."""
     names = ["a", "b", "c", "t"]
     moments = Summed("moments", "class sums", "sources", fixed=True)
@@ -230,19 +230,23 @@ def over_threads(transport: Transport) -> dict[str, list[bool]]:
         names, "t", channels=[moments, class_sources(moments)], transport=transport,
         placement=[[], *([name] for name in names)], privacy={"moments": PairwiseMasking()}, seed=0,
     )  # fmt: skip
-    counts = {"a": [3, 0, 2, 5, 0], "b": [1, 0, 0, 2, 0], "c": [0, 9, 0, 4, 0]}
     mine = {name: torch.tensor(own) for name, own in counts.items() if federation.is_local(name)}
     found = find_lone_classes(federation, "class_sources", mine, "nothing follows")
     assert federation.ledger.bytes_by_channel()["class_sources"] > 0
+    federation.mean("moments", {name: {"sums": own.double()} for name, own in mine.items()})
     return {name: classes.tolist() for name, classes in found.items()}
 
 
 @pytest.mark.filterwarnings("ignore:of the classes")
 def test_all_clients_and_no_server_know_which_classes_are_lone() -> None:
-    ranks = on_ranks(over_threads, 5)
+    counts = {"a": [3, 0, 2, 5, 0], "b": [1, 0, 0, 2, 0], "c": [0, 9, 0, 4, 0]}
+    ranks = on_ranks(lambda transport: over_threads(transport, counts), 5)
     assert ranks[0] == {}
     for rank, name in enumerate("abct", start=1):
         assert ranks[rank] == {name: [False, True, True, False, False]}
+    counts = {"a": [3, 0, 0], "b": [0, 1, 0], "c": [0, 0, 9]}
+    with pytest.raises(RosterError, match="no class is at two sources"):
+        on_ranks(lambda transport: over_threads(transport, counts), 5)
 
 
 def test_the_first_sum_has_the_backend_of_the_second() -> None:

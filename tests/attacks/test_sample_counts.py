@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,3 +126,15 @@ def test_a_client_with_ten_times_the_samples_of_the_run_before_is_named() -> Non
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*training samples, and had")
         trainer(1).fit(module, loader(unequal(7, 20, 20, 20) | {"c0": unequal(60, 1)["c0"]}))
+
+
+def test_a_resume_with_other_numbers_of_samples_is_refused(tmp_path: Path) -> None:
+    def module() -> FedAvg:
+        torch.manual_seed(0)
+        return FedAvg(NAMES, "c3", 3, MLP(5, [4]))
+
+    before, path = trainer(1), tmp_path / "one.ckpt"
+    before.fit(module(), loader(unequal(6, 20, 20, 20)))
+    before.save_checkpoint(path)
+    with pytest.raises(RosterError, match=r"'c0': 6,.*'c0': 66"):
+        trainer(2).fit(module(), loader(unequal(66, 20, 20, 20)), ckpt_path=path)
