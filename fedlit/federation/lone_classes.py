@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -67,7 +67,9 @@ def find_lone_classes(
     for each in numbers.values():
         if bool((each == 1).any()) and not bool((each > 1).any()):
             way_out = "give lone_classes='send' to let each source's sums of its own classes be seen"
-            federation.fail(RosterError(f"no class is at two sources, so that channel {of!r} may send none: {way_out}"))
+            error: Any = RosterError(f"no class is at two sources, so that channel {of!r} may send none: {way_out}")
+            error.public = str(error)  # no sample is in it, and all have received the sum
+            federation.fail(error)
     for name, own in counts.items():
         lone = torch.nonzero((own.cpu() > 0) & (numbers[name] == 1)).flatten().tolist() if name in numbers else []
         if lone:

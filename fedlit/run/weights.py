@@ -193,7 +193,9 @@ class SharedWeights(Component):
             f"samples), above max_share={self.max_share:g}: if it is to own so much of them, give the strategy "
             f"max_share={math.ceil(share * 1000) / 1000:g}; if not, the method weighting='uniform', or leave it out"
         )
-        return about("max_share", self.max_share, RosterError(text))
+        error = about("max_share", self.max_share, RosterError(text))
+        error.public = text  # type: ignore[attr-defined]  # all know the numbers of samples
+        return error
 
     def average_(
         self,
