@@ -35,6 +35,9 @@ SOURCE_MOMENTS = "source_moments"
 CLASS_MEANS = "class_means"
 """Channel of the means of inputs by class that `Validators` average over the sources, through its privacy backend."""
 
+VALIDATION_CLASSES = "validation_classes"
+"""Channel on which sources sum up, for `CLASS_MEANS`, who has validation samples of which class."""
+
 CALIBRATION = "calibration"
 """Channel of the losses that `Calibration` averages over the sources, through its privacy backend."""
 
@@ -44,7 +47,8 @@ _K = TypeVar("_K")
 
 def watched(channel: str) -> bool:
     """Whether a channel only carries numbers for watching: the method would train the same without it."""
-    return channel in LOGGING_CHANNELS or channel.removesuffix(KEYS) in (SOURCE_MOMENTS, CLASS_MEANS, CALIBRATION)
+    summed = (SOURCE_MOMENTS, CLASS_MEANS, VALIDATION_CLASSES, CALIBRATION)
+    return channel in LOGGING_CHANNELS or channel.removesuffix(KEYS) in summed
 
 
 def federated(module: LightningModule, callback: object) -> FederatedModule:
@@ -214,6 +218,8 @@ class SourceStatistics(Callback, Component):
         sources = [client.name for client in module.sources if federation.is_local(client)]
         received: dict[str, Tensor] = {}
         for channel in self.channels:
+            if channel.name == VALIDATION_CLASSES:
+                continue
             sent = {name: self._statistics(channel.name, module, name) for name in sources}
             means = federation.mean(channel.name, sent, absent_too=True).get(module.target.name, {})
             # sources without samples have sent zeros: divided by the share of the others, this is the mean over those

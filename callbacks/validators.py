@@ -14,6 +14,7 @@ from fedlit import functional as fn
 from fedlit.callbacks.shared import (
     CLASS_MEANS,
     SOURCE_MOMENTS,
+    VALIDATION_CLASSES,
     SourceStatistics,
     federated,
     report_target,
@@ -22,6 +23,7 @@ from fedlit.callbacks.shared import (
 )
 from fedlit.checks import check_at_least, check_one_of, check_positive
 from fedlit.federation import Channel, RosterError, Summed
+from fedlit.federation.lone_classes import LoneClasses, check_lone_classes, class_sources, find_lone_classes
 from fedlit.federation.nested import Inputs, leaves
 from fedlit.functional import SourceMoments
 from fedlit.module import FederatedModule
@@ -95,6 +97,8 @@ class Validators(SourceStatistics):
         bandwidth: Of their Gaussian kernel, positive, in units of features scaled to length 1.
         ridge: See `importance_weighted_scores`.
         temperature: See `soft_neighbourhood_density`.
+        lone_classes: Where a backend hides the means of classes, those of a class of which one source alone has
+            validation samples are its own: ``"leave_out"``, and the class is not compared, or ``"send"`` them.
 
     Raises:
         ValueError: If a name is unknown or a number out of its range; when a run starts, if the method predicts no
@@ -110,6 +114,7 @@ class Validators(SourceStatistics):
         bandwidth: float = 0.5,
         ridge: float = 0.1,
         temperature: float = 0.05,
+        lone_classes: LoneClasses = "leave_out",
     ) -> None:
         self.names: tuple[str, ...] = get_args(Validator) if names is None else tuple(names)
         for name in self.names:
@@ -117,7 +122,9 @@ class Validators(SourceStatistics):
         check_at_least("num_frequencies (N)", num_frequencies, 1)
         for argument, value in (("bandwidth", bandwidth), ("ridge", ridge), ("temperature", temperature)):
             check_positive(argument, value)
-        self.ridge, self.temperature = ridge, temperature
+        check_lone_classes(lone_classes)
+        self.ridge, self.temperature, self.lone_classes = ridge, temperature, lone_classes
+        self._lone: dict[str, Tensor] = {}
         self._graph: tuple[Tensor, Tensor] | None = None
         super().__init__(num_frequencies, bandwidth)
 
@@ -134,7 +141,8 @@ class Validators(SourceStatistics):
         moments = Summed(SOURCE_MOMENTS, ", and ".join(contents), "sources", "target", "every validation", watched=True)
         inputs = "means and shares of classes of validation samples, standardised"
         means = Summed(CLASS_MEANS, inputs, "sources", "target", "every validation", watched=True, fixed=True)
-        return ((moments,) if contents else ()) + ((means,) if self._needs(_MATCHED) else ())
+        first = (class_sources(means, VALIDATION_CLASSES),) if self.lone_classes == "leave_out" else ()
+        return ((moments,) if contents else ()) + ((means, *first) if self._needs(_MATCHED) else ())
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse regression."""
@@ -161,6 +169,7 @@ class Validators(SourceStatistics):
         """Share and log the scores."""
         module = federated(pl_module, self)
         if not trainer.sanity_checking and module.federation.channels.reports != "off":
+            self._find_lone_classes(module)
             received = self._means(module)
             scores = self._at_target(module, lambda: self._scores(module, received))
             reported = report_target(module, scores, list(self.names))
@@ -196,8 +205,21 @@ class Validators(SourceStatistics):
         if seen:
             directions = fn.standardised_directions(self._all("inputs", source))
             sums, counts = _by_class(directions, self._all("labels", source), len(counts))
+        if source in self._lone:
+            sums[self._lone[source]], counts[self._lone[source]] = 0, 0
         number = counts.sum().clamp(min=1)
         return {"there": torch.tensor(float(seen)).double(), "sums": sums / number, "shares": counts / number}
+
+    def _find_lone_classes(self, module: FederatedModule) -> None:
+        counts = {
+            client.name: torch.bincount(self._all("labels", client.name).cpu(), minlength=module.num_classes)
+            if self._has("labels", client.name)
+            else torch.zeros(module.num_classes)
+            for client in module.sources
+            if module.federation.is_local(client)
+        }
+        follows = "scores of means do not compare them"
+        self._lone = find_lone_classes(module.federation, VALIDATION_CLASSES, counts, follows, absent_too=True)
 
     def _neighbours(self, inputs: Tensor) -> Tensor:
         """Nearest neighbours among the target's samples; computed once, as samples stay the same."""

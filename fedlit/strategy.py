@@ -87,6 +87,9 @@ class FederatedStrategy(DDPStrategy):
         seat: Endpoint of this process in a federation across organisations, `fedlit.remote.Server` or
             `fedlit.remote.Site`, with a Trainer of one device; ``None`` is none. Every process then writes its clients'
             checkpoint.
+        max_share: Maximum of the weights in a mean that one of three clients or more may have (see ``weighting`` of the
+            method), in (0, 1]. A run in which one has more is refused with its name: of the sources at the start, and
+            of a mean that the target is in before the first one. Each process may have its own.
 
     Attributes:
         stays_joined: Stay in a federation across organisations when a run ends, as for ``Trainer.test`` after ``fit``;
@@ -118,11 +121,13 @@ class FederatedStrategy(DDPStrategy):
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         gather_checkpoints: bool | None = None,
         seat: Seat | None = None,
+        max_share: float = 0.9,
     ) -> None:
         if local_steps is not None:
             check_at_least("local_steps", local_steps, 1, "optimiser step", "None is a local epoch")
         check_at_least("rounds_per_epoch", rounds_per_epoch, 1)
         check(timeout > 0, "timeout", "positive seconds", timeout)
+        check(0 < max_share <= 1, "max_share", "above 0 and at most 1", max_share, "1 allows everything")
         if num_threads is not None:
             check_at_least("num_threads", num_threads, 1)
         check_choices(privacy, two_party, differential_privacy, reports)
@@ -130,7 +135,7 @@ class FederatedStrategy(DDPStrategy):
         self.local_steps, self.rounds_per_epoch = local_steps, rounds_per_epoch
         self.participation, self.heard, self.nested_heard = participation, heard, nested_heard
         self.privacy, self.two_party, self.differential_privacy = privacy, two_party, differential_privacy
-        self.reports, self.encrypted = reports, encrypted
+        self.reports, self.encrypted, self.max_share = reports, encrypted, max_share
         self.placement, self.num_threads, self.gather_checkpoints = placement, num_threads, gather_checkpoints
         self.seat, self.stays_joined = seat, False
         self._removed: _PATH | None = None
@@ -293,7 +298,7 @@ class FederatedStrategy(DDPStrategy):
             error = found
         federation.check("loaders", error)
         if training:
-            plan_rounds(module.run, dataloader, self.local_steps, self.rounds_per_epoch)
+            plan_rounds(module.run, dataloader, self.local_steps, self.rounds_per_epoch, self.max_share)
         else:
             dataloader.guarded = module.target.name
             check_evaluation(module.run, dataloader)

@@ -197,8 +197,8 @@ def sends(thing: type) -> str:
         return ""
     by_kind: dict[str, list[str]] = {}
     for channel in method.channels:
-        singly = isinstance(channel, Summed) and channel.singly
-        kind = "summed by a backend that hides" if singly else channel.kind
+        hidden = isinstance(channel, Summed) and (channel.singly or channel.beside)
+        kind = "summed by a backend that hides" if hidden else channel.kind
         by_kind.setdefault(f"single samples, {kind}" if channel.samples else kind, []).append(channel.name)
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items()) or "nothing"
 

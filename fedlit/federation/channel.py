@@ -75,10 +75,14 @@ class Summed(Channel):
         too_few: In a round in which fewer clients send than the backend can hide, ``"raise"`` ends the run, and
             ``"skip"`` sends nothing, with a warning the first time.
         singly: Whether messages go one by one, by `Federation.exchange`, where the backend hides nothing.
+        beside: Name of another summed channel, whose senders this one asks something first. It has the same backend
+            and mechanism, which are chosen by the other's name alone, and is used only where these hide and do not
+            blur.
     """
 
     too_few: Literal["raise", "skip"] = field(default="raise", kw_only=True)
     singly: bool = field(default=False, kw_only=True)
+    beside: str | None = field(default=None, kw_only=True)
 
     kind: ClassVar[str] = "summed"
 

@@ -129,7 +129,8 @@ class Channels(Mapping[str, Resolved]):
                 TypeError,
             )
         if not self._any_name:
-            self._check_names([channel.name for channel in channels], participating)
+            chosen_by = [channel.name for channel in channels if not _beside(channel)]
+            self._check_names(chosen_by, participating)
         self.declare(channels)
 
     def __getitem__(self, name: str) -> Resolved:
@@ -218,7 +219,7 @@ class Channels(Mapping[str, Resolved]):
 
     def _chosen(self, option: str, channel: Channel) -> Any:
         choice = self._choices.get(option)
-        return choice.get(channel.name) if isinstance(choice, Mapping) else choice
+        return choice.get(_beside(channel) or channel.name) if isinstance(choice, Mapping) else choice
 
     def _all(self, option: str) -> list[Any]:
         return _values(self._choices.get(option))
@@ -256,7 +257,7 @@ class Channels(Mapping[str, Resolved]):
         """Refuse that what one channel sends is in the clear only because another one was named."""
         for option, kind in _PROTECTS.items():
             named, declared = self._by_name(option), channel.declared
-            optional = isinstance(declared, Pairwise) and declared.beside is not None
+            optional = isinstance(declared, Pairwise | Summed) and declared.beside is not None
             if named and isinstance(declared, kind) and declared.name not in named and not optional:
                 plain = Plain if kind is Summed else PlainAffine
                 text = (
@@ -323,6 +324,11 @@ def check_choices(
         way_out = "give an object, such as fedlit.privacy.PairwiseMasking(), and not its class"
         for value in _values(choice):
             check(isinstance(value, kind), argument, rule, value, way_out, TypeError)
+
+
+def _beside(channel: Channel) -> str | None:
+    """Name of the channel by which backend and mechanism of a summed one are chosen, if it is not its own."""
+    return channel.beside if isinstance(channel, Summed) else None
 
 
 def _values(choice: Any) -> list[Any]:

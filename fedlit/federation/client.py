@@ -18,6 +18,9 @@ Role = Literal["source", "target"]
 _NAME = re.compile(r"[^\s./:]([^./:\n]*[^\s./:])?")
 _RESERVED = ("server",)
 
+MOST_SAMPLES = 2**40
+"""Of one client: no data set has more, and a client that reports more wants to own every mean."""
+
 
 @dataclass(frozen=True)
 class Client:
@@ -32,7 +35,7 @@ class Client:
             filled in from its data when training starts. Clients are compared without it.
 
     Raises:
-        RosterError: If the name or role is unusable, ``num_samples`` is below 1, or a source is unlabelled.
+        RosterError: If the name or role is unusable, ``num_samples`` is not from 1 to 2^40, or a source is unlabelled.
     """
 
     name: str
@@ -58,6 +61,9 @@ class Client:
         if self.num_samples is not None:
             way_out = "leave the client out or give it data"
             check_at_least(f"num_samples of {self.name!r}", self.num_samples, 1, "sample", way_out, RosterError)
+            few_enough = self.num_samples <= MOST_SAMPLES
+            way_out = "find out what runs there, or leave it out"
+            check(few_enough, f"num_samples of {self.name!r}", "at most 2^40", self.num_samples, way_out, RosterError)
 
     @property
     def is_target(self) -> bool:

@@ -287,10 +287,15 @@ class Federation(Participants):
         return self._aggregate(channel, payloads, among, to, shares, around, absent_too)
 
     def sum(
-        self, channel: str, payloads: Mapping[str, Payload], among: _Clients | None = None, to: _Clients | None = None
+        self,
+        channel: str,
+        payloads: Mapping[str, Payload],
+        among: _Clients | None = None,
+        to: _Clients | None = None,
+        absent_too: bool = False,
     ) -> dict[str, dict[str, Tensor]]:
         """Sum of payloads, through the channel's privacy backend; otherwise as `mean`."""
-        return self._aggregate(channel, payloads, among, to, None, None, False)
+        return self._aggregate(channel, payloads, among, to, None, None, absent_too)
 
     def senders(self, channel: str, among: _Clients | None = None, absent_too: bool = False) -> list[str]:
         """Clients over whom a mean or sum would be taken in this round, as in `mean`; none if too few to hide."""

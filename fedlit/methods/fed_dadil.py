@@ -29,6 +29,13 @@ from torch import Tensor, nn
 from fedlit.checks import check_at_least, check_one_of, check_positive
 from fedlit.federation import Channel, Client, RosterError, Summed
 from fedlit.federation.leaks import warn_of_lone_classes
+from fedlit.federation.lone_classes import (
+    CLASS_SOURCES,
+    LoneClasses,
+    check_lone_classes,
+    class_sources,
+    find_lone_classes,
+)
 from fedlit.federation.streams import stable_seed
 from fedlit.functional import balanced_weights, joint_ot_loss, nearest_class_mean, wasserstein_barycenter
 from fedlit.functional.wasserstein import LabelCost, check_entropy, check_label_cost
@@ -109,6 +116,8 @@ class FedDaDiL(FederatedModule):
         unit_norm: Scale features to length 1 in phase 2.
         encoder: Optimizer, batch_size and local_steps of phase 1, where they are not those of phase 2, as for an
             encoder of images: see `fedlit.PhaseSettings`.
+        lone_classes: Where a backend hides the class moments, those of a class that one source alone has are its own:
+            ``"leave_out"``, and the class starts as one that no source has, or ``"send"`` them.
         weighting: Weights of clients in a mean.
         kwargs: See `FederatedModule`.
 
@@ -118,8 +127,9 @@ class FedDaDiL(FederatedModule):
 
     Notes:
         Atoms are K n (d + C) numbers each way. Coordinates never leave a client. The change of a client's atoms reveals
-        something of gradients on its data; a backend hides it among the clients. Moments of a class that one source
-        alone has are that source's, whatever the backend: a `PrivacyWarning` warns it.
+        something of gradients on its data; a backend hides it among the clients. Of a class that two sources have,
+        each of the two can compute the other's moments. With ``lone_classes="send"`` a `PrivacyWarning` warns a source
+        of classes that it alone has, as the moments of these are its own.
     """
 
     replicas: Replicas[DictionaryReplica]
@@ -145,6 +155,7 @@ class FedDaDiL(FederatedModule):
         penalty: float = 1e-3,
         unit_norm: bool = True,
         encoder: PhaseSettings = RUN_SETTINGS,
+        lone_classes: LoneClasses = "leave_out",
         weighting: Weighting = "uniform",
         **kwargs: Any,
     ) -> None:
@@ -162,6 +173,7 @@ class FedDaDiL(FederatedModule):
             minimum = self.num_classes if sampling == "balanced" else 1  # a point of each class
             check_at_least("atom_batch_size (n_b)", atom_batch_size, minimum, f"with sampling={sampling!r}")
         check_one_of("predict_with", predict_with, ("reconstruction", "ensemble"))
+        check_lone_classes(lone_classes)
         self.width = feature_width(self.originals[0])
         self.num_atoms = num_atoms
         self.atom_size = atom_size
@@ -177,16 +189,15 @@ class FedDaDiL(FederatedModule):
         self.penalty = penalty
         self.unit_norm = unit_norm
         self.encoder_settings = encoder
+        self.lone_classes = lone_classes
 
     @property
     def channels(self) -> tuple[Channel, ...]:
         """Class moments, from which the atoms start, and the atoms."""
-        return (
-            Summed(
-                "class_moments", "sums of features and their squares by class", "sources", how_often="once", fixed=True
-            ),
-            Summed("atoms", "points and labels of the atoms"),
-        )
+        contents = "sums of features and their squares by class"
+        moments = Summed("class_moments", contents, "sources", how_often="once", fixed=True)
+        first = (class_sources(moments),) if self.lone_classes == "leave_out" else ()
+        return moments, *first, Summed("atoms", "points and labels of the atoms")
 
     # ---------------------------------------------------------------- local steps (algorithm 2)
 
@@ -289,7 +300,7 @@ class FedDaDiL(FederatedModule):
     def start_atoms_(self) -> None:
         """Draw points of each class around its mean over the sources, with its variance, anew for each atom.
 
-        A class that no source has starts around the mean of all.
+        A class that no source sends moments of starts around the mean of all.
         """
         federation = self.federation
         if all(client.is_target for client in federation.present("class_moments")):
@@ -299,7 +310,11 @@ class FedDaDiL(FederatedModule):
             )
         local = [client for client in self.sources if federation.is_local(client)]
         sums = {client.name: self.count(client) for client in local}
-        means = {name: {"moments": each / each[:, -1].sum()} for name, each in sums.items()}
+        counts, follows = {name: each[:, -1] for name, each in sums.items()}, "atoms start there around the mean of all"
+        for name, lone in find_lone_classes(federation, CLASS_SOURCES, counts, follows, absent_too=True).items():
+            if name in sums:
+                sums[name][lone] = 0
+        means = {name: {"moments": each / each[:, -1].sum().clamp(min=1)} for name, each in sums.items()}
         self.place_atoms_(federation.mean("class_moments", means, absent_too=True), means)
 
     @torch.no_grad()

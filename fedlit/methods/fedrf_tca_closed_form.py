@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -26,6 +26,13 @@ from torch import Tensor, nn
 from fedlit import FederatedModule, ReplicaSpec, Requires, Run
 from fedlit.checks import check, check_at_least, check_one_of, refuse
 from fedlit.federation import Channel, Client, DivergedError, Open, RosterError, Summed
+from fedlit.federation.lone_classes import (
+    CLASS_SOURCES,
+    LoneClasses,
+    check_lone_classes,
+    class_sources,
+    find_lone_classes,
+)
 from fedlit.functional import (
     Kernel,
     RandomFeatureSums,
@@ -61,6 +68,8 @@ class FedRFTCAClosedForm(FederatedModule):
         gamma: Weight of RF-TCA's regularisation, positive; ``None`` takes its useful scale, the squared distance
             between the domains' mean features.
         shrinkage: Of the classifier's covariance: see `linear_discriminant`.
+        lone_classes: Where a backend hides the moments, those of a class that one source alone has are its own:
+            ``"leave_out"`` that source's samples of it, so that nobody predicts the class, or ``"send"`` them.
         weighting: Weights of sources in the mean: by ``"samples"`` (pooled data), ``"sqrt"`` or ``"uniform"``.
         kwargs: See `FederatedModule`.
 
@@ -72,9 +81,10 @@ class FedRFTCAClosedForm(FederatedModule):
         The moments are N (2N + 1) + 2N (C + 1) + C numbers in float64, the model is 2N m + (m + 1) C.
 
         With a privacy backend the target learns the sources' weighted mean moments (with one source, its own exactly),
-        class shares and class means included; those of a class that one source alone has are that source's own, which
-        it cannot notice. The sources learn W and the classifier, which reveal something of the target: as W^T C W = I,
-        the pooled scatter C on the span of W follows from W, all of it for m = 2N, and a source that knows the other
+        class shares and class means included; with ``lone_classes="send"`` those of a class that one source alone has
+        are that source's own, which it cannot notice. Left out, samples of it are in no moment, and the source weighs
+        as before. The sources learn W and the classifier, which reveal something of the target: as W^T C W = I, the
+        pooled scatter C on the span of W follows from W, all of it for m = 2N, and a source that knows the other
         sources' share, as a single source does, can subtract it.
     """
 
@@ -100,6 +110,7 @@ class FedRFTCAClosedForm(FederatedModule):
         unit_norm: bool = True,
         gamma: float | None = None,
         shrinkage: float = 0.1,
+        lone_classes: LoneClasses = "leave_out",
         weighting: Weighting = "samples",
         **kwargs: Any,
     ) -> None:
@@ -109,6 +120,7 @@ class FedRFTCAClosedForm(FederatedModule):
             refuse("gamma", "positive and finite, or null to take the useful scale from the data", gamma)
         if kwargs.get("local_norm"):
             refuse("local_norm", "False, as moments of different extractors do not add up", True, "leave it out")
+        check_lone_classes(lone_classes)
         classifier = nn.Linear(num_components, num_classes)
         super().__init__(clients, target, num_classes, extractor, classifier, weighting=weighting, **kwargs)
         self.num_frequencies = num_frequencies
@@ -118,6 +130,7 @@ class FedRFTCAClosedForm(FederatedModule):
         self.unit_norm = unit_norm
         self.gamma = gamma
         self.shrinkage = shrinkage
+        self.lone_classes = lone_classes
         self._sums: dict[str, RandomFeatureSums] = {}
         self._class_sums: dict[str, Tensor] = {}
 
@@ -126,7 +139,8 @@ class FedRFTCAClosedForm(FederatedModule):
         """Moments to the target, and the model that it makes of them."""
         contents = "mean random features, their products, and sums by class"
         moments = Summed("moments", contents, "sources", "target", "once", fixed=True)
-        return moments, Open("model", "W and the classifier", up="target", to="sources", how_often="once")
+        first = (class_sources(moments),) if self.lone_classes == "leave_out" else ()
+        return moments, *first, Open("model", "W and the classifier", up="target", to="sources", how_often="once")
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
         """Everyone, in the first round after a warm-up."""
@@ -173,6 +187,7 @@ class FedRFTCAClosedForm(FederatedModule):
             return
         self._check_complete()
         federation = self.federation
+        lone = self.leave_out_()
         received = federation.mean(
             "moments",
             {client.name: self.moments(client) for client in self.sources if client.name in self._sums},
@@ -180,7 +195,7 @@ class FedRFTCAClosedForm(FederatedModule):
         )
         solved: dict[str, dict[str, Tensor]] = {}
         try:
-            solved = {name: self.solve(mean) for name, mean in received.items()}
+            solved = {name: self.solve(_whole(mean) if name in lone else mean) for name, mean in received.items()}
         except ValueError as error:  # on one process; the next exchange raises it on all
             federation.fail(RosterError(f"{self.problem} cannot be solved for these data: {error}"))
         handed_out = federation.exchange("model", solved)
@@ -188,6 +203,30 @@ class FedRFTCAClosedForm(FederatedModule):
         self.run.weights.load_(models)
         self.forget_()
         self.trainer.should_stop = True
+
+    def leave_out_(self) -> dict[str, Tensor]:
+        """Take samples of classes that one source alone has out of its sums; return these classes by local client.
+
+        Out of all sums: the mean of all features less those of the other classes would be the class's.
+        """
+        counts = {name: each[-1] for name, each in self._class_sums.items()}
+        found = find_lone_classes(self.federation, CLASS_SOURCES, counts, "nobody will predict them")
+        lone = {name: classes for name, classes in found.items() if bool(classes.any())}
+        for client in (each for each in self.sources if each.name in lone and each.name in counts):
+            name, own = client.name, lone[client.name].to(counts[client.name].device)
+            if not bool((own & (counts[name] > 0)).any()):
+                continue
+            before = self._sums[name]
+            zeros = torch.zeros_like(before.second_moment), torch.zeros_like(before.total)
+            self._sums[name], self._class_sums[name] = RandomFeatureSums(*zeros, 0), 0 * self._class_sums[name]
+            replica = self.replicas[client].eval()
+            for _, inputs, labels in self.run.samples.labelled([client]):
+                kept = ~own[labels]
+                with self.trainer.precision_plugin.forward_context():
+                    features = replica.random_features(inputs)[kept]
+                if len(features):
+                    self.add_(client, features, labels[kept])
+        return lone
 
     def forget_(self) -> None:
         """Leave no sums for another run."""
@@ -201,11 +240,12 @@ class FedRFTCAClosedForm(FederatedModule):
         the symmetric matrix the upper half is sent.
         """
         sums = self._sums[client.name]
+        count = max(sums.count, 1)  # 0 if it alone has each of its classes: zeros are added
         rows, columns = torch.triu_indices(len(sums.total), len(sums.total), device=sums.total.device)
         return {
-            "second": sums.second_moment[rows, columns] * (self.num_frequencies / sums.count),
-            "first": sums.total / sums.count,
-            "by_class": self._class_sums[client.name] / sums.count,
+            "second": sums.second_moment[rows, columns] * (self.num_frequencies / count),
+            "first": sums.total / count,
+            "by_class": self._class_sums[client.name] / count,
         }
 
     def solve(self, mean: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -335,3 +375,9 @@ class FedJDA(FedRFTCAClosedForm):
         return jda_from_sums(
             *sums, self.num_components, self.gamma, num_iterations=self.num_iterations, scaling=self.scaling
         ).aligner
+
+
+def _whole(mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the mean over the sources that have sent moments and not zeros: those whose class shares are above 0."""
+    share = mean["by_class"][-1].sum()
+    return {name: tensor / share for name, tensor in mean.items()}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from fedlit.checks import refuse
-from fedlit.federation import FederatedLoader, Pace, RosterError, RoundPlan
+from fedlit.federation import FederatedLoader, Pace, RosterError, RoundPlan, Summed
 from fedlit.federation.labels import UNLABELLED
 from fedlit.federation.nested import mapped
 from fedlit.federation.streams import torch_streams
@@ -26,12 +26,18 @@ from fedlit.run.sample_check import SampleCheck
 from fedlit.run.tasks import Classification
 
 
-def plan_rounds(run: Run, loader: FederatedLoader, local_steps: int | None = None, rounds_per_epoch: int = 1) -> None:
+def plan_rounds(
+    run: Run,
+    loader: FederatedLoader,
+    local_steps: int | None = None,
+    rounds_per_epoch: int = 1,
+    max_share: float | None = None,
+) -> None:
     """Cut training data of local clients into rounds; the strategy or `Rounds` calls it on all processes.
 
     Raises:
-        RosterError: On every process, if clients' data do not fit together or are not those of the checkpoint, or
-            BatchNorm would train on a batch of one sample.
+        RosterError: On every process, if clients' data do not fit together or are not those of the checkpoint, a client
+            weighs more than ``max_share``, or BatchNorm would train on a batch of one sample.
         ValueError: If clients would keep normalisation layers that never saw data, or a warm-up is a share of a run
             without a planned end.
     """
@@ -78,6 +84,10 @@ def plan_rounds(run: Run, loader: FederatedLoader, local_steps: int | None = Non
         plan |= {"paces": [astuple(each) for each in paces]}
     run.record.plan_(plan | ({"warmup_rounds": run.clock.warmup_rounds} if is_share(run.clock.warmup) else {}))
 
+    if max_share is not None:
+        run.weights.max_share = max_share
+        sums = any(isinstance(channel, Summed) for phase in run.phases for channel in phase.channels)
+        federation.check("max_share", run.weights.too_heavy(run.sources) if sums else None)
     warn_of_unequal_classes(run, loader)
     if isinstance(run.task, Classification) and run.task.balanced:
         for client in federation.local_clients:

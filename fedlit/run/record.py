@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,10 @@ from fedlit.run.component import Component
 
 if TYPE_CHECKING:
     from fedlit.run.run import Run
+
+
+TENFOLD = 10
+"""Ratio of a client's numbers of samples in two runs beyond which it is named."""
 
 
 class RoundRecord(Component):
@@ -37,7 +42,10 @@ class RoundRecord(Component):
         self._resumed: list[tuple[list[str], Tensor]] = []
 
     def plan_(self, plan: dict[str, Any]) -> None:
-        """Note the plan of a run; a `RosterError` if it continues a checkpoint of other data or rounds."""
+        """Note the plan of a run; a `RosterError` if it continues a checkpoint of other data or rounds.
+
+        A client whose number of samples is ten times that of an earlier run of this process, or a tenth, is named.
+        """
         saved, self.plan = self.plan, plan
         before = {} if saved is None else saved
         changed = {key: (before[key], new) for key, new in plan.items() if before.get(key, new) != new}
@@ -46,6 +54,14 @@ class RoundRecord(Component):
             raise RosterError(
                 f"the checkpoint cannot go on with other data or rounds: {detail}. Give the same seed, data, strategy"
             )
+        for name, samples in before.get("samples", {}).items():
+            now = plan["samples"].get(name, samples)
+            if max(samples, now) > TENFOLD * min(samples, now):
+                warnings.warn(
+                    f"client {name!r} has {now} training samples, and had {samples} in the run before this one: it "
+                    "counts in means by them, unless weighting is 'uniform'",
+                    stacklevel=2,
+                )
         self._planned = False
 
     def check_plan(self, servers: dict[str, Any] | None) -> None:

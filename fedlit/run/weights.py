@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedlit.checks import check_one_of, refuse
-from fedlit.federation import Client
+from fedlit.federation import Client, RosterError
+from fedlit.federation.errors import about
 from fedlit.models import part_of
 from fedlit.models.copies import check_part
 from fedlit.run.batchnorm import as_second_moments, as_variances, variances_of
@@ -66,6 +67,7 @@ class SharedWeights(Component):
 
     Attributes:
         stays_local: Prefixes of names that never leave.
+        max_share: Maximum of the weights in a mean that one of three clients or more may have, see `FederatedStrategy`.
         watchers: Functions that are called with what was written into local replicas.
         received: By client, what it last received (at first its initial weights), as far as it is remembered:
             differential privacy clips its messages around that.
@@ -78,6 +80,7 @@ class SharedWeights(Component):
         self._originals = dict(zip(_PARTS, run.originals, strict=True))
         self.stays_local = run.spec.local
         self.averaging = averaging
+        self.max_share = 1.0
         self._known: dict[str, dict[str, tuple[dict[str, Tensor], str]]] = {}
         self._untouched: dict[str, frozenset[str]] = {}
         self._remembers = False
@@ -175,6 +178,25 @@ class SharedWeights(Component):
             return sizes
         return {name: math.sqrt(size) for name, size in sizes.items()}
 
+    def too_heavy(self, among: Sequence[Client]) -> RosterError | None:
+        """Return an error that names the one of three clients or more that has more than ``max_share`` of weights."""
+        weights = self.mean_weights
+        if weights is None or len(among) < 3 or self.max_share >= 1:
+            return None
+        name = max(among, key=lambda client: weights[client.name]).name
+        share, samples = weights[name] / sum(weights[each.name] for each in among), self._run.federation.weights
+        if share <= self.max_share:
+            return None
+        text = (
+            f"client {name!r} has {share:.1%} of the weights in means over {len(among)} clients (weighting="
+            f"{self.averaging.weighting!r}, {samples[name]} of {sum(samples[each.name] for each in among)} training "
+            f"samples), above max_share={self.max_share:g}: if it is to own so much of them, give the strategy "
+            f"max_share={math.ceil(share * 1000) / 1000:g}; if not, the method weighting='uniform', or leave it out"
+        )
+        error = about("max_share", self.max_share, RosterError(text))
+        error.public = text  # type: ignore[attr-defined]  # all know the numbers of samples
+        return error
+
     def average_(
         self,
         channel: str,
@@ -194,6 +216,9 @@ class SharedWeights(Component):
             absent_too: See `Federation.mean`.
         """
         federation, among = self._run.federation, tuple(among)
+        heavy = self.too_heavy(among)
+        if heavy is not None:  # of means with the target, as sources are compared when a run starts
+            federation.fail(heavy)
         named = (part,) if isinstance(part, str) else part
         parts = ("",) if named is None else tuple(f"{name}." for name in named)
         local = [client.name for client in among if federation.is_local(client)]

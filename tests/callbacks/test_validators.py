@@ -233,7 +233,7 @@ def test_watching_is_not_counted_as_the_methods_traffic(tmp_path):
     assert float(logged["comm/source_moments/MB"]) > 0
     (cells,) = closing_table([summary]).texts()
     assert "source_moments" not in cells[5]
-    logging = ("metrics", "source_moments", "class_means")
+    logging = ("metrics", "source_moments", "class_means", "validation_classes")
     sent = sum(size for name, size in summary.bytes_by_channel.items() if name.startswith(logging))
     assert float(cells[6]) == pytest.approx(sent / 1e6, rel=5e-3)
     assert any(note.startswith("privacy: source_moments -> ") for note in closing_table([summary]).footnotes)
