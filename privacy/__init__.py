@@ -23,6 +23,7 @@ from fedlit.privacy.lattices import BFV, CKKS
 from fedlit.privacy.masking import PairwiseMasking
 from fedlit.privacy.paillier import Paillier
 from fedlit.privacy.plain import Plain
+from fedlit.privacy.robust import RobustPlain
 from fedlit.privacy.tags import Tags
 from fedlit.privacy.terms import Terms
 
@@ -53,6 +54,7 @@ __all__ = [
     "QuorumError",
     "RangeError",
     "ReplayError",
+    "RobustPlain",
     "RoundId",
     "SecureAggregation",
     "SolvableError",

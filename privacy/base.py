@@ -43,12 +43,14 @@ class RoundId:
         call: Counts the aggregations of this federation, from 0; never repeats.
         terms: What shapes the sum, as this party has received it: bound to all that hides vectors in it. ``None`` is
             nothing.
+        weighted: Whether a vector ends with its weight, by which its other numbers are multiplied, as in a mean.
     """
 
     round_idx: int
     channel: str
     call: int
     terms: Terms | None = field(default=None, compare=False)
+    weighted: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -269,4 +271,4 @@ class SecureAggregation(ABC):
                 2^-24 of the largest.
         """
         shares = dict.fromkeys(payloads, 1.0) if weights is None else weights
-        return sum_in_process(self, RoundId(0, "sum", 0), payloads, shares)
+        return sum_in_process(self, RoundId(0, "sum", 0, weighted=True), payloads, shares)

@@ -109,11 +109,11 @@ class Backends:
             parties.enrolled = True
         return parties
 
-    def open_round(self, channel: str, senders: Sequence[str], terms: Terms) -> None:
+    def open_round(self, channel: str, senders: Sequence[str], terms: Terms, weighted: bool) -> None:
         """Open a round between the senders, bound to its terms as this process has received them."""
         call, round_idx = self._messenger.position
         parties = self.parties(self._channels[channel].backend)
-        parties.open_round(RoundId(round_idx, channel, call, terms), senders, self.conversation(channel))
+        parties.open_round(RoundId(round_idx, channel, call, terms, weighted), senders, self.conversation(channel))
 
     def forget(self, backend: SecureAggregation | None = None) -> None:
         """Let a backend, or all of them, enrol anew before the next sum."""

@@ -143,7 +143,8 @@ class Sums:
         messages: dict[str, Message] = {name: {} for name in vectors}
         parties = self._backends.enrolled(channel) if recipe.senders else self._backends.parties(backend)
         if recipe.senders and len(recipe.senders) >= backend.min_clients:
-            self._backends.open_round(channel, recipe.senders, self._terms(recipe, schema))
+            terms = self._terms(recipe, schema)
+            self._backends.open_round(channel, recipe.senders, terms, recipe.weights is not None)
             for name, vector in vectors.items():
                 with working(name):
                     if messenger.journal is not None and self._channels[channel].hides:
