@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedlit.federation.errors import FederationTimeoutError
 from fedlit.federation.transport import Outgoing, Transport, Way, whole
+from fedlit.privacy import DecodeError
 
 _T = TypeVar("_T")
 
@@ -23,13 +24,17 @@ class Threads(Transport):
         rank: Of this thread.
         mailboxes: By sender and receiver.
         timeout: Seconds that a rank waits for another.
+        over: Set when a rank has failed, whereupon none waits for another any more.
     """
 
-    def __init__(self, rank: int, mailboxes: list[list[Queue[Any]]], timeout: float) -> None:
+    def __init__(
+        self, rank: int, mailboxes: list[list[Queue[Any]]], timeout: float, over: threading.Event | None = None
+    ) -> None:
         self.rank = rank
         self.world_size = len(mailboxes)
         self.timeout = timeout
         self._mailboxes = mailboxes
+        self._over = over
 
     def meet(self, frame: Tensor, doing: str) -> list[Tensor]:
         for rank in range(self.world_size):
@@ -45,33 +50,45 @@ class Threads(Transport):
             assert rank != self.rank, "nothing is sent to oneself"
             self._send(rank, whole(message))
         arrived = [self._receive(rank, doing) for rank, _ in due]
-        assert [message.numel() for message in arrived] == [size for _, size in due], f"sizes differ in {doing}"
+        if [message.numel() for message in arrived] != [size for _, size in due]:
+            raise DecodeError(f"sizes differ in {doing}")
         return arrived
 
     def _send(self, rank: int, value: Any) -> None:
         self._mailboxes[self.rank][rank].put(copy.deepcopy(value))
 
     def _receive(self, rank: int, doing: str) -> Any:
-        try:
-            return self._mailboxes[rank][self.rank].get(timeout=self.timeout)
-        except Empty:
+        waited = 0.0
+        while waited < self.timeout and not (self._over is not None and self._over.is_set()):
+            wait = self.timeout if self._over is None else 0.02
+            try:
+                return self._mailboxes[rank][self.rank].get(timeout=wait)
+            except Empty:
+                waited += wait
+        if self._mailboxes[rank][self.rank].empty():
             raise FederationTimeoutError(
                 f"rank {self.rank} lost the other processes during {doing}: rank {rank} was silent for "
                 f"{self.timeout:g} s (timeout)"
-            ) from None
+            )
+        return self._mailboxes[rank][self.rank].get_nowait()
 
 
 def on_ranks(action: Callable[[Transport], _T], ranks: int, timeout: float = 20.0) -> list[_T]:
-    """Results of ``action`` on each of so many ranks; raises an error of one."""
+    """Results of ``action`` on each of so many ranks; raises an error of one.
+
+    A rank that waits in vain for one that has failed gives up soon.
+    """
+    over = threading.Event()
     mailboxes: list[list[Queue[Any]]] = [[Queue() for _ in range(ranks)] for _ in range(ranks)]
     results: dict[int, _T] = {}
     errors: list[BaseException] = []
 
     def work(rank: int) -> None:
         try:
-            results[rank] = action(Threads(rank, mailboxes, timeout))
+            results[rank] = action(Threads(rank, mailboxes, timeout, over))
         except BaseException as error:
             errors.append(error)
+            threading.Timer(0.2, over.set).start()  # the others first meet the error by themselves
 
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(ranks)]
     for thread in threads:
