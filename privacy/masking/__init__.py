@@ -37,8 +37,8 @@ for each holder, on the list with which it was masked, and holders release share
 One lie stays unnoticed here: the server reports to everybody alike that a client dropped out whose vector has arrived.
 It then learns the sum of the others, who are q or more, in place of the sum of all. In a sparse graph it could so cut
 the survivors into groups, and learn the sum of each: `fedlit.privacy.masking.graph` has so many neighbours that this
-fails but for odds of 2^-40, whichever clients it reports. In a federation, clients compare the weight in a mean with
-that of the clients that announced a vector, and refuse a mean in which it differs: see `Aggregation`.
+fails but for a probability of 2^-40, whichever clients it reports. In a federation, clients compare the weight in a
+mean with that of the clients that announced a vector, and refuse a mean in which it differs: see `Aggregation`.
 
 Masks are bound to the terms of the sum (`fedlit.privacy.terms`), such as weights and earlier totals: clients that have
 received different ones hold masks that do not cancel, and find that out when they open each other's shares.

@@ -175,8 +175,8 @@ class PairwiseMasking(SecureAggregation):
         """Clients of a round of so many that may collude with a server that lies, without a sum of few others read.
 
         They confirm two views if they are 2q - n; and they leave out their own vectors of the sum over the fewest
-        that may survive, q, which is then to be one of two others at least. In a sparse graph, the odds that they cut
-        it are 2^-40 at most: see `log2_failure`.
+        that may survive, q, which is then to be one of two others at least. In a sparse graph, they cut it
+        with a probability of 2^-40 at most.
         """
         safe, unsafe = 0, num_clients
         while unsafe - safe > 1:  # fewer colluders can do no more than many
@@ -192,7 +192,7 @@ class PairwiseMasking(SecureAggregation):
         return not colluders or self.log2_failure(num_clients, colluders) <= FAILURE
 
     def log2_failure(self, num_clients: int, colluders: int) -> float:
-        """Logarithm to base 2 of the odds that so many colluders cut the graph of a round, -inf if it is complete."""
+        """Logarithm to base 2 of the probability that so many cut the graph of a round, -inf if it is complete."""
         if not self._is_sparse(num_clients):
             return -math.inf
         shares, quorum = self.shares_needed(num_clients), self.confirmations_needed(num_clients)
@@ -232,8 +232,8 @@ class PairwiseMasking(SecureAggregation):
             "swaps keys when clients enrol, which are trusted on first use: it reads single vectors",
             hidden="every client's vector, and sums of fewer than q of n clients, where q must confirm who survived",
             revealed="to the server: the sum and who is in it; if it reports clients as dropped whose vectors it has, "
-            "the sum of the others, at least q; in a sparse graph (beyond 20 clients), no sum of fewer but for odds of "
-            "2^-40 a round, if as few collude as it bears",
+            "the sum of the others, at least q; in a sparse graph (beyond 20 clients), no sum of fewer but for a "
+            "probability of 2^-40 a round, if as few collude as it bears",
             collusion=f"the server with {threshold} of those who hold shares of a client's secrets, or with all others "
             f"in a sum; if it reports false dropouts, with 2q - n of the n clients, or with q - 1{refused}",
             dropouts=f"clients may vanish while {threshold} of those who hold shares of each one's secrets stay",
@@ -247,14 +247,14 @@ class PairwiseMasking(SecureAggregation):
         if num_clients < 2:
             return base
         borne = self.colluders_borne(num_clients)
-        odds = ""
+        but = ""
         if self._is_sparse(num_clients):
-            odds = (
-                f", but for odds of 2^{math.ceil(self.log2_failure(num_clients, borne))} a round over the "
+            but = (
+                f", but for a probability of 2^{math.ceil(self.log2_failure(num_clients, borne))} a round over the "
                 f"{self.degree(num_clients)} neighbours that each client draws"
             )
         return replace(
-            base, collusion=f"of {num_clients} clients, {borne} may collude with it{odds}. Not: {base.collusion}"
+            base, collusion=f"of {num_clients} clients, {borne} may collude with it{but}. Not: {base.collusion}"
         )
 
     def __repr__(self) -> str:

@@ -1,12 +1,13 @@
-"""The graph of a sparse masked round: each client draws its neighbours; the odds that a server can cut it.
+"""The graph of a sparse masked round: each client draws its neighbours; the probability that a server can cut it.
 
 A client draws k of the n - 1 others by itself, from a secret of its own and the digest of the opened round. It shares
-masks with these and with the clients that drew it, and only those that it drew hold shares of its secrets (the protocol
-of Bell et al., 2020, against servers that deviate; their circle in an order drawn for all is for those that do not).
+masks with these and with the clients that drew it, and only those that it drew hold shares of its secrets. (Bell et
+al., 2020, let clients draw neighbours as well, where the server deviates; their circle, in an order drawn for all, is
+for servers that do not.)
 The draw is announced together with the round key, and the digest of the round covers all of them. So nobody can redraw
 the graph between honest clients: a colluder that announces last chooses its own neighbours only, one that announces
 nothing takes itself away, and a round that is opened again has the same draws. New ones take another round, roster or
-enrolment, and each has the odds below.
+enrolment, and each can be cut with the probability below.
 
 Bell et al. assume that clients drop out at random. Here the server chooses them once it knows the graph: up to n - q in
 all, as every client wants q survivors, and of the k + 1 holders of each client's shares (itself is one) k + 1 - t, as
@@ -78,7 +79,7 @@ def fraction_of(threshold: int | float | None, number: int) -> int:
 def default_degree(num_clients: int, threshold: int | float | None = None, colluders: int = 0) -> int:
     """Number of clients that each one draws: all up to 20 clients, and beyond, as few as suffice.
 
-    The fewest such that the odds of `log2_failure` are at most 2^-40 against ``colluders``, or a fifth of the clients
+    The fewest for which the probability of `log2_failure` is at most 2^-40 against ``colluders``, or a fifth of them
     if that is more, though no more than the quorum bears; and that a round in which a tenth of the clients drops out
     at random loses too many holders of somebody's shares once in 2^20 rounds. All others, if no smaller one suffices.
     """
@@ -102,7 +103,7 @@ def default_degree(num_clients: int, threshold: int | float | None = None, collu
 
 @functools.cache
 def log2_failure(num_clients: int, degree: int, threshold: int, quorum: int, colluders: int) -> float:
-    r"""Logarithm to base 2 of a bound on the odds that a sparse graph hides less than a complete one, at most 0.
+    r"""Logarithm to base 2 of a bound on the probability that a sparse graph hides less than a complete one.
 
     That is, over the draws of the h = n - c honest clients: c colluders hold t of the k shares that somebody has dealt,
     or some choice of at most n - q clients to drop, D, parts the honest ones that stay into S and a larger R without a

@@ -7,13 +7,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from cuts import drawn, graph_of
-from fedlit.privacy import AuthenticationError, KeyCheckError, PairwiseMasking
+from fedlit.privacy import AuthenticationError, KeyCheckError, PairwiseMasking, QuorumError
 from fedlit.privacy.links import KeyPair, pack_fields, unpack_fields
 from fedlit.privacy.masking.graph import default_degree, draw
 from fedlit.privacy.masking.round import KEY_BYTES, TAG_BYTES, MaskedRound, party
-from masking_parties import Colluding, Parties, agreed_by, names_of
+from masking_parties import Colluding, Parties, agreed_by, fates_of, names_of
 
 
 def sparse(number: int, neighbours: int) -> Parties:
@@ -110,7 +111,7 @@ def hidden_from(agreed: MaskedRound, victim: str, helper: str, seed: int) -> tup
 
 
 @pytest.mark.parametrize("attested", [True, False])
-def test_a_victim_that_is_told_of_fewer_clients_is_not_read_by_one_colluder(attested: bool) -> None:
+def test_a_victim_with_a_shorter_list_of_clients_is_not_read_by_one_colluder(attested: bool) -> None:
     """One of its holders colludes; some of its neighbours it does not mask with, the others are reported as dropped.
 
     Half of its holders, and the colluder, would release shares of its seed, had it not to attest with whom it masked.
@@ -169,3 +170,23 @@ def test_a_lie_to_all_alike_cuts_a_graph_of_too_few_neighbours() -> None:
     lying = Colluding(parties, dict.fromkeys(parties.names, parties.names), colluding=colluding)
     lying.ask({name: gone for name in parties.names if name not in (*gone, *colluding)})
     assert inside in lying.readable(agreed.threshold)
+
+
+def test_false_dropouts_of_all_steps_together_are_bounded_by_every_client() -> None:
+    """Of nine clients seven must survive: one left out with its key, one with its shares, and no more after that."""
+    parties = Parties(PairwiseMasking(), names_of(9))
+    _, keys = parties.round_keys()
+    announced = names_of(8)
+    for name in announced:
+        parties.tell_keys(name, {peer: keys[peer] for peer in announced})
+    deals = {name: unpack_fields(parties.clients[name].send("shares")[TAG_BYTES:]) for name in announced}
+    shared = names_of(7)
+    for name in shared:
+        body = pack_fields({owner: deals[owner].get(party(name), b"") for owner in shared})
+        digest = agreed_by(parties.clients[name]).digest
+        parties.clients[name].receive("shares", parties.tell("shares", name, digest, body))
+        parties.mask(name, torch.zeros(2))
+    for name in shared[:-1]:
+        with pytest.raises(QuorumError, match="only 6 clients survived"):
+            parties.confirm(name, fates_of(shared, shared[-1:]))
+        assert set(parties.confirm(name, fates_of(shared))) == {*shared} - {name}

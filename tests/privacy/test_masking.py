@@ -1032,13 +1032,13 @@ def test_graphs_that_can_be_cut_are_no_more_than_the_bound_says() -> None:
         cut += held or bool((graph.excess(parts) == 0).any())
     bound = 2 ** log2_failure(n, k, t, q, c)
     assert cut > 0
-    # by chance, were the odds those of the bound: 1e-9
+    # by chance, were the probability the bound: 1e-9
     assert cut <= stats.binom(400, bound).isf(1e-9)
 
 
 @pytest.mark.parametrize("number", [21, 30, 50])
 def test_degrees_are_the_smallest_that_suffice(number: int) -> None:
-    """Against a fifth of the clients, and with odds of 2^-20 that a tenth of them leaves too few holders of shares."""
+    """Against a fifth of the clients; without a tenth, too few holders of shares stay with a probability of 2^-20."""
     colluding, dropping, quorum = math.ceil(number / 5), math.ceil(number / 10), 2 * number // 3 + 1
 
     def is_safe(degree: int) -> bool:
@@ -1065,10 +1065,12 @@ def test_a_sparse_round_bears_a_fifth_of_its_clients_or_as_many_as_asked_for(num
         PairwiseMasking(modulus_bits=64, neighbours=backend.degree(number), colluders=borne + 1).check_round(number)
 
 
-def test_the_report_of_a_sparse_round_has_the_odds() -> None:
+def test_the_report_of_a_sparse_round_has_the_probability() -> None:
     text = PairwiseMasking().describe_round(40).collusion
-    assert text.startswith("of 40 clients, 9 may collude with it, but for odds of 2^-47 a round over the 15 neighbours")
-    assert "odds" not in PairwiseMasking().describe_round(20).collusion
+    assert text.startswith(
+        "of 40 clients, 9 may collude with it, but for a probability of 2^-47 a round over the 15 neighbours"
+    )
+    assert "probability" not in PairwiseMasking().describe_round(20).collusion
 
 
 def test_clients_of_a_sparse_graph_deal_shares_to_those_that_they_drew_only() -> None:
