@@ -7,9 +7,9 @@ of each client that dropped out, never both of one client, and it removes what i
 
     step         client sends                                   server relays
     identities   long-term key                                  everybody's, which clients pin
-    keys         round key                                      round keys of those who sent one
-    shares       for each neighbour, encrypted: shares of its   what was encrypted for each
-                 seed and of its round key
+    keys         round key, and the neighbours it has drawn     round keys and draws of those who sent one
+    shares       for each drawn neighbour, encrypted: shares    what was encrypted for each
+                 of its seed and of its round key
     protect      masked vector
 
     step         server asks                                    client answers
@@ -17,7 +17,8 @@ of each client that dropped out, never both of one client, and it removes what i
     unmask       the tags made for each                         shares, by who survived
 
 Round keys are authentic because the shares are encrypted with identity keys and bound to the digest of the round, which
-covers all keys: they open only between clients that received the same keys.
+covers all keys and draws: they open only between clients that received the same. In a sparse graph, neighbours that
+hold no share get such a message too.
 
 A server may lie nevertheless, and report to clients differently who shared secrets or survived. So each client confirms
 to all others the one view that it received, and sends shares only once enough confirm the same: q of the n clients of
@@ -29,11 +30,15 @@ such shares. That one survived, so its round key stays secret, and what it maske
 but for the sum of all survivors. Of these there are q or more, so with q - 2 that collude it is still a sum of two
 others.
 
+In a sparse graph, colluders that are few among all may be many among the holders of one client's shares, who then
+release its seed although it received another list of those who shared secrets. So each masked vector comes with a tag
+for each holder, on the list with which it was masked, and holders release shares of its seed only if that is theirs.
+
 One lie stays unnoticed here: the server reports to everybody alike that a client dropped out whose vector has arrived.
-It then learns the sum of the others, who are q or more, in place of the sum of all. In a sparse graph it may so cut
-the survivors into groups, of a threshold or more, and learn the sum of each (Bell et al. bound such groups likewise).
-In a federation, clients compare the weight in a mean with that of the clients that announced a vector, and refuse a
-mean in which it differs: see `Aggregation`.
+It then learns the sum of the others, who are q or more, in place of the sum of all. In a sparse graph it could so cut
+the survivors into groups, and learn the sum of each: `fedlit.privacy.masking.graph` has so many neighbours that this
+fails but for a probability of 2^-40, whichever clients it reports. In a federation, clients compare the weight in a
+mean with that of the clients that announced a vector, and refuse a mean in which it differs: see `Aggregation`.
 
 Masks are bound to the terms of the sum (`fedlit.privacy.terms`), such as weights and earlier totals: clients that have
 received different ones hold masks that do not cancel, and find that out when they open each other's shares.

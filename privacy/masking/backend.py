@@ -15,7 +15,8 @@ from fedlit.privacy.errors import QuorumError
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.links import Identity
 from fedlit.privacy.masking.client import MaskingClient
-from fedlit.privacy.masking.round import SERVER, MaskedRound, default_degree, party
+from fedlit.privacy.masking.graph import FAILURE, default_degree, fraction_of, log2_failure
+from fedlit.privacy.masking.round import SERVER, MaskedRound, party
 from fedlit.privacy.masking.server import MaskingServer
 
 _LARGEST_TRIED = 200
@@ -34,8 +35,9 @@ class PairwiseMasking(SecureAggregation):
             half: a fraction from 0.5 (exclusive) to 1, or a number of shares; ``None`` is the fewest above two thirds.
             So many of a round's clients must also confirm who survived. The higher, the more clients may collude with
             the server (`colluders_borne`), and the fewer may drop out.
-        neighbours: Clients with which each one shares masks, even; ``None`` is all of up to 20 clients, and beyond,
-            as many as keep the masks safe: see `default_degree`.
+        neighbours: Clients that each one draws: it shares masks with these and with those that drew it. ``None`` is all
+            of up to 20 clients, and beyond, as few as suffice against ``colluders``, or a fifth of the clients: see
+            `fedlit.privacy.masking.graph`.
         colluders: Clients that may collude with a server that lies, at least: a round that bears fewer is refused. Of
             two clients, one that colludes knows the other's vector from their sum: 0 asks for that by name.
 
@@ -46,7 +48,7 @@ class PairwiseMasking(SecureAggregation):
     References:
         Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017, figure 4,
         with tags for each peer in place of signatures in round 3. Bell et al., Secure single-server aggregation with
-        (poly)logarithmic overhead, CCS 2020, algorithm 2.
+        (poly)logarithmic overhead, CCS 2020, for sparse graphs; see `fedlit.privacy.masking.graph`.
     """
 
     key_holder: ClassVar[Literal["server", "clients"]] = "server"
@@ -72,12 +74,8 @@ class PairwiseMasking(SecureAggregation):
             "with shares of one half, the server could restore both secrets of a client",
         )
         check(not isinstance(threshold, int) or threshold >= 2, "threshold", "at least 2 as a number", threshold)
-        check(
-            neighbours is None or (neighbours >= 2 and neighbours % 2 == 0),
-            "neighbours",
-            "even, at least 2",
-            neighbours,
-        )
+        if neighbours is not None:
+            check_at_least("neighbours", neighbours, 2)
         check_at_least("colluders", colluders, 0, "client(s)")
         self.codec = FixedPoint() if codec is None else codec
         self.modulus_bits = modulus_bits
@@ -109,8 +107,8 @@ class PairwiseMasking(SecureAggregation):
         """Raise a `QuorumError` if they are too few, also against `colluders`, or the threshold does not suit them."""
         if num_clients < 2:
             super().check_clients(num_clients)
-        borne = self.colluders_borne(num_clients)
-        if borne < self.colluders:
+        if not self._bears(num_clients, self.colluders):
+            borne = self.colluders_borne(num_clients)
             raise QuorumError(
                 f"of {num_clients} clients, {borne} may collude with a server that lies, fewer than colluders="
                 f"{self.colluders}: let more clients take part, raise threshold, or ask for fewer colluders by name"
@@ -126,12 +124,11 @@ class PairwiseMasking(SecureAggregation):
         suited = False
         for number in range(2, _LARGEST_TRIED):
             try:
-                borne = self.colluders_borne(number)
+                if self._bears(number, self.colluders):
+                    return number
             except QuorumError:  # the threshold does not suit so many: a round of them raises this
                 continue
             suited = True
-            if borne >= self.colluders:
-                return number
         if suited:
             refuse(
                 "colluders",
@@ -145,15 +142,16 @@ class PairwiseMasking(SecureAggregation):
         self.codec.check_headroom(num_clients, 2 ** (self.modulus_bits - 1) - 1, f"uint{self.modulus_bits} masks")
 
     def degree(self, num_clients: int) -> int:
-        """Neighbours of each client in a round of so many."""
-        degree = default_degree(num_clients) if self.neighbours is None else self.neighbours
-        return min(degree, num_clients - 1)
+        """Clients that each one draws in a round of so many; all others, if the graph is complete."""
+        if self.neighbours is None:
+            return default_degree(num_clients, self.threshold, self.colluders)
+        return min(self.neighbours, num_clients - 1)
 
     def shares_needed(self, num_clients: int) -> int:
         """Shares that restore a secret; a `QuorumError` if ``threshold`` is no majority of them, or above all."""
         shares = self.degree(num_clients) + 1
         if not isinstance(self.threshold, int):
-            return self._fraction_of(shares)
+            return fraction_of(self.threshold, shares)
         check(
             shares < 2 * self.threshold <= 2 * shares,
             "threshold",
@@ -164,39 +162,54 @@ class PairwiseMasking(SecureAggregation):
         )
         return self.threshold
 
-    def _fraction_of(self, number: int) -> int:
-        """The threshold as a fraction of shares, or of clients."""
-        if isinstance(self.threshold, float):
-            return max(number // 2 + 1, math.ceil(self.threshold * number))
-        return number // 2 + 1 if self.threshold is not None else 2 * number // 3 + 1
-
     def confirmations_needed(self, num_clients: int) -> int:
         """Clients of a round of so many that must confirm the same view of who survived, q."""
-        return max(self._fraction_of(num_clients), self.shares_needed(num_clients))
+        needed = fraction_of(self.threshold, num_clients)
+        return max(needed, self.shares_needed(num_clients)) if isinstance(self.threshold, int) else needed
 
     def colluders_needed(self, num_clients: int) -> int:
         """As many as hold shares enough of a client's secrets; or all others, who take their own off the sum."""
         return min(num_clients - 1, self.shares_needed(num_clients))
 
     def colluders_borne(self, num_clients: int) -> int:
-        """Clients of a round of so many that may collude with a server that lies, without a vector of others read.
+        """Clients of a round of so many that may collude with a server that lies, without a sum of few others read.
 
         They confirm two views if they are 2q - n; and they leave out their own vectors of the sum over the fewest
-        that may survive, which is then to be one of two others at least.
+        that may survive, q, which is then to be one of two others at least. In a sparse graph, they cut it
+        with a probability of 2^-40 at most.
         """
-        confirming, shares = self.confirmations_needed(num_clients), self.shares_needed(num_clients)
-        complete = self.degree(num_clients) == num_clients - 1
-        return max(0, min(2 * confirming - num_clients - 1, (confirming if complete else shares) - 2))
+        safe, unsafe = 0, num_clients
+        while unsafe - safe > 1:  # fewer colluders can do no more than many
+            tried = (safe + unsafe) // 2
+            safe, unsafe = (tried, unsafe) if self._bears(num_clients, tried) else (safe, tried)
+        return safe
+
+    def _bears(self, num_clients: int, colluders: int) -> bool:
+        """Whether so many may collude: always none, which is what the server alone can do."""
+        quorum = self.confirmations_needed(num_clients)
+        if colluders > max(0, min(2 * quorum - num_clients - 1, quorum - 2)):
+            return False
+        return not colluders or self.log2_failure(num_clients, colluders) <= FAILURE
+
+    def log2_failure(self, num_clients: int, colluders: int) -> float:
+        """Logarithm to base 2 of the probability that so many cut the graph of a round, -inf if it is complete."""
+        if not self._is_sparse(num_clients):
+            return -math.inf
+        shares, quorum = self.shares_needed(num_clients), self.confirmations_needed(num_clients)
+        return log2_failure(num_clients, self.degree(num_clients), shares, quorum, colluders)
+
+    def _is_sparse(self, num_clients: int) -> bool:
+        return self.degree(num_clients) < num_clients - 1
 
     def agree(
-        self, opening: bytes, roster: Sequence[str], identity: Identity, keys: Mapping[str, bytes], terms: bytes
+        self, opening: bytes, roster: Sequence[str], identity: Identity, announced: Mapping[str, bytes], terms: bytes
     ) -> MaskedRound:
-        """The round among those who announced keys, as every party derives it; raises as `MaskedRound`."""
+        """The round among those who announced keys and draws, as every party derives it; raises as `MaskedRound`."""
         return MaskedRound(
             opening,
             roster,
             {peer: identity.public_of(peer) for peer in (SERVER, *map(party, roster))},
-            keys,
+            announced,
             threshold=self.shares_needed(len(roster)),
             quorum=self.confirmations_needed(len(roster)),
             degree=self.degree(len(roster)),
@@ -219,8 +232,8 @@ class PairwiseMasking(SecureAggregation):
             "clients enrol. Without, keys are trusted on first use, and a server that swaps them reads single vectors",
             hidden="every client's vector, and sums of fewer than q of n clients, where q must confirm who survived",
             revealed="to the server: the sum and who is in it; if it reports clients as dropped whose vectors it has, "
-            "the sum of the others, at least q; in a sparse graph (beyond 20 clients), then also sums of as few "
-            "clients as restore a secret",
+            "the sum of the others, at least q; in a sparse graph (beyond 20 clients), no sum of fewer but for a "
+            "probability of 2^-40 a round, if as few collude as it bears",
             collusion=f"the server with {threshold} of those who hold shares of a client's secrets, or with all others "
             f"in a sum; if it reports false dropouts, with 2q - n of the n clients, or with q - 1{refused}",
             dropouts=f"clients may vanish while {threshold} of those who hold shares of each one's secrets stay",
@@ -234,7 +247,15 @@ class PairwiseMasking(SecureAggregation):
         if num_clients < 2:
             return base
         borne = self.colluders_borne(num_clients)
-        return replace(base, collusion=f"of {num_clients} clients, {borne} may collude with it. Not: {base.collusion}")
+        but = ""
+        if self._is_sparse(num_clients):
+            but = (
+                f", but for a probability of 2^{math.ceil(self.log2_failure(num_clients, borne))} a round over the "
+                f"{self.degree(num_clients)} neighbours that each client draws"
+            )
+        return replace(
+            base, collusion=f"of {num_clients} clients, {borne} may collude with it{but}. Not: {base.collusion}"
+        )
 
     def __repr__(self) -> str:
         return (

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,8 @@ from fedlit.checks import check
 from fedlit.privacy import shamir
 from fedlit.privacy.base import AggregationClient, RoundId
 from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, ReplayError
-from fedlit.privacy.links import Identity, KeyPair, check_members, pack_fields, round_digest, unpack_fields
+from fedlit.privacy.links import Identity, KeyPair, check_members, derive, pack_fields, round_digest, unpack_fields
+from fedlit.privacy.masking.graph import draw
 from fedlit.privacy.masking.round import (
     DROPPED,
     HEADER_BYTES,
@@ -48,6 +50,8 @@ class _ClientRound:
     terms: Terms
     roster: tuple[str, ...]
     keys: KeyPair
+    drawn: bytes
+    """Neighbours of this client, as it announces them."""
     seed: bytes
     due: str = STEPS[0]
     """The step that comes next: each is taken once."""
@@ -55,11 +59,13 @@ class _ClientRound:
     """From the step ``keys`` on."""
     mask_keys: dict[str, bytes] = field(default_factory=dict)
     shares: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
-    """Of the seed and of the round key of each neighbour, and of this client's."""
+    """Of the seed and of the round key of each client that has drawn this one, and of this client's."""
     shared: tuple[str, ...] = ()
     """Clients whose shares were relayed."""
     survivors: tuple[str, ...] = ()
     """As the server reported, once this client has confirmed it."""
+    unlike: frozenset[str] = frozenset()
+    """Survivors that have not shown this client that they masked with those who shared secrets as it knows them."""
 
 
 @final
@@ -74,10 +80,12 @@ class MaskingClient(AggregationClient):
         self._roster: tuple[str, ...] = ()
         self._round: _ClientRound | None = None
         self._deal = b""
+        self._draws = secrets.token_bytes(shamir.SECRET_BYTES)  # lasts: a round that is repeated has the same graph
 
     def introduce(self, keys: KeyPair, publics: Mapping[str, bytes]) -> None:
         """See `AggregationClient`."""
         self._identity, self._publics = Identity(party(self.name), keys), publics
+        self._draws = derive(keys.private_bytes(), "neighbours")  # as long as the identity lasts
         self._identity.pin({party(peer): public for peer, public in publics.items()})
 
     @property
@@ -98,21 +106,23 @@ class MaskingClient(AggregationClient):
         check_members([self.name], clients, "open a round", KeyCheckError)
         for peer in (SERVER, *map(party, clients)):
             self._identity.public_of(peer)
+        opening = round_digest(round_id, clients)
         self._round = _ClientRound(
-            round_digest(round_id, clients),
+            opening,
             round_id.terms or Terms(),
             tuple(clients),
             KeyPair(),
+            draw(self._draws, opening, clients, self.name, self._backend.degree(len(clients))),
             secrets.token_bytes(shamir.SECRET_BYTES),
         )
 
     def send(self, step: str) -> bytes:
-        """Identity key; round key; encrypted shares, or nothing if the server has left this client out."""
+        """Identity key; round key and neighbours; encrypted shares, or nothing if the server left this client out."""
         if step == "identities":
             return self._identity.public
         if step == "keys":
             opened = self._due("keys")
-            body = opened.keys.public + opened.terms.to_bytes()
+            body = opened.keys.public + opened.drawn + opened.terms.to_bytes()
             return write(self._identity, SERVER, "keys", opened.opening, body)
         deal, self._deal = self._deal, b""
         return deal
@@ -144,18 +154,30 @@ class MaskingClient(AggregationClient):
         # before masking: if that fails midway, the masks are used up, as a second vector would show how the two differ
         opened.due = "confirm"
         opened.mask_keys.clear()
-        message = torch.empty(HEADER_BYTES + len(vector) * dtype.itemsize, dtype=torch.uint8)
+        attested = self._attested(opened)
+        end = HEADER_BYTES + len(vector) * dtype.itemsize
+        message = torch.empty(end + len(attested), dtype=torch.uint8)
         data = message.numpy()
+        data[end:] = np.frombuffer(attested, np.uint8)
         numbers = (vector if vector.dtype == torch.float64 else vector.float()).numpy()
-        masked = data[HEADER_BYTES:].view(dtype)
+        masked = data[HEADER_BYTES:end].view(dtype)
         for start in range(0, len(masked), masks.chunk):
             chunk = masked[start : start + masks.chunk]
             # two's complement: a negative integer is itself modulo the size of the ring
             self._backend.codec.round_into(numbers[start : start + masks.chunk], chunk.view(self._backend.signed_dtype))
             masks.apply(chunk)
         about = binding("vector", self._identity.owner, agreed.digest)
-        write_header(data, self._identity.link(SERVER), about, agreed.digest, dtype)
+        write_header(data, self._identity.link(SERVER), about, agreed.digest, dtype, len(attested))
         return message
+
+    def _attested(self, opened: _ClientRound) -> bytes:
+        """Tags that show each witness with whom this client has masked, as it may vanish before it can confirm it."""
+        agreed = opened.agreed
+        view = agreed.view(opened.shared, opened.shared)
+        return b"".join(
+            self._identity.link(party(peer)).tag(view, agreed.masked_with(self.name, peer))
+            for peer in agreed.witnesses(self.name, opened.shared)
+        )
 
     def answer(self, step: str, question: bytes) -> bytes:
         """Tags for the other survivors; then shares, whereupon the round is forgotten."""
@@ -171,10 +193,10 @@ class MaskingClient(AggregationClient):
 
     def _receive_keys(self, message: bytes) -> None:
         opened = self._due("keys")
-        keys = unpack_fields(read(self._identity, SERVER, "keys", opened.opening, message))
-        if keys.get(self.name) != opened.keys.public:  # or its peers would derive masks that it cannot
-            raise KeyCheckError(f"the server names another round key of client {self.name!r} than it has")
-        agreed = self._backend.agree(opened.opening, opened.roster, self._identity, keys, opened.terms.digest)
+        announced = unpack_fields(read(self._identity, SERVER, "keys", opened.opening, message))
+        if announced.get(self.name) != opened.keys.public + opened.drawn:  # or its peers would derive other masks
+            raise KeyCheckError(f"the server names another round key or other neighbours of client {self.name!r}")
+        agreed = self._backend.agree(opened.opening, opened.roster, self._identity, announced, opened.terms.digest)
         opened.mask_keys = {
             peer: agreed.mask_key(opened.keys, self.name, peer) for peer in agreed.neighbours(self.name)
         }
@@ -182,20 +204,20 @@ class MaskingClient(AggregationClient):
         opened.agreed, opened.due = agreed, "shares"
 
     def _dealt(self, opened: _ClientRound, agreed: MaskedRound) -> bytes:
-        """Shares of this client's secrets, each pair encrypted for its holder."""
+        """Shares of this client's secrets, each pair encrypted for its holder; and for all neighbours, the terms."""
         holders = agreed.holders(self.name)
         points = [agreed.point(holder) for holder in holders]
         of_seed = shamir.split(opened.seed, agreed.threshold, points)
         of_key = shamir.split(opened.keys.private_bytes(), agreed.threshold, points)
         deal = {"commitment": agreed.commitment(self.name, opened.seed)}
-        for holder, point in zip(holders, points, strict=True):
-            if holder == self.name:
-                opened.shares[holder] = of_seed[point], of_key[point]
-            else:
-                # bound to its holder, so that the server cannot hand one client the shares of another
-                about = binding("shares", self._identity.owner, agreed.agreement, party(holder))
-                both = of_seed[point] + of_key[point] + opened.terms.for_peers()
-                deal[party(holder)] = self._identity.link(party(holder)).seal(both, about)
+        dealt = {holder: (of_seed[point], of_key[point]) for holder, point in zip(holders, points, strict=True)}
+        opened.shares[self.name] = dealt.pop(self.name)
+        # neighbours that hold no share open a message too: it shows them that this key and these neighbours are its own
+        for peer in agreed.neighbours(self.name):
+            # bound to its receiver, so that the server cannot hand one client the shares of another
+            about = binding("shares", self._identity.owner, agreed.agreement, party(peer))
+            both = b"".join(dealt.get(peer, ())) + opened.terms.for_peers()
+            deal[party(peer)] = self._identity.link(party(peer)).seal(both, about)
         return write(self._identity, SERVER, "shares", agreed.digest, pack_fields(deal))
 
     def _receive_shares(self, message: bytes) -> None:
@@ -207,24 +229,26 @@ class MaskingClient(AggregationClient):
             raise AuthenticationError(f"shares are of {list(encrypted)}, but keys of {list(agreed.clients)}")
         agreed.check_left(shared, "shared secrets")
         shares: dict[str, tuple[bytes, bytes]] = {}
-        for peer in agreed.neighbours(self.name):
-            if peer in encrypted:
-                about = binding("shares", party(peer), agreed.agreement, self._identity.owner)
-                both = self._identity.link(party(peer)).open(encrypted[peer], about)
-                size = 2 * shamir.SHARE_BYTES
-                check(len(both) >= size, f"shares of {peer!r}", f"{size} bytes", len(both), error=DecodeError)
-                opened.terms.check(both[size:], peer, self.name)
+        neighbours = [peer for peer in agreed.neighbours(self.name) if peer in encrypted]
+        for peer in neighbours:
+            about = binding("shares", party(peer), agreed.agreement, self._identity.owner)
+            both = self._identity.link(party(peer)).open(encrypted[peer], about)
+            size = 2 * shamir.SHARE_BYTES if peer in agreed.owners(self.name) else 0
+            check(len(both) >= size, f"shares of {peer!r}", f"{size} bytes", len(both), error=DecodeError)
+            opened.terms.check(both[size:], peer, self.name)
+            if size:
                 shares[peer] = both[: shamir.SHARE_BYTES], both[shamir.SHARE_BYTES : size]
         opened.shares |= shares
         # nobody could remove the mask of a client that dropped out before its shares were dealt
-        opened.mask_keys = {peer: opened.mask_keys[peer] for peer in shares}
+        opened.mask_keys = {peer: opened.mask_keys[peer] for peer in neighbours}
         opened.shared, opened.due = shared, "vector"
 
     def _confirm(self, question: bytes) -> bytes:
         """Commit to one view of who shared secrets and who survived, and attest it to every other survivor."""
         opened = self._due("confirm")
         agreed = opened.agreed
-        fates = unpack_fields(read(self._identity, SERVER, "survivors", agreed.digest, question))
+        stated = unpack_fields(read(self._identity, SERVER, "survivors", agreed.digest, question))
+        fates = {name: text[: len(SURVIVED)] for name, text in stated.items()}
         if set(fates) != set(opened.shared) or not set(fates.values()) <= {SURVIVED, DROPPED}:
             raise DecodeError(f"the server must state who of {list(opened.shared)} survived, got {list(fates)}")
         if fates[self.name] != SURVIVED:
@@ -232,6 +256,15 @@ class MaskingClient(AggregationClient):
         survivors = tuple(name for name in opened.shared if fates[name] == SURVIVED)
         agreed.check_left(survivors, "survived")
         opened.survivors, opened.due = survivors, "unmask"  # a second list could be another
+        masked = agreed.view(opened.shared, opened.shared)
+        owners = () if agreed.complete else agreed.owners(self.name)
+        opened.unlike = frozenset(
+            owner
+            for owner in owners
+            if owner != self.name
+            and fates.get(owner) == SURVIVED
+            and not self._verifies(owner, stated[owner][len(SURVIVED) :], masked, agreed.masked_with(owner, self.name))
+        )
         view = agreed.view(opened.shared, survivors)
         tags = {
             peer: self._identity.link(party(peer)).tag(view, agreed.confirmation(self.name, peer))
@@ -247,20 +280,28 @@ class MaskingClient(AggregationClient):
         tags = unpack_fields(read(self._identity, SERVER, "tags", agreed.digest, question))
         view = agreed.view(opened.shared, opened.survivors)
         others = [peer for peer in opened.survivors if peer != self.name]
-        confirming = [self.name, *(peer for peer in others if self._confirms(peer, tags.get(peer, b""), view, agreed))]
+        confirming = [
+            self.name,
+            *(
+                peer
+                for peer in others
+                if self._verifies(peer, tags.get(peer, b""), view, agreed.confirmation(peer, self.name))
+            ),
+        ]
         agreed.check_left(confirming, f"confirm the list of survivors that client {self.name!r} received")
         shares = {
             owner: of_seed if owner in opened.survivors else of_key
             for owner, (of_seed, of_key) in opened.shares.items()
+            if owner not in opened.unlike
         }
         self._round = None
         about = binding("unmask", self._identity.owner, agreed.digest)
         return self._identity.link(SERVER).seal(pack_fields(shares), about)
 
-    def _confirms(self, peer: str, tag: bytes, view: bytes, agreed: MaskedRound) -> bool:
-        """Whether another survivor has the same view; a wrong tag is none, lest a single client stop the round."""
+    def _verifies(self, peer: str, tag: bytes, view: bytes, about: bytes) -> bool:
+        """Whether another client has the same view; a wrong tag is none, lest a single client stop the round."""
         try:
-            self._identity.link(party(peer)).verify(view, agreed.confirmation(peer, self.name), tag)
+            self._identity.link(party(peer)).verify(view, about, tag)
         except AuthenticationError:
             return False
         return True

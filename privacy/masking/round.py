@@ -1,9 +1,7 @@
-"""The agreed round of masked sums: its messages, keys, the graph of neighbours, keys of masks, and the masks."""
+"""The agreed round of masked sums: its messages, keys, neighbours, keys of masks, and the masks."""
 
 from __future__ import annotations
 
-import functools
-import math
 import struct
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, final
@@ -15,15 +13,13 @@ from numpy.typing import NDArray
 from fedlit.checks import check_at_least
 from fedlit.privacy.errors import DecodeError, KeyCheckError, QuorumError
 from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, Identity, KeyPair, Link, check_members, derive, digest
+from fedlit.privacy.masking.graph import drawn_in
 
 SERVER = "server"
 
 _HEADER = struct.Struct("<32sIQ")  # digest of the round, bits of the ring, numbers in the vector
 HEADER_BYTES = TAG_BYTES + _HEADER.size
 """Before the numbers of a masked vector; a multiple of 8, so that they are aligned."""
-
-LARGEST_COMPLETE_GRAPH = 20
-"""Rounds of up to so many clients mask every pair."""
 
 SURVIVED, DROPPED = b"survived", b"dropped"
 """Fates of clients, as the server reports them."""
@@ -36,13 +32,13 @@ _ZEROS = bytes(_CHUNK_BYTES)
 class MaskedRound:
     """The terms that all parties of one round share, once round keys are announced; holds no secret.
 
-    Everything made in the round is bound to its `digest`, which covers the round, the clients, all their keys, the
-    settings of the backend and the terms of the sum. So parties that received different ones cannot open each other's
-    messages, and their masks do not cancel. Shares are bound to the digest without the terms (`agreement`) and contain
-    these, so that an error can name what differs.
+    Everything made in the round is bound to its `digest`, which covers the round, the clients, all their keys and draws
+    of neighbours (`fedlit.privacy.masking.graph`), the settings of the backend and the terms of the sum. So parties
+    that received different ones cannot open each other's messages, and their masks do not cancel. Shares are bound to
+    the digest without the terms (`agreement`) and contain these, so that an error can name what differs.
 
     Raises a `QuorumError` if too few clients announced a key, an `AuthenticationError` if one is not in the roster, a
-    `KeyCheckError` if two announced the same one, or a key is malformed.
+    `KeyCheckError` if two announced the same one, or a key is malformed, a `DecodeError` if a draw is.
     """
 
     def __init__(
@@ -50,27 +46,38 @@ class MaskedRound:
         opening: bytes,  # digest of the round that was opened, and its clients
         roster: Sequence[str],
         identities: Mapping[str, bytes],  # of every party
-        keys: Mapping[str, bytes],
+        announced: Mapping[str, bytes],  # round key and draw of neighbours
         threshold: int,  # shares that restore a secret
         quorum: int,  # clients that must confirm who survived, more than half
-        degree: int,  # neighbours of each client, even unless the graph is complete
+        degree: int,  # neighbours that each client draws
         settings: Sequence[object],  # of the backend, that parties must share
         terms: bytes,  # digest of the terms of the sum
     ) -> None:
-        check_members(keys, roster, "announce keys")
-        if len(set(keys.values())) < len(keys) or any(len(key) != KEY_BYTES for key in keys.values()):
+        check_members(announced, roster, "announce keys")
+        self.clients = tuple(name for name in roster if name in announced)
+        self.keys = {name: announced[name][:KEY_BYTES] for name in self.clients}
+        if len(set(self.keys.values())) < len(self.keys) or any(len(key) != KEY_BYTES for key in self.keys.values()):
             raise KeyCheckError(f"round keys must differ and have {KEY_BYTES} bytes: a client copied another's")
-        self.clients = tuple(name for name in roster if name in keys)
-        self.keys = {name: keys[name] for name in self.clients}
         self.threshold = threshold
-        self._quorum = quorum
-        announced = [[name, identities[party(name)], keys[name]] for name in self.clients]
+        self.quorum = quorum
+        known = [[name, identities[party(name)], announced[name]] for name in self.clients]
         self.agreement = digest(
-            "masked round", opening, identities[SERVER], announced, threshold, quorum, degree, list(settings)
+            "masked round", opening, identities[SERVER], known, threshold, quorum, degree, list(settings)
         )
         self.digest = digest("terms of a masked round", self.agreement, terms)
         self._points = {name: position for position, name in enumerate(self.clients, 1)}
-        self._neighbours = _neighbours(self.clients, degree, self.agreement)
+        self.complete = degree >= len(roster) - 1
+        drawn = {name: drawn_in(announced[name][KEY_BYTES:], roster, name, degree) for name in self.clients}
+        self._drawn = {name: tuple(peer for peer in peers if peer in self.keys) for name, peers in drawn.items()}
+        drawing: dict[str, list[str]] = {name: [] for name in self.clients}
+        for name, peers in self._drawn.items():
+            for peer in peers:
+                drawing[peer].append(name)
+        self._neighbours = {
+            name: tuple(sorted({*self._drawn[name], *drawing[name]}, key=self._points.__getitem__))
+            for name in self.clients
+        }
+        self._owners = {name: (*drawing[name], name) for name in self.clients}
         self.check_left(self.clients, "announced a round key")
 
     def point(self, client: str) -> int:
@@ -78,12 +85,21 @@ class MaskedRound:
         return self._points[client]
 
     def neighbours(self, client: str) -> tuple[str, ...]:
-        """Clients with which one shares masks, in roster order."""
+        """Clients with which one shares masks, as one of the two has drawn the other, in roster order."""
         return self._neighbours[client]
 
     def holders(self, client: str) -> tuple[str, ...]:
-        """Clients that get a share of one's secrets: the neighbours and itself."""
-        return (*self._neighbours[client], client)
+        """Clients that get a share of one's secrets: those that it has drawn, and itself."""
+        return (*self._drawn[client], client)
+
+    def owners(self, holder: str) -> tuple[str, ...]:
+        """Clients of whose secrets one gets a share: those that have drawn it, and itself."""
+        return self._owners[holder]
+
+    def witnesses(self, client: str, shared: Collection[str]) -> tuple[str, ...]:
+        """Holders of one's shares that release that of its seed only if it has masked with those whom they know."""
+        # in a complete graph, the confirmations of the holders themselves suffice
+        return () if self.complete else tuple(peer for peer in self._drawn[client] if peer in shared)
 
     def adds(self, client: str, neighbour: str) -> bool:
         """Whether ``client`` adds the mask that it shares with a neighbour; the other one subtracts it."""
@@ -107,14 +123,18 @@ class MaskedRound:
         """Digest of a client's view of the round: who shared secrets, and who of them survived."""
         return digest("view of a round", self.digest, list(shared), list(survivors))
 
+    def masked_with(self, client: str, witness: str) -> bytes:
+        """Binding of a tag on a view of who shared secrets, made by a client that has masked with these."""
+        return binding("masked", party(client), self.digest, party(witness))
+
     def confirmation(self, sender: str, recipient: str) -> bytes:
         """Binding of a tag on the `view` of ``sender``, made for ``recipient``."""
         return binding("confirm", party(sender), self.digest, party(recipient))
 
     def check_left(self, left: Collection[str], what: str) -> None:
         """Raise a `QuorumError` unless the clients ``left`` are enough for a sum, and to restore every secret."""
-        if len(left) < self._quorum:
-            raise QuorumError(f"only {len(left)} clients {what}, {sorted(left)}, but at least {self._quorum} must")
+        if len(left) < self.quorum:
+            raise QuorumError(f"only {len(left)} clients {what}, {sorted(left)}, but at least {self.quorum} must")
         left = set(left)
         for client in self.clients:
             holders = len(left.intersection(self.holders(client)))
@@ -122,52 +142,6 @@ class MaskedRound:
                 raise QuorumError(
                     f"only {holders} of the clients that hold shares of {client!r} {what}, {self.threshold} must"
                 )
-
-
-def _neighbours(clients: Sequence[str], degree: int, seed: bytes) -> dict[str, tuple[str, ...]]:
-    """Each one's neighbours in a Harary graph, on a circle in an order made by ``seed`` (Bell et al., section 3)."""
-    if degree >= len(clients) - 1:
-        return {name: tuple(other for other in clients if other != name) for name in clients}
-    circle = sorted(clients, key=lambda name: digest("place on the circle", seed, name))
-    order = {name: index for index, name in enumerate(clients)}
-    steps = [step for step in range(-(degree // 2), degree // 2 + 1) if step]  # half of them to either side
-    return {
-        name: tuple(sorted((circle[(position + step) % len(circle)] for step in steps), key=order.__getitem__))
-        for position, name in enumerate(circle)
-    }
-
-
-@functools.cache
-def default_degree(num_clients: int) -> int:
-    """Neighbours of each client: all up to 20 clients, and beyond, as few as keep the guarantees of Bell et al. (2020).
-
-    The smallest even degree such that, if a fifth of the clients collude with the server and a tenth drops, none of
-    these happens to anybody but with a probability of 2^-40 each, over the random graph: colluders hold a threshold
-    of one's shares; the honest clients that stay fall apart into two groups, whose sums the server would learn; too
-    few holders of one's shares stay (theorem 3.1 there, with exact hypergeometric tails in place of bounds).
-    """
-    if num_clients <= LARGEST_COMPLETE_GRAPH:
-        return num_clients - 1
-    others, failure = num_clients - 1, 2.0**-40 / num_clients
-    colluding, dropping = math.ceil(num_clients / 5), math.ceil(num_clients / 10)
-    for degree in range(2, others, 2):
-        threshold = 2 * (degree + 1) // 3 + 1
-        if (
-            _tail(others, colluding, degree, threshold) <= failure
-            and _tail(others, colluding + dropping, degree // 2, degree // 2) <= failure
-            and _tail(others, dropping, degree, degree - threshold + 1) <= failure
-        ):
-            return degree
-    return others
-
-
-def _tail(population: int, marked: int, drawn: int, minimum: int) -> float:
-    """Probability of at least ``minimum`` marked ones in ``drawn``, without replacement."""
-    ways = sum(
-        math.comb(marked, hit) * math.comb(population - marked, drawn - hit)
-        for hit in range(minimum, min(marked, drawn) + 1)
-    )
-    return ways / math.comb(population, drawn)
 
 
 @final
@@ -231,26 +205,30 @@ def read(identity: Identity, sender: str, step: str, bound_to: bytes, message: b
     return authenticated(identity.link(sender), binding(step, sender, bound_to), message)
 
 
-def write_header(message: NDArray[np.uint8], link: Link, about: bytes, bound_to: bytes, dtype: np.dtype[Any]) -> None:
-    """Fill in what stands before the numbers of a masked vector: its tag, and what it is."""
-    length = (len(message) - HEADER_BYTES) // dtype.itemsize
+def write_header(
+    message: NDArray[np.uint8], link: Link, about: bytes, bound_to: bytes, dtype: np.dtype[Any], after: int = 0
+) -> None:
+    """Fill in what stands before the numbers of a masked vector, which ``after`` bytes follow: its tag, what it is."""
+    length = (len(message) - HEADER_BYTES - after) // dtype.itemsize
     _HEADER.pack_into(message.data, TAG_BYTES, bound_to, 8 * dtype.itemsize, length)
     message[:TAG_BYTES] = np.frombuffer(link.tag(message.data[TAG_BYTES:], about), np.uint8)
 
 
-def read_header(message: NDArray[np.uint8], dtype: np.dtype[Any]) -> tuple[bytes, NDArray[Any]]:
-    """Digest of the round and numbers of a masked vector, not copied; its tag is checked by `check_tag`.
+def read_header(message: NDArray[np.uint8], dtype: np.dtype[Any], after: int = 0) -> tuple[bytes, NDArray[Any]]:
+    """Digest of the round and numbers of a masked vector, not copied, which ``after`` bytes follow.
+
+    Its tag is checked by `check_tag`.
 
     Raises a `DecodeError` if it is no such message.
     """
     check_at_least("bytes of a masked vector", len(message), HEADER_BYTES, error=DecodeError)
     bound_to, bits, length = _HEADER.unpack_from(message.data, TAG_BYTES)
-    if bits != 8 * dtype.itemsize or len(message) != HEADER_BYTES + length * dtype.itemsize:
+    if bits != 8 * dtype.itemsize or len(message) != HEADER_BYTES + length * dtype.itemsize + after:
         raise DecodeError(
             f"a masked vector announces {length} numbers of {bits} bits, but has {len(message)} bytes and the ring "
             f"{8 * dtype.itemsize} bits"
         )
-    return bound_to, message[HEADER_BYTES:].view(dtype)
+    return bound_to, message[HEADER_BYTES : len(message) - after].view(dtype)
 
 
 def check_tag(message: NDArray[np.uint8], link: Link, about: bytes) -> None:

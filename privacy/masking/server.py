@@ -25,6 +25,7 @@ from fedlit.privacy.links import (
     round_digest,
     unpack_fields,
 )
+from fedlit.privacy.masking.graph import draw_bytes
 from fedlit.privacy.masking.round import (
     DROPPED,
     SERVER,
@@ -63,6 +64,8 @@ class _ServerRound:
     survivors: tuple[str, ...] = ()
     lengths: dict[str, int] = field(default_factory=dict)
     """Of the vectors added so far."""
+    attested: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """Tags for the witnesses of each of these, which show with whom their client has masked."""
     sum: NDArray[Any] | None = None
     """Of these."""
     confirming: tuple[str, ...] = ()
@@ -125,8 +128,10 @@ class MaskingServer(AggregationServer):
         if name in opened.lengths:
             raise ReplayError(f"client {name!r} has sent its vector of this round already")
         check_members([name], opened.commitments, "send vectors")
-        numbers = self._numbers(name, message, opened.agreed)
+        witnesses = opened.agreed.witnesses(name, opened.commitments)
+        numbers, attested = self._numbers(name, message, opened.agreed, len(witnesses))
         check_equally_long({**opened.lengths, name: len(numbers)})
+        opened.attested[name] = dict(zip(witnesses, attested, strict=True))
         opened.lengths[name] = len(numbers)
         if opened.sum is None:
             opened.sum = numbers.copy()
@@ -191,19 +196,20 @@ class MaskingServer(AggregationServer):
     def _relay_keys(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
         opened = self._due("keys")
         bodies = self._bodies("keys", messages, opened.roster, opened.opening)
-        keys = {name: body[:KEY_BYTES] for name, body in bodies.items()}
-        for name, key in keys.items():
-            self._identity.check_strong(key, name)
+        size = KEY_BYTES + draw_bytes(len(opened.roster), self._backend.degree(len(opened.roster)))
+        announced = {name: body[:size] for name, body in bodies.items()}
+        for name, body in announced.items():
+            self._identity.check_strong(body[:KEY_BYTES], name)
         # the server need not know the terms, which the clients' masks depend on: it takes those of all
-        terms = {name: body[KEY_BYTES:] for name, body in bodies.items()}
+        terms = {name: body[size:] for name, body in bodies.items()}
         first = next(iter(terms), "")
         for name, theirs in terms.items():
             if theirs != terms[first]:
                 raise different(terms[first], theirs, first, name, opened.names)
         common = digest_in(terms.get(first, Terms().to_bytes()))
-        opened.agreed = self._backend.agree(opened.opening, opened.roster, self._identity, keys, common)
+        opened.agreed = self._backend.agree(opened.opening, opened.roster, self._identity, announced, common)
         opened.due = "shares"
-        return self._write("keys", opened.opening, dict.fromkeys(keys, pack_fields(keys)))
+        return self._write("keys", opened.opening, dict.fromkeys(announced, pack_fields(announced)))
 
     def _relay_shares(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
         opened = self._due("shares")
@@ -235,22 +241,29 @@ class MaskingServer(AggregationServer):
             if name in messages
         }
 
-    def _numbers(self, name: str, message: Tensor, agreed: MaskedRound) -> NDArray[Any]:
-        """Masked numbers of one vector, in the message's memory."""
+    def _numbers(
+        self, name: str, message: Tensor, agreed: MaskedRound, num_tags: int
+    ) -> tuple[NDArray[Any], list[bytes]]:
+        """Masked numbers of one vector, in the message's memory, and the tags after them."""
         form = f"{message.dtype} of shape {tuple(message.shape)}"
         is_row = message.dtype == torch.uint8 and message.dim() == 1
         check(is_row, f"vector of client {name!r}", "a row of bytes", form, error=DecodeError, shown=form)
         data = message.cpu().contiguous().numpy()
-        bound_to, numbers = read_header(data, self._backend.dtype)
+        bound_to, numbers = read_header(data, self._backend.dtype, num_tags * TAG_BYTES)
         if bound_to != agreed.digest:
             raise ReplayError(f"the vector of client {name!r} was made for another round, roster or keys")
         check_tag(data, self._identity.link(party(name)), binding("vector", party(name), agreed.digest))
-        return numbers
+        starts = range(len(data) - num_tags * TAG_BYTES, len(data), TAG_BYTES)
+        return numbers, [data[start : start + TAG_BYTES].tobytes() for start in starts]
 
     def _ask_to_confirm(self) -> dict[str, bytes]:
         opened = self._due("answers")
         fates = {name: SURVIVED if name in opened.survivors else DROPPED for name in opened.commitments}
-        return self._write("survivors", opened.agreed.digest, dict.fromkeys(opened.survivors, pack_fields(fates)))
+        questions: dict[str, bytes] = {}
+        for name in opened.survivors:
+            tags = {owner: opened.attested[owner].get(name, b"") for owner in opened.survivors}
+            questions[name] = pack_fields({owner: fate + tags.get(owner, b"") for owner, fate in fates.items()})
+        return self._write("survivors", opened.agreed.digest, questions)
 
     def _ask_for_shares(self, answers: Mapping[str, bytes]) -> dict[str, bytes]:
         opened = self._due("answers")
@@ -277,8 +290,9 @@ class MaskingServer(AggregationServer):
                 continue
             about = binding("unmask", party(name), agreed.digest)
             held = unpack_fields(self._identity.link(party(name)).open(answer, about))
-            expected = [owner for owner in agreed.holders(name) if owner in shares]
-            if set(held) != set(expected):
+            # fewer in a sparse graph, if somebody has attested nothing to this client
+            expected = [owner for owner in agreed.owners(name) if owner in shares]
+            if not {*held} <= {*expected} or (agreed.complete and len(held) < len(expected)):
                 raise DecodeError(f"client {name!r} must answer with shares of {expected}, got {list(held)}")
             for owner, share in held.items():
                 shares[owner][agreed.point(name)] = share

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from cuts import drawn
 from fedlit.privacy import (
     AuthenticationError,
     DecodeError,
@@ -31,7 +33,8 @@ from fedlit.privacy import (
     TermsError,
 )
 from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, digest, pack_fields, unpack_fields
-from fedlit.privacy.masking.round import MaskedRound, binding, default_degree, party
+from fedlit.privacy.masking.graph import default_degree, draw, drawn_in, log2_failure
+from fedlit.privacy.masking.round import MaskedRound, binding, party
 from masking_parties import (
     STAGES,
     Lies,
@@ -139,7 +142,7 @@ def test_a_sparse_graph_survives_clients_that_vanish(stage: str) -> None:
 
 def test_a_neighbourhood_of_which_too_few_stay_loses_the_round() -> None:
     parties = parties_of(24, neighbours=4)
-    lost = parties.agree().neighbours("c0")[:3]
+    lost = parties.agree().holders("c0")[:3]
     messages = parties.protect()
     with pytest.raises(QuorumError, match="only 2 of the clients that hold shares of"):
         parties.server.aggregate({name: message for name, message in messages.items() if name not in lost})
@@ -189,7 +192,7 @@ def unmasked(parties: Parties, asked: Mapping[str, bytes]) -> dict[str, bytes]:
     [
         *(("threshold", value) for value in (0.5, 1.01, 1)),
         ("modulus_bits", 16),
-        ("neighbours", 3),
+        ("neighbours", 1),
         ("colluders", 500),  # more than any round bears
     ],
 )
@@ -597,11 +600,6 @@ def with_keys(names: Sequence[str], neighbours: int | None = None) -> Parties:
     return parties
 
 
-def circle_of(agreed: MaskedRound) -> list[str]:
-    """Clients in the order in which the next ones are neighbours."""
-    return sorted(agreed.clients, key=lambda name: digest("place on the circle", agreed.agreement, name))
-
-
 def test_a_server_that_reports_something_else_to_everybody_reads_no_vector() -> None:
     # Without confirmations this gave it the vector of c4, masked with c2 and c3 only: three shares of each one's key.
     names = names_of(5)
@@ -696,37 +694,6 @@ def test_rounds_that_bear_too_few_colluders_are_refused_unless_asked_for_by_name
     PairwiseMasking(threshold=0.7).check_round(5)
     assert PairwiseMasking(colluders=3).min_clients == 6
     assert "of 5 clients, 2 may collude with it" in PairwiseMasking().describe_round(5).collusion
-
-
-def test_a_sparse_graph_does_not_act_on_two_lists_either() -> None:
-    # Centre and outer four of eight neighbours receive that the inner four share no secrets, so the five, a threshold,
-    # confirm to each other that nobody vanished. All others receive that the outer ones did, and would send shares of
-    # their keys; they have four of the centre's seed, and it would send the fifth if its neighbourhood alone counted.
-    names = names_of(30)
-    parties = with_keys(names, neighbours=8)
-    agreed = agreed_by(parties.clients["c0"])
-    circle = circle_of(agreed)
-    inner, outer, centre = [[circle[step] for step in steps] for steps in ((1, 2, -1, -2), (3, 4, -3, -4), (0,))]
-    assert {*inner, *outer} == {*agreed.neighbours(circle[0])}
-    few, misled = [name for name in names if name not in inner], [*centre, *outer]
-    assert len(misled) == agreed.threshold
-    lying = Lies(parties, {name: few if name in misled else names for name in names})
-    assert lying.masked_with[circle[0]] == set(outer)
-    lying.ask({name: [] if name in misled else outer for name in names})
-    assert lying.released == []
-
-
-def test_a_lie_to_all_alike_reads_sums_of_a_threshold_in_a_sparse_graph() -> None:
-    """The limit that `describe` names: dropping arcs of the circle cuts the others into groups."""
-    names = names_of(24)
-    parties = with_keys(names, neighbours=4)
-    agreed = agreed_by(parties.clients["c0"])
-    circle = circle_of(agreed)
-    lying = Lies(parties, dict.fromkeys(names, names))
-    gone = [circle[index] for index in (0, 1, 5, 6)]
-    lying.ask({name: gone for name in names})
-    assert sorted(map(len, lying.readable(agreed.threshold))) == [3, 17]
-    assert agreed.threshold == 3
 
 
 @pytest.mark.parametrize("vanished", ["c3", None])
@@ -970,52 +937,152 @@ def test_fields_of_hostile_size_under_valid_tags_are_refused() -> None:
 # --- the graph
 
 
-@pytest.mark.parametrize(("number", "degree"), [(21, 2), (21, 14), (40, 6)])
-def test_the_graph_is_regular_symmetric_connected_and_another_in_each_round(number: int, degree: int) -> None:
+@pytest.mark.parametrize(("number", "degree"), [(21, 3), (21, 14), (40, 6)])
+def test_each_client_draws_its_neighbours_and_others_in_each_round(number: int, degree: int) -> None:
     parties = parties_of(number, neighbours=degree)
     names = parties.names
 
     def graph() -> dict[str, tuple[str, ...]]:
         parties.open()
         parties.step("keys")
-        return {name: agreed_by(parties.clients["c0"]).neighbours(name) for name in names}
+        agreed = agreed_by(parties.clients["c0"])
+        for name in names:
+            *drawn, last = agreed.holders(name)
+            assert last == name
+            assert len(set(drawn) - {name}) == degree
+            assert agreed.owners(name) == (*[peer for peer in names if name in agreed.holders(peer)[:-1]], name)
+            assert {*drawn, *agreed.owners(name)} - {name} == {*agreed.neighbours(name)}
+        return {name: agreed.neighbours(name) for name in names}
 
     first = graph()
-    assert all(len(set(peers)) == degree and name not in peers for name, peers in first.items())
-    assert all(name in first[peer] for name, peers in first.items() for peer in peers)
-    reached, frontier = {names[0]}, [names[0]]
-    while frontier:
-        new = [peer for peer in first[frontier.pop()] if peer not in reached]
-        reached.update(new)
-        frontier += new
-    assert reached == set(names)
     assert graph() != first
+    parties.rounds -= 1  # opened again, with other keys
+    assert graph() != first
+    parties.rounds = 0
+    assert graph() == first, "a round that is repeated has the graph it had"
 
 
-@pytest.mark.parametrize("number", [21, 100, 500])
-def test_degrees_are_the_smallest_for_which_scipys_tails_are_negligible(number: int) -> None:
-    """Theorem 3.1 of Bell et al. (2020), with a fifth of the clients colluding and a tenth dropping out."""
+def test_draws_are_uniform() -> None:
+    """Each of 8 clients is drawn by the first with probability 3 / 7: 7 counts, chi-square at 1e-9."""
+    names, degree, number = names_of(8), 3, 7000
+    drawn = [
+        drawn_in(draw(bytes(32), digest("round", i), names, "c0", degree), names, "c0", degree) for i in range(number)
+    ]
+    counts = [sum(name in one for one in drawn) for name in names]
+    assert counts[0] == 0
+    # counts are of draws without replacement: their covariance is n p (1 - p) 7 / 6 (I - 1 / 7)
+    expected, p = number * degree / 7, degree / 7
+    statistic = sum((count - expected) ** 2 for count in counts[1:]) / (number * p * (1 - p) * 7 / 6)
+    assert statistic < stats.chi2(6).isf(1e-9)
+
+
+@pytest.mark.parametrize("change", [lambda bits: bits ^ 1, lambda bits: bits | 1 << 5, lambda bits: bits | 1 << 23])
+def test_draws_of_other_numbers_of_oneself_or_of_nobody_are_refused(change: Callable[[int], int]) -> None:
+    names = names_of(21)
+    announced = draw(bytes(32), bytes(32), names, "c5", 4)
+    assert len(drawn_in(announced, names, "c5", 4)) == 4
+    wrong = change(int.from_bytes(announced, "little")).to_bytes(3, "little")
+    for each in (wrong, announced[:2], b""):
+        with pytest.raises(DecodeError, match="c5"):
+            drawn_in(each, names, "c5", 4)
+
+
+def test_rounds_of_up_to_20_clients_are_complete() -> None:
     assert [default_degree(few) for few in (2, 3, 20)] == [1, 2, 19]
+    assert [draw(bytes(32), b"", names_of(few), "c0", few - 1) for few in (2, 20)] == [b"", b""]
+
+
+def bound_by_scipy(n: int, k: int, t: int, q: int, c: int) -> float:
+    """The formula of `log2_failure`, with draws of three types as scipy's multivariate hypergeometric distribution."""
+    h = n - c
+    total = h * float(stats.hypergeom(n - 1, c, k).sf(t - 1))
+
+    def of_draws(free: int, dropped: int) -> float:
+        types = [free, dropped, n - 1 - free - dropped]
+        few = range(min(k + 1 - t, dropped, k) + 1)
+        return sum(float(stats.multivariate_hypergeom.pmf([k - j, j, 0], types, k)) for j in few if k - j <= free)
+
+    for s in range(1, h // 2 + 1):
+        one = math.comb(h, s) * float(stats.hypergeom(n - 1, c + s - 1, k).sf(t - 2)) ** s
+        larger = 0.0
+        for d in range(n - q + 1):
+            r = h - s - d
+            if r >= s:
+                both = math.comb(h, s) * math.comb(h - s, d) * of_draws(c + s - 1, d) ** s * of_draws(c + r - 1, d) ** r
+                total += both if both < one else 0
+                larger = larger if both < one else one
+        total += larger
+    return min(0.0, math.log2(total))
+
+
+@pytest.mark.parametrize("size", [(21, 6, 5, 15, 3), (21, 12, 9, 15, 8), (30, 12, 9, 21, 6), (24, 4, 3, 13, 0)])
+def test_the_bound_is_the_formula_with_scipys_distributions(size: tuple[int, int, int, int, int]) -> None:
+    assert log2_failure(*size) == pytest.approx(bound_by_scipy(*size), rel=1e-9, abs=1e-12)
+
+
+def test_graphs_that_can_be_cut_are_no_more_than_the_bound_says() -> None:
+    """Each of 400 graphs of ten clients, two of which collude, with every choice of clients to drop: 14 percent."""
+    n, k, t, q, c = 10, 3, 3, 7, 2
+    generator = np.random.default_rng(0)
+    cut = 0
+    for _ in range(400):
+        graph = drawn(generator, n, k, t, q, c)
+        held = graph.holders[c:, :c].sum(axis=1).max() >= t
+        parts = np.array([[False] * c + list(bits) for bits in itertools.product([False, True], repeat=n - c)][1:-1])
+        cut += held or bool((graph.excess(parts) == 0).any())
+    bound = 2 ** log2_failure(n, k, t, q, c)
+    assert cut > 0
+    # by chance, were the probability the bound: 1e-9
+    assert cut <= stats.binom(400, bound).isf(1e-9)
+
+
+@pytest.mark.parametrize("number", [21, 30, 50])
+def test_degrees_are_the_smallest_that_suffice(number: int) -> None:
+    """Against a fifth of the clients; without a tenth, too few holders of shares stay with a probability of 2^-20."""
+    colluding, dropping, quorum = math.ceil(number / 5), math.ceil(number / 10), 2 * number // 3 + 1
 
     def is_safe(degree: int) -> bool:
-        threshold, others = 2 * (degree + 1) // 3 + 1, number - 1
-        colluding, dropping = math.ceil(number / 5), math.ceil(number / 10)
-        tails = [
-            stats.hypergeom(others, colluding, degree).sf(threshold - 1),
-            stats.hypergeom(others, colluding + dropping, degree // 2).sf(degree // 2 - 1),
-            stats.hypergeom(others, dropping, degree).sf(degree - threshold),
-        ]
-        return max(tails) <= 2.0**-40 / number
+        threshold = 2 * (degree + 1) // 3 + 1
+        stranded = number * float(stats.hypergeom(number - 1, dropping, degree).sf(degree - threshold))
+        return stranded <= 2.0**-20 and bound_by_scipy(number, degree, threshold, quorum, colluding) <= -40
 
-    assert next((degree for degree in range(2, number - 1, 2) if is_safe(degree)), number - 1) == default_degree(number)
+    degree = default_degree(number)
+    assert is_safe(degree)
+    assert not any(is_safe(fewer) for fewer in range(2, degree))
 
 
-def test_clients_of_a_sparse_graph_deal_to_their_neighbours_only() -> None:
+@pytest.mark.parametrize("number", [21, 25, 100])
+def test_a_sparse_round_bears_a_fifth_of_its_clients_or_as_many_as_asked_for(number: int) -> None:
+    backend, fifth = PairwiseMasking(modulus_bits=64), math.ceil(number / 5)
+    quorum = 2 * number // 3 + 1
+    borne = backend.colluders_borne(number)
+    assert fifth <= borne <= 2 * quorum - number - 1
+    assert backend.log2_failure(number, borne) <= -40 < backend.log2_failure(number, borne + 1)
+    most = PairwiseMasking(modulus_bits=64, colluders=2 * quorum - number - 1)
+    most.check_round(number)
+    assert backend.degree(number) <= most.degree(number) < number - 1
+    with pytest.raises(QuorumError, match="may collude"):
+        PairwiseMasking(modulus_bits=64, neighbours=backend.degree(number), colluders=borne + 1).check_round(number)
+
+
+def test_the_report_of_a_sparse_round_has_the_probability() -> None:
+    text = PairwiseMasking().describe_round(40).collusion
+    assert text.startswith(
+        "of 40 clients, 9 may collude with it, but for a probability of 2^-47 a round over the 15 neighbours"
+    )
+    assert "probability" not in PairwiseMasking().describe_round(20).collusion
+
+
+def test_clients_of_a_sparse_graph_deal_shares_to_those_that_they_drew_only() -> None:
     recorder = Recorder()
     parties = parties_of(24, recorder, neighbours=4)
     agreed = parties.agree()
     deals = {client: unpack_fields(message[28:]) for what, client, message in recorder.carried if what == "send shares"}
+    sizes = set()
     for name, deal in deals.items():
         assert set(deal) == {"commitment", *map(party, agreed.neighbours(name))}
+        sizes |= {(len(deal[party(peer)]), peer in agreed.holders(name)) for peer in agreed.neighbours(name)}
+    assert len(sizes) == 2
+    assert max(sizes)[0] - min(sizes)[0] == 66
     for client in parties.clients.values():
         assert agreed_by(client).neighbours("c7") == agreed.neighbours("c7")

@@ -42,6 +42,8 @@ class Parties:
     rounds: int = 0
     clients: dict[str, MaskingClient] = field(init=False)
     server: MaskingServer = field(init=False)
+    attested: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """Tags in each client's last vector, by whom they are for."""
 
     def __post_init__(self) -> None:
         self.clients = {name: self.backend.client(name) for name in self.names}
@@ -84,7 +86,16 @@ class Parties:
     def protect(self, vectors: Mapping[str, Tensor] | None = None, length: int = 2) -> dict[str, Tensor]:
         """Masked vectors; of zeros, from all clients, by default."""
         vectors = dict.fromkeys(self.names, torch.zeros(length)) if vectors is None else vectors
-        return {name: self.clients[name].protect(vector) for name, vector in vectors.items()}
+        return {name: self.mask(name, vector) for name, vector in vectors.items()}
+
+    def mask(self, name: str, vector: Tensor) -> Tensor:
+        """Masked vector of one client, the tags in which are noted."""
+        message = self.clients[name].protect(vector)
+        witnesses = agreed_by(self.clients[name]).witnesses(name, shared_by(self.clients[name]))
+        tags = message[len(message) - TAG_BYTES * len(witnesses) :].numpy().tobytes()
+        starts = range(0, len(tags), TAG_BYTES)
+        self.attested[name] = dict(zip(witnesses, (tags[at : at + TAG_BYTES] for at in starts), strict=True))
+        return message
 
     def confirmations(self) -> dict[str, bytes]:
         """Answers to an honest server's question who survived."""
@@ -147,7 +158,11 @@ class Parties:
     def confirm(self, name: str, fates: Mapping[str, str]) -> dict[str, bytes]:
         """Tags that a client makes for its peers when a dishonest server reports these fates."""
         client = self.clients[name]
-        answer = client.answer("confirm", self.tell("survivors", name, agreed_by(client).digest, question(fates)))
+        stated = {owner: fate.encode() for owner, fate in fates.items()}
+        for owner, fate in fates.items():
+            if fate == "survived":
+                stated[owner] += self.attested.get(owner, {}).get(name, b"")
+        answer = client.answer("confirm", self.tell("survivors", name, agreed_by(client).digest, pack_fields(stated)))
         return unpack_fields(answer[28:])
 
     def unmask(self, name: str, tags: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -167,6 +182,11 @@ def names_of(number: int) -> list[str]:
 def agreed_by(client: MaskingClient) -> MaskedRound:
     assert client._round is not None
     return client._round.agreed
+
+
+def shared_by(client: MaskingClient) -> tuple[str, ...]:
+    assert client._round is not None
+    return client._round.shared
 
 
 def question(fates: Mapping[str, str]) -> bytes:
@@ -207,7 +227,7 @@ class Lies:
             client.receive("shares", self.parties.tell("shares", name, agreed_by(client).digest, pack_fields(sealed)))
             assert client._round is not None
             self.masked_with[name] = set(client._round.mask_keys)
-            client.protect(torch.arange(3.0))
+            self.parties.mask(name, torch.arange(3.0))
 
     def ask(self, dropped: Mapping[str, Sequence[str]]) -> None:
         """Collect the answers of clients to which these are reported as dropped."""
@@ -264,6 +284,10 @@ class Colluding(Lies):
             for owner in opened.shares:
                 self.seeds.setdefault(owner, set()).add(name)
                 self.keys.setdefault(owner, set()).add(name)
+        # the server takes off what colluders share with others, who are left with their other masks
+        self.masked_with = {
+            name: peers - {*self.colluding} for name, peers in self.masked_with.items() if name not in self.colluding
+        }
         views: dict[tuple[str, ...], list[str]] = {}
         for name, gone in dropped.items():
             views.setdefault(tuple(gone), []).append(name)
