@@ -23,6 +23,7 @@ from fedlit.privacy.masking import PairwiseMasking
 from fedlit.privacy.paillier import Paillier
 from fedlit.privacy.plain import Plain
 from fedlit.privacy.terms import Terms
+from fedlit.privacy.threshold import ThresholdPaillier
 
 __all__ = [
     "BFV",
@@ -55,5 +56,6 @@ __all__ = [
     "SecureAggregation",
     "Terms",
     "TermsError",
+    "ThresholdPaillier",
     "TwoPartyAffine",
 ]
