@@ -32,10 +32,12 @@ class Sizes(Carrier):
         self.up = self.down = 0
 
     def gather(self, messages: Any, phase: Phase) -> Any:
+        """Count what the first client sends."""
         self.up += len(next(iter(messages.values()), b""))
         return messages
 
     def scatter(self, messages: Any, phase: Phase) -> Any:
+        """Count what the first client receives."""
         self.down += len(next(iter(messages.values()), b""))
         return messages
 
@@ -51,6 +53,7 @@ class Rounds:
         self.enrolment_s = self.seconds["enrol"]
 
     def timed(self, step: str, action: Callable[[], Any]) -> Any:
+        """Result of an action, whose CPU seconds are added to its step."""
         start = time.process_time()
         result = action()
         self.seconds[step] = self.seconds.get(step, 0.0) + time.process_time() - start
