@@ -10,6 +10,7 @@ keeps the key, and gives it to the server, opens every vector. Keys that nobody 
     identities   long-term key                                  everybody's, which clients pin
     keys         the dealer: modulus, and encrypted for each    both
                  client its share of the exponent
+    terms        the terms of the sum (`fedlit.privacy.terms`)  those of each, which clients compare
     protect      ciphertexts, a proof that it knows what they
                  hold, and a tag for each other client
 
@@ -21,7 +22,7 @@ A server could ask to have a single vector decrypted, and a client cannot see wh
 adds up the ciphertexts itself, which costs it the download of all of them, and answers once in a round, for a sum that
 
 - has its own vector, and those of q clients of the round or more; q is more than half of them, and at least t;
-- is of vectors that their senders have tagged for this round and key, and for equal terms (`fedlit.privacy.terms`);
+- is of vectors that their senders have tagged for this round and key, and who received the same terms;
 - is of vectors whose senders know what is in them. Without that proof, a client that works with the server could send
   the ciphertexts of another, multiplied by a constant: the total would then hold that vector once more, where it can be
   told from the sum;

@@ -26,8 +26,8 @@ _HIDING_BITS = 128
 """Shares are as far from independent of the exponent as 2^-128, and noise from uniform; also bits of a challenge."""
 
 
-def deal(private: bytes, public: bytes, threshold: int, holders: int) -> list[int]:
-    """Shares of the decryption exponent for ``holders`` clients, of which ``threshold`` decrypt together.
+def deal(private: bytes, public: bytes, threshold: int, holders: int) -> list[bytes]:
+    """Shares of the decryption exponent for ``holders`` clients, equally long, of which ``threshold`` decrypt together.
 
     Any ``threshold - 1`` of them look alike whatever the exponent d is: another one, d', adds to the polynomial
     Delta (d' - d) times the product of (j - x) / j over these clients j. Its coefficients are integers below
@@ -35,15 +35,14 @@ def deal(private: bytes, public: bytes, threshold: int, holders: int) -> list[in
     """
     half = len(private) // 2
     p, q = (int.from_bytes(part, "big") for part in (private[:half], private[half:]))
-    n, delta = int.from_bytes(public, "big"), math.factorial(holders)
     order = math.lcm(p - 1, q - 1)
-    exponent = order * pow(order, -1, n)
-    largest = holders * n * n * delta * (holders + 1) << _HIDING_BITS
+    exponent = order * pow(order, -1, int.from_bytes(public, "big"))
+    delta = math.factorial(holders)
+    largest = holders * delta * (holders + 1) << (16 * len(public) + _HIDING_BITS)
     coefficients = [delta * exponent, *(secrets.randbelow(largest) for _ in range(threshold - 1))]
-    return [
-        sum(coefficient * holder**power for power, coefficient in enumerate(coefficients))
-        for holder in range(1, holders + 1)
-    ]
+    size = (largest * threshold * holders**threshold).bit_length() // 8 + 1
+    values = (sum(each * holder**power for power, each in enumerate(coefficients)) for holder in range(1, holders + 1))
+    return [to_bytes([value], size) for value in values]
 
 
 @final

@@ -53,6 +53,7 @@ class ThresholdPaillier(SecureAggregation):
 
     key_holder: ClassVar[Literal["server", "clients"]] = "server"
     enrolment: ClassVar[tuple[str, ...]] = ("identities", "keys")
+    opening: ClassVar[tuple[str, ...]] = ("terms",)
     closing: ClassVar[tuple[str, ...]] = ("confirm", "decrypt")
     codec: FixedPoint
 

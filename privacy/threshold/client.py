@@ -32,7 +32,7 @@ from fedlit.privacy.threshold.arithmetic import ThresholdModulus, deal
 if TYPE_CHECKING:
     from fedlit.privacy.threshold.backend import ThresholdPaillier
 
-STEPS = ("vector", "confirm", "decrypt")
+STEPS = ("terms", "vector", "confirm", "decrypt")
 """Of a client in a round."""
 
 HASH_BYTES = 32
@@ -47,6 +47,8 @@ class _ClientRound:
     clients: tuple[str, ...]
     due: str = STEPS[0]
     """The step that comes next: each is taken once."""
+    agreeing: tuple[str, ...] = ()
+    """Clients that have shown this one that they received the same terms, itself included."""
     body: bytes = b""
     """Of this client's vector, as others get it."""
     listed: dict[str, bytes] = field(default_factory=dict)
@@ -105,15 +107,19 @@ class ThresholdClient(AggregationClient):
         self._round = _ClientRound(bound_to, round_id.terms or Terms(), tuple(clients))
 
     def send(self, step: str) -> bytes:
-        """Identity key; then, from the first of the roster, the modulus and everybody's encrypted share."""
+        """Identity key; from the first of the roster, the modulus and everybody's encrypted share; terms of the sum."""
         if step == "identities":
             return self._identity.public
+        if step == "terms":
+            return self._stated()
         return self._dealt() if self._roster and self.name == self._roster[0] else b""
 
     def receive(self, step: str, message: bytes) -> None:
-        """Directory; then this client's encrypted share."""
+        """Directory; this client's encrypted share; others' terms, or nothing if this client is left out."""
         if step == "identities":
             self._receive_identities(message)
+        elif step == "terms":
+            self._receive_terms(message)
         elif message:
             self._receive_share(message)
         else:
@@ -131,13 +137,11 @@ class ThresholdClient(AggregationClient):
         about = binding("vector", self._identity.owner, opened.digest)
         ciphertexts, proof = modulus.encrypt(plaintexts, about, self._backend.workers)
         length = len(vector).to_bytes(8, "big")
-        opened.body = pack_fields(
-            {"length": length, "terms": opened.terms.for_peers(), "proof": proof, "vector": ciphertexts}
-        )
+        opened.body = pack_fields({"length": length, "proof": proof, "vector": ciphertexts})
         opened.due = "confirm"
         tags = {
-            peer: self._identity.link(party(peer)).tag(opened.body, self._about_vector(self.name, peer, opened))
-            for peer in opened.clients
+            peer: self._identity.link(party(peer)).tag(opened.body, self._about("vector", self.name, peer, opened))
+            for peer in opened.agreeing
             if peer != self.name
         }
         sent = pack_fields({"tags": pack_fields(tags), "body": opened.body})
@@ -161,14 +165,9 @@ class ThresholdClient(AggregationClient):
         private, public = generate(self._backend.key_bits)
         modulus = self._backend.load_key(public, self._roster)
         shares = dict(zip(self._roster, deal(private, public, modulus.threshold, len(self._roster)), strict=True))
-        self._key = modulus, shares.pop(self.name)
+        self._key = modulus, int.from_bytes(shares.pop(self.name), "big")
         about = about_deal(self._roster, public)
-        sealed = {
-            party(name): self._identity.link(party(name)).seal(
-                share.to_bytes(share.bit_length() // 8 + 1, "big"), about
-            )
-            for name, share in shares.items()
-        }
+        sealed = {party(name): self._identity.link(party(name)).seal(share, about) for name, share in shares.items()}
         return write(self._identity, SERVER, "keys", b"", pack_fields({"public": public, **sealed}))
 
     def _receive_share(self, message: bytes) -> None:
@@ -178,11 +177,37 @@ class ThresholdClient(AggregationClient):
         share = link.open(field_of(dealt, "share"), about_deal(self._roster, public))
         self._key = self._backend.load_key(public, self._roster), int.from_bytes(share, "big")
 
+    def _stated(self) -> bytes:
+        """Terms of the sum, as this client has received them, with a tag for each other client."""
+        opened = self._due("terms")
+        terms = opened.terms.for_peers()
+        tags = {
+            party(peer): self._identity.link(party(peer)).tag(terms, self._about("terms", self.name, peer, opened))
+            for peer in opened.clients
+            if peer != self.name
+        }
+        return write(self._identity, SERVER, "terms", opened.digest, pack_fields({"terms": terms, **tags}))
+
+    def _receive_terms(self, message: bytes) -> None:
+        """Compare those of others; no vector is sent where they differ."""
+        if not message:
+            return
+        (modulus, _), opened = self._enrolled(), self._due("terms")
+        stated = unpack_fields(read(self._identity, SERVER, "terms", opened.digest, message))
+        check_members(stated, opened.clients, "state the terms of the sum")
+        for peer, tagged in stated.items():
+            tag, terms = tagged[:TAG_BYTES], tagged[TAG_BYTES:]
+            self._identity.link(party(peer)).verify(terms, self._about("terms", peer, self.name, opened), tag)
+            opened.terms.check(terms, peer, self.name)
+        opened.agreeing = tuple(name for name in opened.clients if name in {*stated, self.name})
+        self._backend.check_left(len(opened.agreeing), opened.clients, modulus, "have stated terms of the sum")
+        opened.due = "vector"
+
     def _confirm(self, question: bytes) -> bytes:
         """Commit to one list of vectors, and attest it to every other survivor."""
         (modulus, _), opened = self._enrolled(), self._due("confirm")
         listed = unpack_fields(read(self._identity, SERVER, "survivors", opened.digest, question))
-        check_members(listed, opened.clients, "be in the sum")
+        check_members(listed, opened.agreeing, "be in the sum, whose terms they have not shown to have received")
         if any(len(each) != HASH_BYTES for each in listed.values()):
             raise DecodeError(f"the server must list hashes of vectors, of {HASH_BYTES} bytes each")
         if listed.get(self.name) != hash_of(opened.body):
@@ -190,7 +215,7 @@ class ThresholdClient(AggregationClient):
         self._backend.check_left(len(listed), opened.clients, modulus, "have sent a vector")
         opened.listed, opened.due = listed, "decrypt"  # a second list could be another
         tags = {
-            peer: self._identity.link(party(peer)).tag(opened.view(), self._about_view(self.name, peer, opened))
+            peer: self._identity.link(party(peer)).tag(opened.view(), self._about("confirm", self.name, peer, opened))
             for peer in listed
             if peer != self.name
         }
@@ -210,7 +235,7 @@ class ThresholdClient(AggregationClient):
         for peer in others:
             vector = field_of(vectors, peer)
             tag, body = vector[:TAG_BYTES], vector[TAG_BYTES:]
-            self._identity.link(party(peer)).verify(body, self._about_vector(peer, self.name, opened), tag)
+            self._identity.link(party(peer)).verify(body, self._about("vector", peer, self.name, opened), tag)
             if hash_of(body) != opened.listed[peer]:
                 raise AuthenticationError(f"the vector of client {peer!r} is not the one on the confirmed list")
             summed.append(self._ciphertexts(peer, body, length, opened, modulus))
@@ -221,9 +246,8 @@ class ThresholdClient(AggregationClient):
     def _ciphertexts(
         self, sender: str, body: bytes, length: bytes, opened: _ClientRound, modulus: ThresholdModulus
     ) -> list[int]:
-        """Ciphertexts of one vector, whose sender must have the same terms, and know what they hold."""
+        """Ciphertexts of one vector, whose sender must know what they hold."""
         fields = unpack_fields(body)
-        opened.terms.check(field_of(fields, "terms"), sender, self.name)
         same = field_of(fields, "length") == length
         check(same, f"vector of client {sender!r}", "as long as the others", fields["length"].hex(), error=DecodeError)
         count = self._backend.slots.integers(int.from_bytes(length, "big"))
@@ -239,16 +263,13 @@ class ThresholdClient(AggregationClient):
     def _confirms(self, peer: str, tag: bytes, opened: _ClientRound) -> bool:
         """Whether another survivor has the same list; a wrong tag is none, lest a single client stop the round."""
         try:
-            self._identity.link(party(peer)).verify(opened.view(), self._about_view(peer, self.name, opened), tag)
+            self._identity.link(party(peer)).verify(opened.view(), self._about("confirm", peer, self.name, opened), tag)
         except AuthenticationError:
             return False
         return True
 
-    def _about_vector(self, sender: str, recipient: str, opened: _ClientRound) -> bytes:
-        return binding("vector", party(sender), opened.digest, party(recipient))
-
-    def _about_view(self, sender: str, recipient: str, opened: _ClientRound) -> bytes:
-        return binding("confirm", party(sender), opened.digest, party(recipient))
+    def _about(self, step: str, sender: str, recipient: str, opened: _ClientRound) -> bytes:
+        return binding(step, party(sender), opened.digest, party(recipient))
 
     def _enrolled(self) -> tuple[ThresholdModulus, int]:
         if self._key is None:

@@ -38,8 +38,10 @@ class _ServerRound:
 
     digest: bytes
     clients: tuple[str, ...]
-    due: str = "vectors"
-    """What comes next: ``vectors``, and ``answers`` once their total is taken."""
+    due: str = "terms"
+    """What comes next: ``terms``, ``vectors``, and ``answers`` once their total is taken."""
+    stated: tuple[str, ...] = ()
+    """Clients that have sent their terms of the sum."""
     vectors: dict[str, _Vector] = field(default_factory=dict)
     asked: tuple[str, ...] = ()
     """Survivors who are asked to decrypt."""
@@ -70,11 +72,13 @@ class ThresholdServer(AggregationServer):
         self._round = _ServerRound(self._backend.bind(round_id, clients, self._identity, modulus), tuple(clients))
 
     def relay(self, step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Identity keys, to everybody; then each client's share of the key, encrypted for it.
+        """Identity keys, to everybody; each client's share of the key, encrypted for it; terms of those who sent some.
 
-        Raises a `QuorumError` if somebody did not enrol, or no shares were dealt.
+        Raises a `QuorumError` if somebody did not enrol, no shares were dealt, or too few have sent terms.
         """
         messages = {name: message for name, message in sent.items() if message}
+        if step == "terms":
+            return self._relay_terms(messages)
         return self._relay_identities(messages) if step == "identities" else self._relay_shares(messages)
 
     def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
@@ -91,7 +95,7 @@ class ThresholdServer(AggregationServer):
     def add(self, name: str, message: Tensor) -> None:
         """Take one vector; raises as `aggregate`."""
         opened = self._due("vectors")
-        check_members([name], opened.clients, "send vectors")
+        check_members([name], opened.stated, "send vectors")
         if name in opened.vectors:
             raise ReplayError(f"client {name!r} has sent its vector of this round already")
         form = f"{message.dtype} of shape {tuple(message.shape)}"
@@ -162,6 +166,22 @@ class ThresholdServer(AggregationServer):
             name: pack_fields({"public": public, "share": field_of(dealt, party(name))}) for name in self._roster[1:]
         }
 
+    def _relay_terms(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
+        opened = self._due("terms")
+        bodies = self._bodies("terms", messages, opened.clients, opened.digest)
+        self._backend.check_left(len(bodies), opened.clients, self._enrolled(), "have stated terms of the sum")
+        stated = {name: unpack_fields(body) for name, body in bodies.items()}
+        opened.stated, opened.due = tuple(stated), "vectors"
+        relayed: dict[str, bytes] = {}
+        for name in stated:
+            others = {
+                peer: field_of(fields, party(name), TAG_BYTES) + field_of(fields, "terms")
+                for peer, fields in stated.items()
+                if peer != name
+            }
+            relayed[name] = write(self._identity, party(name), "terms", opened.digest, pack_fields(others))
+        return relayed
+
     def _ask_to_confirm(self) -> dict[str, bytes]:
         opened = self._due("answers")
         listed = pack_fields({name: hash_of(vector.body) for name, vector in opened.vectors.items()})
@@ -206,7 +226,7 @@ class ThresholdServer(AggregationServer):
         if self._round is None or self._round.due != what:
             state = "no round is open" if self._round is None else f"{self._round.due} are due"
             raise ReplayError(
-                f"{what} come too early, too late or twice, as {state}: vectors and answers follow open_round in this "
-                "order"
+                f"{what} come too early, too late or twice, as {state}: terms, vectors and answers follow open_round "
+                "in this order"
             )
         return self._round

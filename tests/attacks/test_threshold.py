@@ -61,6 +61,7 @@ class Attack(Parties):
         for name, each in {**self.clients, SERVER: self.server}.items():
             each.open_round(RoundId(0, "w", self.call, (terms or {}).get(name)), self.names)
         self.call += 1
+        self.run_step("terms", self.names)
         for name in self.names:
             self.server.add(name, self.clients[name].protect(VECTORS[name]))
         self.vectors = {name: (vector.body, vector.tags) for name, vector in self.server._round.vectors.items()}
@@ -71,7 +72,7 @@ class Attack(Parties):
         client = self.clients[name]
         client._round.body = body
         tags = {
-            peer: client._identity.link(party(peer)).tag(body, client._about_vector(name, peer, client._round))
+            peer: client._identity.link(party(peer)).tag(body, client._about("vector", name, peer, client._round))
             for peer in self.names
             if peer != name
         }
@@ -254,12 +255,31 @@ def test_vectors_of_an_earlier_round_are_in_no_later_one() -> None:
 def test_clients_that_have_received_other_terms_open_nothing_and_say_what_differs() -> None:
     attack = Attack()
     terms = {name: Terms({"the weights": [1, 10**12 if name != VICTIM else 1]}) for name in NAMES}
-    attack.send(terms)
-    tags = {name: attack.confirm(name, NAMES) for name in NAMES}
     with pytest.raises(TermsError, match="they differ in the weights"):
-        attack.decrypt(VICTIM, NAMES, tags)
-    with pytest.raises(TermsError):
-        attack.decrypt("c", NAMES, tags)
+        attack.send(terms)
+    # nor if the server keeps the victim's terms from the others, and theirs from it
+    attack = Attack()
+    relay = attack.server.relay
+
+    def apart(step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
+        relayed = relay(step, sent)
+        for name in NAMES:
+            bound_to = attack.server._round.digest
+            stated = unpack_fields(read(attack.clients[name]._identity, SERVER, step, bound_to, relayed[name]))
+            stated = {peer: each for peer, each in stated.items() if VICTIM not in (peer, name)}
+            relayed[name] = write(attack.server._identity, party(name), step, bound_to, pack_fields(stated))
+        return relayed
+
+    attack.server.relay = apart
+    with pytest.raises(QuorumError):  # the victim sends nothing
+        attack.send(terms)
+    # nor from the others alone, while it has theirs
+    attack = Attack()
+    attack.send()
+    client = attack.clients["c"]
+    client._round.agreeing = tuple(NAMES[1:])
+    with pytest.raises(AuthenticationError, match="whose terms they have not shown"):
+        attack.confirm("c", NAMES)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ class Keys:
         self.n, self.order = p * q, math.lcm(p - 1, q - 1)
         self.phe_public = phe.PaillierPublicKey(self.n)
         self.phe_private = phe.PaillierPrivateKey(self.phe_public, p, q)
-        self.shares = dict(enumerate(deal(self.private, self.public, 3, 5), 1))
+        dealt = deal(self.private, self.public, 3, 5)
+        self.shares = {point: int.from_bytes(share, "big") for point, share in enumerate(dealt, 1)}
         self.modulus = ThresholdModulus(self.public, BITS, 3, 5)
 
 
@@ -98,7 +99,9 @@ def test_fewer_than_t_shares_fit_every_exponent(keys: Keys, monkeypatch: pytest.
         return drawn[-1][0]
 
     monkeypatch.setattr(arithmetic.secrets, "randbelow", recorded)
-    shares = dict(enumerate(deal(keys.private, keys.public, 3, 5), 1))
+    dealt = deal(keys.private, keys.public, 3, 5)
+    assert len({*map(len, dealt)}) == 1
+    shares = {point: int.from_bytes(share, "big") for point, share in enumerate(dealt, 1)}
     delta = math.factorial(5)
     exponent = keys.order * pow(keys.order, -1, keys.n)
     (a, largest), (b, _) = drawn
