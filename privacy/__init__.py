@@ -26,6 +26,7 @@ from fedlit.privacy.plain import Plain
 from fedlit.privacy.robust import RobustPlain
 from fedlit.privacy.tags import Tags
 from fedlit.privacy.terms import Terms
+from fedlit.privacy.threshold import ThresholdPaillier
 
 __all__ = [
     "BFV",
@@ -61,5 +62,6 @@ __all__ = [
     "Tags",
     "Terms",
     "TermsError",
+    "ThresholdPaillier",
     "TwoPartyAffine",
 ]

@@ -146,6 +146,11 @@ class PublicModulus:
         self.plaintext_bytes = key_bits // 8
         self.ciphertext_bytes = 2 * self.plaintext_bytes
 
+    @property
+    def smallest_part(self) -> int:
+        """Minimum number of ciphertexts for which a core should be made to encrypt by forking."""
+        return math.ceil(_SMALLEST_PART * (RECOMMENDED_KEY_BITS / (8 * self.plaintext_bytes)) ** 3)
+
     def embed(self, plaintext: int) -> int:
         """(1 + n)^plaintext mod n^2: a ciphertext without noise, which hides nothing yet."""
         return (1 + plaintext % self.n * self.n) % self.square
@@ -206,8 +211,7 @@ class PrivateModulus(PublicModulus):
         lock than on them. Noise comes from the operating system, so that no two processes draw the same.
         """
         _ = self._p.powers, self._q.powers  # made before the fork, for all processes
-        smallest = math.ceil(_SMALLEST_PART * (RECOMMENDED_KEY_BITS / (8 * self.plaintext_bytes)) ** 3)
-        body = cores.spread_forked(self._encrypt, plaintexts, self.ciphertext_bytes, workers, smallest)
+        body = cores.spread_forked(self._encrypt, plaintexts, self.ciphertext_bytes, workers, self.smallest_part)
         return from_bytes(body, len(plaintexts), self.ciphertext_bytes, self.square, "ciphertexts")
 
     def _encrypt(self, plaintexts: Sequence[int]) -> bytes:

@@ -21,7 +21,7 @@ from fedlit.federation.identities import Identities, Voucher
 from fedlit.federation.journal import Journal
 from fedlit.federation.sealing import Seals
 from fedlit.federation.transport import Transport
-from fedlit.privacy import CKKS, DecodeError, KeyCheckError, Paillier, PairwiseMasking
+from fedlit.privacy import CKKS, DecodeError, KeyCheckError, Paillier, PairwiseMasking, ThresholdPaillier
 from fedlit.privacy.links import KeyPair
 from fedlit.remote.certificates import check_files, common_name, make_certificates
 from fedlit.remote.vouchers import CertificateVoucher, fingerprint_of
@@ -78,8 +78,12 @@ def sums(
 
 @pytest.mark.parametrize(
     "backend",
-    [PairwiseMasking(), Paillier(key_bits=1024, insecure_test_keys=True), CKKS()],
-    ids=["masks", "Paillier", "CKKS"],
+    [
+        PairwiseMasking(),
+        *(scheme(key_bits=1024, insecure_test_keys=True) for scheme in (Paillier, ThresholdPaillier)),
+        CKKS(),
+    ],
+    ids=["masks", "Paillier", "ThresholdPaillier", "CKKS"],
 )
 def test_with_certificates_a_swapped_key_is_refused_before_anything_is_sent(backend: Any, certificates: Path) -> None:
     """Keys of 1024 bits test the arithmetic, not secrecy."""

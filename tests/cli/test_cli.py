@@ -122,8 +122,14 @@ def test_every_setting_runs_one_batch(name):
     main(["fit", "--config", "data/digits", "--config", f"settings/{name}", *ONE_BATCH, *small])
 
 
-NEEDS = {"paillier": "phe", "bfv": "tenseal", "ckks": "tenseal", "differential": "dp_accounting"}
-BACKENDS = {"paillier": "Paillier", "bfv": "BFV", "ckks": "CKKS"}
+NEEDS = {
+    "paillier": "phe",
+    "threshold_paillier": "phe",
+    "bfv": "tenseal",
+    "ckks": "tenseal",
+    "differential": "dp_accounting",
+}
+BACKENDS = {"paillier": "Paillier", "threshold_paillier": "ThresholdPaillier", "bfv": "BFV", "ckks": "CKKS"}
 
 
 @pytest.mark.slow
@@ -132,7 +138,7 @@ def test_every_privacy_configuration_trains_and_reports_what_it_hides(name, caps
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     small = [NETWORK, "--trainer.max_epochs=2"]
-    if name == "paillier":  # arithmetic, not secrecy
+    if "paillier" in name:  # arithmetic, not secrecy
         small += [f"--{STRATEGY}.privacy.init_args.{each}" for each in ("key_bits=512", "insecure_test_keys=true")]
     main(["fit", "--config", "experiments/digits_fedavg", "--config", f"privacy/{name}", *small])
     check_privacy(Path("runs/FedAvg/version_0"), capsys.readouterr().out, BACKENDS.get(name, "Plain"))

@@ -27,7 +27,12 @@ METHODS = (
     "FedMMD, pairwise", "APFL", "Ditto", "FedRep", "KNNPer", "TargetOnly", "CoMDA", "CoMDA, votes", "KD3A",
     "KD3A, votes", "Wrapped",
 )  # fmt: skip
-BACKENDS = {"masked": MASKED, "BFV": "BFV()", "Paillier": f"Paillier({SMALL})"}
+BACKENDS = {
+    "masked": MASKED,
+    "BFV": "BFV()",
+    "Paillier": f"Paillier({SMALL})",
+    "threshold": f"ThresholdPaillier(2, 0, {SMALL})",
+}
 CASES: dict[str, tuple[str, ...]] = {method: ("--method", method) for method in METHODS}
 CASES |= {
     f"{method}, {name}": ("--method", method, "--everyone", "--privacy", backend)

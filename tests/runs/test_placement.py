@@ -137,6 +137,7 @@ BACKENDS = {
     "masking": ("PairwiseMasking(colluders=0)", "cryptography"),
     # quick keys: this is about arithmetic and not about secrecy
     "paillier": ("Paillier(key_bits=512, insecure_test_keys=True)", "phe"),
+    "threshold": ("ThresholdPaillier(2, 0, key_bits=512, insecure_test_keys=True)", "phe"),
     "bfv": ("BFV()", "tenseal"),
 }
 
@@ -145,7 +146,7 @@ BACKENDS = {
     ("method", "name"),
     [
         *(("FedRFTCA", "masking"), pytest.param("FedDANN", "masking", marks=SLOW)),
-        *(pytest.param("FedRFTCA", name, marks=SLOW) for name in ("bfv", "paillier")),
+        *(pytest.param("FedRFTCA", name, marks=SLOW) for name in ("bfv", "paillier", "threshold")),
         *(
             pytest.param(method, "masking", marks=SLOW)
             for method in (
@@ -166,7 +167,7 @@ def test_hidden_messages_train_the_same_on_three_processes_and_on_the_plain_grid
 
 
 @SLOW
-@pytest.mark.parametrize("name", ["paillier", "bfv"])
+@pytest.mark.parametrize("name", ["paillier", "threshold", "bfv"])
 def test_exact_backends_resume_on_other_processes_with_new_keys(name: str, tmp_path: Path) -> None:
     backend, library = BACKENDS[name]
     pytest.importorskip(library)

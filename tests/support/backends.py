@@ -8,13 +8,23 @@ from typing import Any
 
 import pytest
 
-from fedlit.privacy import BFV, CKKS, CKKSAffine, Paillier, PaillierAffine, PairwiseMasking, PlainAffine
+from fedlit.privacy import (
+    BFV,
+    CKKS,
+    CKKSAffine,
+    Paillier,
+    PaillierAffine,
+    PairwiseMasking,
+    PlainAffine,
+    ThresholdPaillier,
+)
 from fedlit.privacy.driver import Carrier, Phase
 
 QUICK: dict[str, Any] = {"key_bits": 512, "insecure_test_keys": True}
 BACKENDS: dict[str, Any] = {
     "masking": partial(PairwiseMasking, colluders=0),
     "paillier": partial(Paillier, **QUICK),
+    "threshold": partial(ThresholdPaillier, threshold=2, colluders=0, **QUICK),
     "bfv": BFV,
     "ckks": CKKS,
 }
@@ -24,7 +34,7 @@ PROTOCOLS: dict[str, Any] = {
     "ckks": partial(CKKSAffine, reveal_moments=True),
 }
 """For two parties; networks of tests are so small that their products tell them."""
-NEEDS = {"paillier": "phe", "bfv": "tenseal", "ckks": "tenseal"}
+NEEDS = {"paillier": "phe", "threshold": "phe", "bfv": "tenseal", "ckks": "tenseal"}
 
 
 class Recorded(Carrier):
