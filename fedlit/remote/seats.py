@@ -25,6 +25,11 @@ class Seat(ABC):
     allow_rejoin: Sequence[str] = ()
     """Clients whose identity key may be another one than before."""
 
+    @property
+    def accounts(self) -> str | None:
+        """Folder of the accounts of privacy of a site that keeps a journal, beside it: see `Account`."""
+        return None if self.journal is None else str(Path(self.journal).parent / "accounts")
+
     @abstractmethod
     def open(self, facts: Mapping[str, Any]) -> ServerStar | SiteStar:
         """Join the others, who must have the same ``facts``; a `FederationError` if that takes too long or fails."""

@@ -174,6 +174,10 @@ class PairwiseMasking(SecureAggregation):
         """Clients of a round of so many that must confirm the same view of who survived, q."""
         return max(self._fraction_of(num_clients), self.shares_needed(num_clients))
 
+    def fewest_in_total(self, num_clients: int) -> int:
+        """As many as must confirm who survived."""
+        return max(self.min_clients, self.confirmations_needed(num_clients))
+
     def colluders_needed(self, num_clients: int) -> int:
         """As many as hold shares enough of a client's secrets; or all others, who take their own off the sum."""
         return min(num_clients - 1, self.shares_needed(num_clients))

@@ -122,7 +122,7 @@ def test_every_setting_runs_one_batch(name):
     main(["fit", "--config", "data/digits", "--config", f"settings/{name}", *ONE_BATCH, *small])
 
 
-NEEDS = {"paillier": "phe", "bfv": "tenseal", "ckks": "tenseal", "differential": "dp_accounting"}
+NEEDS = {"paillier": "phe", "bfv": "tenseal", "ckks": "tenseal"}
 BACKENDS = {"paillier": "Paillier", "bfv": "BFV", "ckks": "CKKS"}
 
 
