@@ -97,7 +97,7 @@ class Report:
     # greatest privacy loss of a client against observers of single messages; ``None`` without differential
     # privacy
     epsilon_message: float | None
-    epsilon_sum: float | None  # against observers of sums only, if all clients add their noise
+    epsilon_sum: float | None  # against observers of sums only, by the noise that no total lacks
     not_protected: tuple[str, ...] = NOT_PROTECTED  # sentences on what no backend protects
 
     def to_json(self) -> str:

@@ -77,7 +77,7 @@ class FederatedStrategy(DDPStrategy):
             does where a backend or protocol protects other messages.
         epsilon_budget: Greatest epsilon (``privacy/epsilon_sum``) of a client hosted here; what exceeds it is not sent.
         account: Folder, or file by client, in which each release is written before it leaves, so that the budget is one
-            of all runs that name the same. ``None`` counts one run; a site with a journal has ``accounts`` beside it.
+            of all runs that name the same. ``None`` counts one run; ``fedlit join`` has ``accounts`` beside its runs.
         placement: Client names per process; ``None`` deals out contiguous shares. The first list may be empty: process
             0 is then the server alone, as where clients do not trust it.
         timeout: Seconds that a process waits for the others.

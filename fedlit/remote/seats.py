@@ -22,13 +22,10 @@ class Seat(ABC):
     is_server: bool
     journal: str | None = None
     """At a site: file of what it has released, see `fedlit.federation.journal`; ``None`` keeps none."""
+    accounts: str | None = None
+    """At a site: folder of its clients' accounts of privacy, if the strategy is given no ``account``."""
     allow_rejoin: Sequence[str] = ()
     """Clients whose identity key may be another one than before."""
-
-    @property
-    def accounts(self) -> str | None:
-        """Folder of the accounts of privacy of a site that keeps a journal, beside it: see `Account`."""
-        return None if self.journal is None else str(Path(self.journal).parent / "accounts")
 
     @abstractmethod
     def open(self, facts: Mapping[str, Any]) -> ServerStar | SiteStar:
