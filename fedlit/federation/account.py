@@ -114,7 +114,7 @@ class Account(Records):
 
 def check_budget(client: str, before: float, cost: float, budget: float, delta: float, where: str) -> None:
     """Raise a `BudgetError` if a release of this cost, after what was spent before, would exceed the budget."""
-    if epsilon_of(before + cost, delta) <= budget:
+    if math.isinf(budget) or epsilon_of(before + cost, delta) <= budget:
         return
     error = BudgetError(
         f"client {client!r} has spent epsilon {epsilon_of(before, delta):.4g} {where} (delta {delta:g}), and its next "

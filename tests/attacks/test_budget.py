@@ -24,6 +24,7 @@ from fedlit.privacy import CKKS, GaussianMechanism, PairwiseMasking, Plain
 from fedlit.privacy.differential import epsilon_of
 from refused import refused, slow
 from small_federation import Blobs, build, trainer
+from stars import struck
 from thread_transport import on_ranks
 
 NAMES = ["a", "b", "c", "d"]
@@ -56,6 +57,17 @@ def test_five_crashes_book_at_least_what_was_released(tmp_path: Path, with_journ
         before = booked(tmp_path)
         assert all(before[name] >= left for name, left in released(tmp_path).items()), (number, point)
     assert max(released(tmp_path).values()) > (at + 1) / 4 or with_journal, "no round was repeated with other noise"
+
+
+@pytest.mark.slow
+def test_a_site_that_is_killed_before_it_sends_has_booked_it_and_the_others_go_on(tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    accounts = tmp_path / "accounts"
+    words = ("--method", "FedAvg", "--own", "--everyone", "--steps", "2", "--rounds", "3", "--noise", str(accounts))
+    ended = struck(tmp_path, "blended:sending:1:kill", *words)
+    assert ended["blended"].exit_code == -9
+    assert not ended["server"].error, ended["server"].error
+    assert spent(accounts) == {"blended": 2.0, "clean": 3.0, "fonts": 3.0}
 
 
 def test_a_run_that_goes_back_to_a_checkpoint_does_not_get_its_privacy_back(tmp_path: Path) -> None:
