@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fedlit.callbacks.shared import LOGGING_CHANNELS, check_fields, federated, is_dry, log_folder
 from fedlit.federation import KEYS, Federation
-from fedlit.privacy import Accountant, Description
+from fedlit.privacy import Description
 from fedlit.run.component import Component
 from fedlit.run.run import Run
 from fedlit.tables import Column, Row, Table, show
@@ -96,7 +96,7 @@ class Report:
     # greatest privacy loss of a client against observers of single messages; ``None`` without differential
     # privacy
     epsilon_message: float | None
-    epsilon_sum: float | None  # against observers of sums only, if all clients add their noise
+    epsilon_sum: float | None  # against observers of sums only, by the noise that no total lacks
     not_protected: tuple[str, ...] = NOT_PROTECTED  # sentences on what no backend protects
 
     def to_json(self) -> str:
@@ -219,15 +219,6 @@ class PrivacyReport(Callback, Component):
     def __init__(self, json: str | None = None, print_table: bool = True) -> None:
         self.json = json
         self.print_table = print_table
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check before training that privacy losses can be computed.
-
-        Raises:
-            ImportError: If there is differential privacy, but not the accountant's library.
-        """
-        if federated(pl_module, self).federation.channels.mechanisms:
-            Accountant().epsilon("nobody", delta=0.5)
 
     def on_round_end(self, run: Run) -> None:
         """Log the privacy losses so far."""

@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from fedlit.checks import check, check_at_least, refuse
+from fedlit.checks import check, check_at_least, check_positive, refuse
 from fedlit.federation import ChannelError, FederatedLoader, Federation, Participation, RosterError
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
@@ -75,6 +75,9 @@ class FederatedStrategy(DDPStrategy):
             mechanism with accounted noise; ``None`` is ``"exact"``, and beside ``differential_privacy`` ``"off"``.
         encrypted: Encrypt messages from client to client, so that neither the server nor a relay reads them; ``None``
             does where a backend or protocol protects other messages.
+        epsilon_budget: Greatest epsilon (``privacy/epsilon_sum``) of a client hosted here; what exceeds it is not sent.
+        account: Folder, or file by client, in which each release is written before it leaves, so that the budget is one
+            of all runs that name the same. ``None`` counts one run; ``fedlit join`` has ``accounts`` beside its runs.
         placement: Client names per process; ``None`` deals out contiguous shares. The first list may be empty: process
             0 is then the server alone, as where clients do not trust it.
         timeout: Seconds that a process waits for the others.
@@ -115,6 +118,8 @@ class FederatedStrategy(DDPStrategy):
         differential_privacy: GaussianMechanism | dict[str, GaussianMechanism] | None = None,
         reports: Reports | None = None,
         encrypted: bool | None = None,
+        epsilon_budget: float | None = None,
+        account: str | dict[str, str] | None = None,
         placement: list[list[str]] | None = None,
         timeout: float = 600.0,
         num_threads: int | None = None,
@@ -131,11 +136,15 @@ class FederatedStrategy(DDPStrategy):
         if num_threads is not None:
             check_at_least("num_threads", num_threads, 1)
         check_choices(privacy, two_party, differential_privacy, reports)
+        if epsilon_budget is not None:
+            check_positive("epsilon_budget", epsilon_budget)
         super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method)
         self.local_steps, self.rounds_per_epoch = local_steps, rounds_per_epoch
         self.participation, self.heard, self.nested_heard = participation, heard, nested_heard
         self.privacy, self.two_party, self.differential_privacy = privacy, two_party, differential_privacy
         self.reports, self.encrypted, self.max_share = reports, encrypted, max_share
+        self.reports, self.encrypted = reports, encrypted
+        self.epsilon_budget, self.account = epsilon_budget, account
         self.placement, self.num_threads, self.gather_checkpoints = placement, num_threads, gather_checkpoints
         self.seat, self.stays_joined = seat, False
         self._removed: _PATH | None = None
@@ -177,6 +186,8 @@ class FederatedStrategy(DDPStrategy):
             differential_privacy=self.differential_privacy,
             reports=self.reports,
             encrypted=self.encrypted,
+            epsilon_budget=self.epsilon_budget,
+            account=self.seat.accounts if self.account is None and self.seat is not None else self.account,
         )
         apart = self.seat is not None and self._star is None  # predicts by itself
         if previous is None or self._trained is not module or apart:  # fit, then test: the same federation goes on

@@ -245,6 +245,10 @@ class SecureAggregation(ABC):
                 f"than {self.min_clients}: let more clients take part"
             )
 
+    def fewest_in_total(self, num_clients: int) -> int:
+        """Return how many of so many clients a total has at least, where clients drop out before they have sent."""
+        return self.min_clients
+
     def colluders_needed(self, num_clients: int) -> int:
         """Clients of a round of so many that read vectors of others, together with a server that follows the protocol.
 

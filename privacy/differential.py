@@ -109,14 +109,46 @@ def _normals(count: int, key: bytes) -> Tensor:
     return total.div_(2.0)
 
 
+def spent_by(noise_multiplier: float) -> float:
+    """Privacy that a release with this multiplier z spends, in units that add up: 1 / z^2."""
+    # below 1e-150, where the square would overflow, nothing is private
+    return noise_multiplier**-2 if noise_multiplier > 1e-150 else math.inf
+
+
+def epsilon_of(spent: float, delta: float) -> float:
+    r"""Epsilon of Gaussian mechanisms that have ``spent`` together, as of `spent_by`, at failure probability ``delta``.
+
+    The least epsilon at which, with mu = sqrt(spent) and the normal distribution function Phi,
+
+    .. math:: \Phi(\mu/2 - \epsilon/\mu) - e^\epsilon \Phi(-\mu/2 - \epsilon/\mu) \le \delta,
+
+    exactly (Balle and Wang 2018, theorem 8).
+    """
+    if spent == 0 or math.isinf(spent):
+        return spent
+    mu = math.sqrt(spent)
+
+    def fails(epsilon: float) -> bool:
+        ends = torch.tensor([mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu], dtype=torch.float64)
+        first, second = torch.special.log_ndtr(ends).tolist()  # logarithms, as exp(epsilon) would overflow
+        return bool(first + math.log(-math.expm1(min(0.0, second + epsilon - first)) or 1e-300) > math.log(delta))
+
+    # above it, by the bound for concentrated differential privacy (Bun and Steinke 2016, proposition 1.3)
+    low, high = 0.0, fails(0.0) * (spent / 2 + mu * math.sqrt(-2 * math.log(delta)))
+    for _ in range(52):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fails(middle) else (low, middle)
+    return high
+
+
 @final
 class Accountant:
     """Counts what each client has released, and reports how much privacy that has cost.
 
     Every release is a Gaussian mechanism; releases with multipliers z_i compose to one of multiplier z with
-    1 / z^2 = sum of 1 / z_i^2, exactly so in Renyi differential privacy (Mironov 2017, corollary 3), from which
-    ``dp-accounting`` (``pip install 'fedlit[dp]'``) takes epsilon. No amplification by sampling is claimed:
-    participation is drawn from a seed that all parties know.
+    1 / z^2 = sum of 1 / z_i^2, exactly (Dong et al. 2019, corollary 2), also where a release follows from earlier ones,
+    and where a budget ends them (Smith and Thakurta 2022). No amplification by sampling is claimed: participation is
+    drawn from a seed that all parties know.
     """
 
     def __init__(self) -> None:
@@ -125,32 +157,20 @@ class Accountant:
     def record(self, clients: Iterable[str], noise_multiplier: float) -> None:
         """Count one release of each of ``clients``."""
         for name in clients:
-            # below 1e-150, where the square would overflow, nothing is private
-            spent = noise_multiplier**-2 if noise_multiplier > 1e-150 else math.inf
-            self._spent[name] = self._spent.get(name, 0.0) + spent
+            self._spent[name] = self.spent(name) + spent_by(noise_multiplier)
 
     @property
     def clients(self) -> list[str]:
         """Clients that have released anything."""
         return list(self._spent)
 
-    def epsilon(self, client: str, delta: float) -> float:
-        """Privacy loss of all releases of ``client`` together, at failure probability ``delta``.
+    def spent(self, client: str) -> float:
+        """Privacy that ``client`` has spent, as `spent_by` adds it up."""
+        return self._spent.get(client, 0.0)
 
-        Raises an `ImportError` if dp-accounting is not installed.
-        """
-        try:
-            from dp_accounting import GaussianDpEvent
-            from dp_accounting.rdp import RdpAccountant
-        except ImportError as error:
-            raise ImportError("accounting for differential privacy needs: pip install 'fedlit[dp]'") from error
-        if client not in self._spent:
-            return 0.0
-        if math.isinf(self._spent[client]):
-            return math.inf
-        accountant = RdpAccountant()
-        accountant.compose(GaussianDpEvent(self._spent[client] ** -0.5))
-        return float(accountant.get_epsilon(delta))
+    def epsilon(self, client: str, delta: float) -> float:
+        """Privacy loss of all releases of ``client`` together, at failure probability ``delta``, exactly."""
+        return epsilon_of(self.spent(client), delta)
 
     def state_dict(self) -> dict[str, Any]:
         """Spent privacy of each client, as plain values."""

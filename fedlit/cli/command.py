@@ -45,7 +45,6 @@ _EXTRAS = {
     "phe": "paillier",
     "gmpy2": "paillier",
     "tenseal": "he",
-    "dp_accounting": "dp",
     "grpc": "remote",
     "nvflare": "nvflare",
     "timm": "timm",

@@ -181,6 +181,7 @@ class Plan(ABC):
             checkpoint = None if afresh else folder.checkpoint(number, until)
             if seat is not None and not seat.is_server:
                 seat.journal = seat.journal or str(folder.journal(number))
+                seat.accounts = str(folder.root / "accounts")  # of all experiments here, and never set aside
                 if afresh and STARTS not in os.environ:  # a site that has started itself again is in the same run
                     set_aside(Path(seat.journal))
             folder.keep(number, self.start(number, partial(folder.place, number), checkpoint, seat))

@@ -84,7 +84,11 @@ class FederationTimeoutError(FederationError):
 
 
 class JournalError(FederationError):
-    """A site's journal of releases cannot be used, or has another release of the same step."""
+    """A site's journal or account of releases cannot be used, or has another release of the same step."""
+
+
+class BudgetError(FederationError):
+    """A client's privacy budget does not suffice for its next release."""
 
 
 class PayloadError(FederationError, ValueError):

@@ -69,7 +69,7 @@ class Exchange:
                 sent = dict(zip(names_of(payload), payload.values(), strict=True))
                 messages = {(sender, name): sent[name] for name in receivers_of[sender] if name in sent}
             for party, message in messages.items():
-                outgoing[party] = self._releases.of(channel, sender, message, around)
+                outgoing[party] = self._releases.of(channel, party, message, around)
         return self.carry(channel, outgoing, receivers_of, "exchange")
 
     def carry(
@@ -97,8 +97,8 @@ class Exchange:
         for party in sizes:
             sender = party if isinstance(party, str) else party[0]
             ways |= {(sender, to): party for to in receivers_of.get(sender, ()) if party in (sender, (sender, to))}
-        for party in dict.fromkeys(ways.values()) if kind == "exchange" else ():
-            self._releases.account(channel, {party if isinstance(party, str) else party[0]: 1.0})
+        if kind == "exchange":
+            self._releases.account(channel, dict.fromkeys(ways.values(), 1.0))
         booked = channel.name + (KEYS if kind == "keys" else "")
         for (sender, receiver), party in ways.items():
             messenger.book(booked, sender, receiver, sizes[party] + wrap)

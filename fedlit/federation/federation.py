@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
+from fedlit.checks import check, check_positive
+from fedlit.federation.account import Against
 from fedlit.federation.channel import Channel, Open, Pairwise, Summed
 from fedlit.federation.choices import Channels, Reports
 from fedlit.federation.client import Client, names_of
@@ -19,7 +22,7 @@ from fedlit.federation.leaks import with_other_participation
 from fedlit.federation.metrics import share_numbers
 from fedlit.federation.participants import Participants
 from fedlit.federation.participation import Participation
-from fedlit.federation.release import Releases
+from fedlit.federation.release import Budget, Releases
 from fedlit.federation.roster import Roster
 from fedlit.federation.streams import global_seed
 from fedlit.federation.sums.driver import Recipe, Sums
@@ -57,6 +60,11 @@ class Federation(Participants):
             which is accounted for. ``None`` is ``"exact"``, and beside ``differential_privacy`` ``"off"``.
         encrypted: Whether messages from client to client are encrypted between the two (`Seals`); ``None`` is where a
             backend or protocol protects others.
+        epsilon_budget: Greatest epsilon that a local client may spend, against those who see what is sent to the server
+            (``epsilon("sum")``), at the largest ``delta`` of the mechanisms; a release above it is refused. ``None`` is
+            no limit.
+        account: Where that is written before each release, to count in all runs that name the same: a folder, in which
+            each local client has a file of its name, or the file of each; see `Account`. ``None`` counts this run.
         seed: Of participation and random streams; ``None`` takes the one given to ``seed_everything``.
 
     Attributes:
@@ -90,6 +98,8 @@ class Federation(Participants):
         differential_privacy: GaussianMechanism | Mapping[str, GaussianMechanism] | None = None,
         reports: Reports | None = None,
         encrypted: bool | None = None,
+        epsilon_budget: float | None = None,
+        account: str | Mapping[str, str] | None = None,
         seed: int | None = None,
     ) -> None:
         transport = OneProcess() if transport is None else transport
@@ -99,12 +109,22 @@ class Federation(Participants):
         choices = {"privacy": privacy, "two_party": two_party, "differential_privacy": differential_privacy}
         resolved = Channels(channels, roster.clients, learning, roster.participating, encrypted, reports, **choices)
         super().__init__(transport, roster, resolved)
-        self._releases = Releases(self._messenger)
+        self._releases = Releases(self._messenger, resolved.mechanisms, self._budget(epsilon_budget, account))
         self.ledger, self.accounts = self._messenger.ledger, self._releases.accounts
         self._exchange = Exchange(self._messenger, self._releases, self.channels.encrypted)
         self._sums = Sums(self._messenger, self.channels, self._releases, self._timed)
         self._identities: Identities | None = None
         self._two_party = TwoPartyExchange(self._messenger, self._exchange, self._releases, self._timed)
+
+    def _budget(self, epsilon: float | None, account: str | Mapping[str, str] | None) -> Budget:
+        if epsilon is not None:
+            check_positive("epsilon_budget", epsilon)
+            rule, way_out = "left out without differential_privacy", "without noise nothing is private"
+            check(bool(self.channels.mechanisms), "epsilon_budget", rule, epsilon, way_out)
+        if isinstance(account, Mapping):
+            missing = [client.name for client in self.local_clients if client.name not in account]
+            check(not missing, "account", "a folder, or a file for each local client", account, f"add {missing}")
+        return Budget(math.inf if epsilon is None else epsilon, account)
 
     # ---------------------------------------------------------------- who is lost, and comes back
 
@@ -336,13 +356,12 @@ class Federation(Participants):
             resolved = replace(resolved, mechanism=None if reports == "exact" else reports)
             return share_numbers(self._messenger, self._releases, resolved, mine, names, about)
 
-    def epsilon(self, against: Literal["message", "sum"] = "message") -> dict[str, float]:
-        """Privacy loss so far of each client that has released anything, at the largest ``delta`` of the mechanisms.
+    def epsilon(self, against: Against = "message") -> dict[str, float]:
+        """Privacy loss in this run of each client that has released anything, at the largest ``delta`` of mechanisms.
 
-        ``against`` whom: those who see single messages, or those who see sums only (`accounts`). An `ImportError` if
-        the accountant's library is not installed.
+        ``against`` whom: those who see single messages, or those who see sums only (`accounts`).
         """
-        return self._releases.epsilon(self.channels.mechanisms, against)
+        return self._releases.epsilon(against)
 
     def _aggregate(
         self,

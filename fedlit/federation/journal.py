@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +23,10 @@ import torch
 from torch import Tensor
 
 from fedlit.federation.errors import JournalError
+from fedlit.federation.records import Records
 from fedlit.privacy.links import derive, digest
 from fedlit.privacy.packing import Payload
 
-_VERSION = 1
 _COINCIDENCE = 32
 """Numbers of a vector below which it may well be equal to one of another round by chance."""
 
@@ -36,7 +34,7 @@ Sum = tuple[object, ...]
 """Position of a sum in the run, its channel, and how many sums it had there before."""
 
 
-class Journal:
+class Journal(Records):
     """Releases of a site's clients, one line of JSON for each, in a file that only its owner reads.
 
     It also has a secret, from which the noise of differential privacy is derived: a message that is sent again has the
@@ -50,37 +48,16 @@ class Journal:
         JournalError: If the file cannot be read or written, or is no journal.
     """
 
+    _NOUN = "journal"
+
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
         self._entries: dict[tuple[object, ...], dict[str, Any]] = {}  # by client and sum
         self._peers: dict[str, bytes] = {}  # identity keys of clients of other sites
         self._contents: dict[tuple[str, str, str], list[str]] = {}  # clients, by client, channel and hash
         self._position: tuple[object, ...] = ()
         self._counts: dict[str, int] = {}
         self._written: set[str] = set()  # clients with a new entry of the sum under way
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            os.fchmod(self._file, 0o600)
-            text = self.path.read_bytes()
-        except OSError as error:
-            raise self._problem(f"cannot be opened ({error.strerror})") from error
-        whole = text[: text.rfind(b"\n") + 1]
-        try:
-            if len(whole) < len(
-                text
-            ):  # an entry that was not yet synchronised when the process ended: nothing had left
-                os.truncate(self.path, len(whole))
-            head, *entries = [json.loads(line) for line in whole.splitlines()] or [self._begin()]
-            if head["version"] != _VERSION:
-                raise self._problem(f"has version {head['version']}, and this program writes {_VERSION}")
-            self._secret = bytes.fromhex(head["secret"])
-            for entry in entries:
-                self._take(entry)
-        except OSError as error:
-            raise self._problem(f"cannot be written ({error.strerror})") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._problem(f"is no journal of fedlit ({type(error).__name__})") from error
+        super().__init__(path)
 
     def next_sum(self, position: Sequence[object], channel: str) -> Sum:
         """Name the sum that begins, which the program of a run asks for in the same order whenever it is repeated."""
@@ -151,6 +128,12 @@ class Journal:
 
     # ---------------------------------------------------------------- the file
 
+    def _head(self) -> dict[str, Any]:
+        return {"secret": secrets.token_hex(32)}
+
+    def _open(self, head: Mapping[str, Any]) -> None:
+        self._secret = bytes.fromhex(head["secret"])
+
     def _take(self, entry: Mapping[str, Any]) -> None:
         if "peer" in entry:
             self._peers[str(entry["peer"])] = bytes.fromhex(entry["key"])
@@ -163,27 +146,6 @@ class Journal:
         whole = self._entries.setdefault((client, *step), {})
         whole |= {key: entry[key] for key in ("among", "hash", "survivors") if key in entry}
         self._contents.setdefault((client, _channel(step), whole["hash"]), whole["among"])
-
-    def _begin(self) -> dict[str, Any]:
-        head = {"version": _VERSION, "secret": secrets.token_hex(32)}
-        self._write(head)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        os.fsync(folder)  # or the file itself could be gone after a crash
-        os.close(folder)
-        return head
-
-    def _append(self, entry: Mapping[str, Any]) -> None:
-        try:
-            self._write(entry)
-        except OSError as error:
-            raise self._problem(f"cannot be written ({error.strerror}), so nothing is sent") from error
-        self._take(entry)
-
-    def _write(self, entry: Mapping[str, Any]) -> None:
-        line = json.dumps(entry).encode() + b"\n"
-        while line:
-            line = line[os.write(self._file, line) :]
-        os.fsync(self._file)
 
     def _hash(self, vector: Tensor) -> str:
         keyed = hmac.new(self._secret, digest(str(vector.dtype), len(vector)), hashlib.sha256)

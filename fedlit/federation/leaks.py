@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 
@@ -13,8 +14,6 @@ from fedlit.privacy import GaussianMechanism, PlainAffine, PrivacyWarning
 
 _SHARE = 1e-4
 """Of a client's samples; a backend's grid rounds shares of classes by less."""
-
-_WAYS_OUT = "Train for one target alone, or give differential_privacy"
 
 
 def seen_by_the_server(channels: Mapping[str, Resolved], rank_of: Mapping[str, int]) -> list[str]:
@@ -89,15 +88,15 @@ def over_other_targets(channels: Channels, clients: Sequence[str], targets: Coll
     sentences = []
     for channel in channels.values():
         left_out = [name for name in clients if name not in channel.senders]
-        if len(targets) < 2 or not _unblurred(channel) or not left_out or len(channel.senders) < 2:
+        if len(targets) < 2 or not channel.hides or not left_out or len(channel.senders) < 2:
             continue
-        when, another = "in every round", ""
+        when, another = "in every round", "Train for one target alone"
         if not channel.declared.fixed:
-            when, another = "in the first round", ", or give each target a run with a seed of its own"
+            when, another = "in the first round", f"{another}, or give each target a run with a seed of its own"
         sentences.append(
             f"channel {channel.name!r} is summed for the targets {[*targets]} over all clients but the target, and "
             f"{when} each client sends the same for every target: whoever sees these sums computes what single "
-            f"clients sent, which {type(channel.backend).__name__} hides in one sum. {_WAYS_OUT}{another}"
+            f"clients sent, which {type(channel.backend).__name__} hides in one sum. {_ways_out(channel, another)}"
         )
     return sentences
 
@@ -107,19 +106,19 @@ def over_other_senders(channels: Channels, before: Mapping[str, Sequence[str]], 
     sentences = []
     for channel in channels.values():
         odd = {*channel.senders}.symmetric_difference(before.get(channel.name, channel.senders))
-        if odd and _unblurred(channel):
+        if odd and channel.hides:
             sentences.append(
                 f"channel {channel.name!r} is summed over {[*channel.senders]}, and was over {[*before[channel.name]]} "
                 f"with {method} and the same seed: as clients send the same in the first round of both methods, "
-                f"the two sums reveal what {sorted(odd)} sent. Give this method a run with a seed of its own, or "
-                "differential_privacy"
+                f"the two sums reveal what {sorted(odd)} sent. "
+                + _ways_out(channel, "Give this method a run with a seed of its own")
             )
     return sentences
 
 
 def hidden_senders(channels: Channels) -> dict[str, tuple[str, ...]]:
-    """Senders by channel, of those whose single messages are masked, and without noise."""
-    return {channel.name: channel.senders for channel in channels.values() if _unblurred(channel)}
+    """Senders by channel, of those whose single messages are masked."""
+    return {channel.name: channel.senders for channel in channels.values() if channel.hides}
 
 
 def over_other_clients(channel: Resolved, before: Sequence[str], now: Sequence[str]) -> str:
@@ -127,36 +126,51 @@ def over_other_clients(channel: Resolved, before: Sequence[str], now: Sequence[s
     odd = [name for name in channel.senders if (name in before) != (name in now)]
     return (
         f"channel {channel.name!r} is summed over {[*now]}, and was over {[*before]}, while each client sends the same "
-        f"both times: the two sums reveal what {odd} sent, which {type(channel.backend).__name__} hides in one. Give "
-        "differential_privacy, or a participation under which the same clients send"
+        f"both times: the two sums reveal what {odd} sent, which {type(channel.backend).__name__} hides in one. "
+        + _ways_out(channel, "Give a participation under which the same clients send")
     )
 
 
 def with_other_participation(channels: Channels) -> list[str]:
     """Sentences about rounds that a run from a checkpoint may repeat with another participation."""
-    hidden = [channel.name for channel in channels.values() if _unblurred(channel)]
+    hidden = [channel.name for channel in channels.values() if channel.hides]
     if not hidden:
         return []
+    noised = next(
+        (channel for channel in channels.values() if channel.hides and channel.mechanism), channels[hidden[0]]
+    )
     return [
         f"participation or heard is another one than in the checkpoint. If the run went on after it, the messages of "
         f"its next round over the channels {hidden} have been summed before, over other clients, and the two sums "
-        "reveal what single clients sent. Resume with the same participation, or give differential_privacy"
+        f"reveal what single clients sent. {_ways_out(noised, 'Resume with the same participation')}"
     ]
 
 
 def warn_of_lone_classes(channel: Resolved, client: str, own: Tensor, mean: Tensor) -> None:
-    """At a client, warn of classes of which it alone has samples, in a uniform mean of class shares, shape (C,)."""
-    total = mean.cpu() * len(channel.senders)
-    lone = torch.nonzero((own.cpu() > 0) & (total - own.cpu() < _SHARE)).flatten().tolist()
-    if lone and _unblurred(channel):
+    """At a client, warn of classes of which it alone has samples, in a uniform mean of class shares, shape (C,).
+
+    With the noise of differential privacy, of all which it may have alone: others' part is within two deviations.
+    """
+    mechanism, count = channel.mechanism, len(channel.senders)
+    deviation = 0.0 if mechanism is None else mechanism.noise_multiplier * mechanism.clip_norm * math.sqrt(count)
+    others = mean.cpu() * count - own.cpu()
+    lone = torch.nonzero((own.cpu() > 0) & (others < _SHARE + 2 * deviation)).flatten().tolist()
+    if lone and channel.hides:
+        has = "alone has" if mechanism is None else "has, and perhaps no other client,"
         warnings.warn(
-            f"of the classes {lone} client {client!r} alone has samples: their part of the mean over channel "
-            f"{channel.name!r}, which everybody learns, is what {client!r} sent. Leave these classes out, or give "
-            "differential_privacy for this channel",
+            f"of the classes {lone} client {client!r} {has} samples: their part of the mean over channel "
+            f"{channel.name!r}, which everybody learns, is what {client!r} sent. "
+            + _ways_out(channel, "Leave these classes out"),
             PrivacyWarning,
             stacklevel=2,
         )
 
 
-def _unblurred(channel: Resolved) -> bool:
-    return channel.hides and channel.mechanism is None
+def _ways_out(channel: Resolved, other: str) -> str:
+    """End of a warning: what to do about it, or what the noise of a mechanism covers of it."""
+    if channel.mechanism is None:
+        return f"{other}, or give differential_privacy for this channel"
+    return (
+        f"{channel.mechanism} covers that only as far as the epsilon of all these sums together is small, and "
+        f"privacy/epsilon_sum counts those of one run: keep an account of all runs. {other}"
+    )

@@ -52,7 +52,10 @@ def share_numbers(
     # The kind has the number of names too: tables of unequal size cannot be gathered. 8 stands for any size above 0:
     # the numbers travel in the table, and are booked below.
     kind = KINDS.index("report") + len(names)
-    messenger.announce(channel, {name: 8 for name, some in zip(clients, reporting, strict=True) if some}, kind)
+    announced = messenger.announce(
+        channel, {name: 8 for name, some in zip(clients, reporting, strict=True) if some}, kind
+    )
+    releases.account(resolved, dict.fromkeys(announced, 1.0))
     tables = messenger.all_gather(table, channel)
     for rank, theirs in enumerate(tables):
         others = [row for row, client in enumerate(clients) if messenger.rank_of[client] != rank]
@@ -65,7 +68,6 @@ def share_numbers(
         for row, client in enumerate(clients)
         if any(flags[row])
     }
-    releases.account(resolved, dict.fromkeys(reported, 1.0))
     sizes = {client: wire_size(dict.fromkeys(mine, _NUMBER)) for client, mine in reported.items()}
     for client, size in sizes.items():
         messenger.ledger.record(round_idx, channel, client, SERVER, size)

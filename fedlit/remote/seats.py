@@ -22,6 +22,8 @@ class Seat(ABC):
     is_server: bool
     journal: str | None = None
     """At a site: file of what it has released, see `fedlit.federation.journal`; ``None`` keeps none."""
+    accounts: str | None = None
+    """At a site: folder of its clients' accounts of privacy, if the strategy is given no ``account``."""
     allow_rejoin: Sequence[str] = ()
     """Clients whose identity key may be another one than before."""
 

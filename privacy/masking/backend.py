@@ -167,6 +167,10 @@ class PairwiseMasking(SecureAggregation):
         needed = fraction_of(self.threshold, num_clients)
         return max(needed, self.shares_needed(num_clients)) if isinstance(self.threshold, int) else needed
 
+    def fewest_in_total(self, num_clients: int) -> int:
+        """As many as must confirm who survived."""
+        return max(self.min_clients, self.confirmations_needed(num_clients))
+
     def colluders_needed(self, num_clients: int) -> int:
         """As many as hold shares enough of a client's secrets; or all others, who take their own off the sum."""
         return min(num_clients - 1, self.shares_needed(num_clients))

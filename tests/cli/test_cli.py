@@ -122,13 +122,7 @@ def test_every_setting_runs_one_batch(name):
     main(["fit", "--config", "data/digits", "--config", f"settings/{name}", *ONE_BATCH, *small])
 
 
-NEEDS = {
-    "paillier": "phe",
-    "threshold_paillier": "phe",
-    "bfv": "tenseal",
-    "ckks": "tenseal",
-    "differential": "dp_accounting",
-}
+NEEDS = {"paillier": "phe", "threshold_paillier": "phe", "bfv": "tenseal", "ckks": "tenseal"}
 BACKENDS = {"paillier": "Paillier", "threshold_paillier": "ThresholdPaillier", "bfv": "BFV", "ckks": "CKKS"}
 
 

@@ -142,7 +142,6 @@ def test_privacy_says_what_the_backend_says_of_itself(runs, page):
 
 @pytest.mark.slow
 def test_a_spent_epsilon_is_told(tmp_path):
-    pytest.importorskip("dp_accounting")
     main(["fit", "--config", "experiments/digits_fedavg", "--config", "privacy/differential", *SMALL,
           "--trainer.max_epochs=2", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
     (folder,) = (path.parent for path in tmp_path.rglob("privacy.json"))

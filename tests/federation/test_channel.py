@@ -237,7 +237,6 @@ def test_learners_differ_between_rounds_and_have_to_be_named() -> None:
 
 
 def test_each_message_costs_privacy() -> None:
-    pytest.importorskip("dp_accounting")
     whole, by_receiver = (federation(Open("news"), differential_privacy=NOISE) for _ in range(2))
     whole.exchange("news", {"t": {"x": torch.zeros(1)}})
     by_receiver.exchange("news", {"t": separate("t", "a", "b", "c")})

@@ -71,7 +71,6 @@ def test_sums_over_other_targets_are_named() -> None:
     [
         ({}, ["a"]),
         ({"privacy": Plain()}, NAMES),
-        ({"differential_privacy": GaussianMechanism(1.0, 1.0)}, NAMES),
         ({"channels": [Summed("weights", "weights")]}, NAMES),  # of everyone, whoever is the target
     ],
 )
@@ -87,7 +86,6 @@ def test_methods_that_sum_over_other_clients_are_named_and_others_are_not() -> N
     assert "summed over ['a', 'b', 'c', 'd'], and was over ['a', 'b', 'c', 'd', 'e'] with FedAvg" in sentence
     assert over_other_senders(everyone.channels, before, "FedAvg") == []
     assert over_other_senders(federation(privacy=Plain()).channels, before, "FedAvg") == []
-    assert hidden_senders(federation(differential_privacy=GaussianMechanism(1.0, 1.0)).channels) == {}
 
 
 class AllButOne(Participation):
@@ -114,7 +112,6 @@ def test_two_rounds_over_other_clients_reveal_a_difference_and_warn() -> None:
     [
         {"participation": Everyone()},
         {"participation": AllButOne(), "privacy": Plain()},
-        {"participation": AllButOne(), "differential_privacy": GaussianMechanism(1.0, 1.0)},
         {"participation": AllButOne(), "channels": [Summed("moments", "changes from round to round", "sources")]},
     ],
 )
@@ -124,6 +121,26 @@ def test_rounds_that_reveal_nothing_more_do_not_warn(choices: dict[str, Any]) ->
         for fed.round_idx in range(3):
             total(fed)
     assert words == []
+
+
+def test_noise_ends_no_warning_but_the_warning_states_what_it_covers() -> None:
+    """The difference of two sums has the victims' vectors with their noise, and that of all others, twice."""
+    noise = {"differential_privacy": GaussianMechanism(1.0, 0.25)}
+    fed = federation(participation=AllButOne(), **noise)
+    with warned() as words:
+        for fed.round_idx in range(2):
+            total(fed)
+    words += over_other_targets(federation(**noise).channels, NAMES, NAMES)
+    everyone = hidden_senders(federation(channels=[Summed("weights", "weights")], **noise).channels)
+    words += over_other_senders(federation(**noise).channels, everyone, "FedAvg")
+    before = federation(participation=Schedule([["a", "b", "c"]]), **noise)
+    with warned() as more:
+        federation(participation=Everyone(), **noise).load_state_dict(before.state_dict())
+    assert len(words + more) == 5
+    for sentence in words + more:
+        assert "noise_multiplier=0.25) covers that only as far as the epsilon" in sentence
+        assert "keep an account of all runs" in sentence
+        assert "give differential_privacy" not in sentence
 
 
 def test_a_resume_remembers_over_whom_a_fixed_channel_was_summed() -> None:

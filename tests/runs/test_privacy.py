@@ -95,7 +95,6 @@ def test_a_trained_module_is_clipped_around_the_weights_it_has_when_a_mechanism_
 
 
 def test_spent_privacy_and_public_weights_survive_a_resume_in_the_middle_of_a_run(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
     mechanism = GaussianMechanism(clip_norm=1e-3, noise_multiplier=1.0)
     data = digits(target_labels=30)
 
@@ -166,7 +165,6 @@ def test_exact_reports_do_tell_it_and_so_the_test_above_can_fail() -> None:
 
 
 def test_noised_reports_have_the_noise_and_are_accounted_for() -> None:
-    pytest.importorskip("dp_accounting")
 
     def run(**strategy: Any) -> Any:
         data = digits(target_labels=30)

@@ -45,6 +45,7 @@ class Fault(pl.Callback):
         watched: dict[str, list[tuple[Any, str]]] = {
             "opening": [(driver.Parties, "run_step")],
             "protect": [(kind, "protect") for kind in below(AggregationClient) if "protect" in vars(kind)],
+            "sending": [(Messenger, "gather_each")],
             "unmasking": [(Sums, "_unmask")],
             "download": [(Messenger, "broadcast")],
             "checkpoint": [(trainer.strategy.checkpoint_io, "save_checkpoint")],

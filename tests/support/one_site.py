@@ -186,6 +186,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--everyone", action="store_true", help="nobody is away")
     parser.add_argument("--values", action="store_true", help="tell the weights, and not their fingerprints alone")
     parser.add_argument("--privacy", default="None", help="an expression over fedlit.privacy")
+    parser.add_argument("--noise", help="folder of the accounts of differential privacy")
     parser.add_argument("--placement", default="None", help="an expression: names of clients for each process")
     parser.add_argument("--keep", type=int, default=-1, help="checkpoints of --save-steps, of which the last stay")
     parser.add_argument("--gather", action="store_true", help="checkpoints have all clients whatever is hidden")
@@ -242,6 +243,8 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
             "timeout": options.timeout,
             "local_steps": options.steps,
             "privacy": privacy,
+            "differential_privacy": options.noise and fedlit.privacy.GaussianMechanism(1.0, 1.0),
+            "account": options.noise,
             "two_party": two_party,
             "placement": eval(options.placement),  # written by the tests, too
             "gather_checkpoints": True if options.gather else None,

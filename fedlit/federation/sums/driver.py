@@ -129,7 +129,7 @@ class Sums:
         """Warn that two sums of the same messages over different clients reveal more than each."""
         before = self.totals.senders.setdefault(channel.name, [*senders])
         self.totals.senders[channel.name] = [*senders]
-        if before != [*senders] and channel.hides and channel.mechanism is None and self._messenger.hosts_server:
+        if before != [*senders] and channel.hides and self._messenger.hosts_server:
             warnings.warn(over_other_clients(channel, before, senders), PrivacyWarning, stacklevel=6)
 
     # ---------------------------------------------------------------- one sum
