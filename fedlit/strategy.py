@@ -25,7 +25,7 @@ from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from fedlit.checks import check, check_at_least, check_positive, refuse
-from fedlit.federation import ChannelError, FederatedLoader, Federation, Participation, RosterError
+from fedlit.federation import FederatedLoader, Federation, Participation, RosterError
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
 from fedlit.federation.errors import public_text
@@ -41,12 +41,10 @@ from fedlit.run.checkpoint_files import part_of, read, stale
 from fedlit.run.gathering import unite, warn_of_gathered
 from fedlit.run.planning import plan_rounds
 from fedlit.run.sample_check import check_evaluation
+from fedlit.run.trainer_checks import check_reported
 
 _START_UP = timedelta(minutes=10)
 """Processes may start at different times (imports, data); the federation's timeout applies afterwards."""
-
-_REPORTED = ("train/", "source/", "target/", "validator/", "oracle/")
-"""Prefixes of the names of numbers that clients report."""
 
 _joined: dict[timedelta, tuple[Transport, Transport]] = {}
 """Process groups for the federation and for Lightning, which outlive a Trainer, as scripts run several."""
@@ -207,7 +205,8 @@ class FederatedStrategy(DDPStrategy):
             seen = seen_by_the_server(channels, federation.roster.rank_of)
             for sentence in (*seen, *with_samples(channels), *with_moments(channels), *sent_beside(channels)):
                 rank_zero_warn(sentence, category=PrivacyWarning)
-        self._check_monitors(federation)
+        if federation.channels.reports == "off":
+            check_reported(module.trainer)
 
     def _joined(self, facts: dict[str, Any]) -> tuple[Transport, Sequence[Sequence[str]] | None]:
         """Return this process's transport, and the clients of each process."""
@@ -241,17 +240,6 @@ class FederatedStrategy(DDPStrategy):
             }
         )
         return self._star, [[], *self._star.sites.values()]
-
-    def _check_monitors(self, federation: Federation) -> None:
-        """Refuse callbacks that would wait for numbers that clients do not report."""
-        for callback in self._federated_module().trainer.callbacks:  # type: ignore[attr-defined]
-            monitor = getattr(callback, "monitor", None)
-            if federation.channels.reports == "off" and isinstance(monitor, str) and monitor.startswith(_REPORTED):
-                raise ChannelError(
-                    f"{type(callback).__name__}(monitor={monitor!r}) needs numbers that clients do not report beside "
-                    "differential_privacy: monitor nothing, or give the strategy reports=GaussianMechanism(...), which "
-                    "adds noise that is accounted for, or reports='exact', which is beside all guarantees"
-                )
 
     def setup_distributed(self) -> None:
         """Join the processes, on CPU tensors; one process needs no process group."""

@@ -27,6 +27,7 @@ from fedlit.privacy.driver import sum_in_process
 from fedlit.privacy.errors import QuorumError
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.packing import Payload
+from fedlit.privacy.tags import Tags
 from fedlit.privacy.terms import Terms
 
 if TYPE_CHECKING:
@@ -119,6 +120,10 @@ class AggregationClient(Party, ABC):
         Raises a `PrivacyError` if it is not what an honest server would have relayed.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step {step!r}")
+
+    def protect_tagged(self, vector: Tensor, tags: Tags) -> Tensor:
+        """As `protect`, of a vector and its tags: shape (n + count,)."""
+        return self.protect(tags.append(vector))
 
     @abstractmethod
     def protect(self, vector: Tensor) -> Tensor:

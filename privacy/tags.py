@@ -14,7 +14,6 @@ The check is lost, and confidentiality is not, if a client gives the key to the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
@@ -30,7 +29,8 @@ from fedlit.privacy.links import derive
 _TAGS = 2
 _BITS = 64
 _WIDTH = 1024  # of the matrix
-_ROWS = 64  # that are taken at once, and stay in the cache
+BLOCK = 32 * _WIDTH
+"""Numbers that are taken in at once, and stay in the cache."""
 
 _Integers = NDArray[np.int64]
 
@@ -57,17 +57,23 @@ class Tags:
 
     def append(self, vector: Tensor) -> Tensor:
         """Return a vector, shape (n,), on the CPU, and its tags, shape (n + count,)."""
-        numbers = vector.numpy()
+        numbers, running = vector.numpy(), self.begin()
+        block = np.empty(BLOCK, np.int64)
+        for start in range(0, len(numbers), BLOCK):
+            integers = block[: len(numbers[start : start + BLOCK])]
+            self._codec.round_into(numbers[start : start + BLOCK], integers)
+            running.take(integers)
+        tags = torch.from_numpy(self.numbers(running)).to(vector.dtype)
+        return torch.cat([vector, tags / self._codec.scale])
 
-        def fill(start: int, integers: _Integers) -> None:
-            self._codec.round_into(numbers[start : start + len(integers)], integers)
+    def begin(self) -> Running:
+        """Begin the tags of one vector."""
+        return Running(self._key, 1)
 
-        parts = [
-            (tag >> shift) % 2**self._bits
-            for tag in self._compute(len(numbers), fill, 1)
-            for shift in range(0, self._per_tag * self._bits, self._bits)
-        ]
-        return torch.cat([vector, torch.tensor(parts, dtype=vector.dtype) / self._codec.scale])
+    def numbers(self, running: Running) -> _Integers:
+        """Return the integers to append to the vector that has been taken in, shape (count,)."""
+        shifts = range(0, self._per_tag * self._bits, self._bits)
+        return np.array([(tag >> shift) % 2**self._bits for tag in running.tags for shift in shifts], np.int64)
 
     def check(self, total: Tensor, added: int) -> Tensor:
         """Return a decoded total of so many vectors, shape (n + count,), without its tags: shape (n,).
@@ -81,36 +87,41 @@ class Tags:
         if len(total) < self.count:
             raise DecodeError(f"a total of {len(total)} numbers has no {self.count} of its tags")
         integers = np.rint(total.cpu().double().numpy() * self._codec.scale).astype(np.int64)
-        body, appended = integers[: -self.count], integers[-self.count :].tolist()
-
-        def fill(start: int, out: _Integers) -> None:
-            out[:] = body[start : start + len(out)]
-
+        body, appended, running = integers[: -self.count], integers[-self.count :].tolist(), Running(self._key, added)
+        for start in range(0, len(body), BLOCK):
+            running.take(body[start : start + BLOCK])
         parts = [appended[i : i + self._per_tag] for i in range(0, self.count, self._per_tag)]
         sent = [sum(part << (i * self._bits) for i, part in enumerate(each)) % 2**_BITS for each in parts]
-        if sent != self._compute(len(body), fill, added):
+        if sent != running.tags:
             raise AuthenticationError(
                 "a total is not the sum of what the clients have sent: the server, or who relays for it, has changed "
                 "it. Nothing of it was used"
             )
         return total[: -self.count]
 
-    def _compute(self, length: int, fill: Callable[[int, _Integers], Any], added: int) -> list[int]:
-        """Return both tags of the sum of so many vectors, whose integers ``fill`` writes from a position on."""
-        stream = Cipher(algorithms.AES256(self._key), modes.CTR(bytes(16))).encryptor()
 
-        def draw(rows: int, columns: int) -> _Integers:
-            return np.frombuffer(stream.update(bytes(8 * rows * columns)), np.int64).reshape(rows, columns)
+@final
+class Running:
+    """Both tags of the sum of so many vectors, whose integers are taken in from the front to the back."""
 
-        right = draw(_TAGS, _WIDTH)
-        tags = [added * int(offset) for offset in draw(_TAGS, 1)[:, 0]]
-        block = np.empty((_ROWS, _WIDTH), np.int64)
-        for start in range(0, length, block.size):
-            filled = min(block.size, length - start)
-            fill(start, block.reshape(-1)[:filled])
-            block.reshape(-1)[filled:] = 0
-            rows = block[: -(-filled // _WIDTH)]
-            left = draw(_TAGS, _ROWS)[:, : len(rows)]
-            for index, factors in enumerate(right):
-                tags[index] += int(left[index] @ np.einsum("ij,j->i", rows, factors))  # wraps around at 2^64
-        return [tag % 2**_BITS for tag in tags]
+    def __init__(self, key: bytes, added: int) -> None:
+        self._stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+        self._right = self._draw(_TAGS, _WIDTH)
+        self._tags = [added * int(offset) for offset in self._draw(_TAGS, 1)[:, 0]]
+
+    @property
+    def tags(self) -> list[int]:
+        """Tags of what has been taken in, in [0, 2^64)."""
+        return [tag % 2**_BITS for tag in self._tags]
+
+    def take(self, integers: NDArray[np.signedinteger[Any]]) -> None:
+        """Take in the next integers, shape (n,), where n is a multiple of 1024, unless they are the last."""
+        rows = np.zeros((-(-len(integers) // _WIDTH), _WIDTH), np.int64)
+        rows.reshape(-1)[: len(integers)] = integers
+        left = self._draw(len(rows), _TAGS)
+        for index, factors in enumerate(self._right):
+            # products and sums wrap around at 2^64
+            self._tags[index] += int(left[:, index] @ np.einsum("ij,j->i", rows, factors))
+
+    def _draw(self, rows: int, columns: int) -> _Integers:
+        return np.frombuffer(self._stream.update(bytes(8 * rows * columns)), np.int64).reshape(rows, columns)

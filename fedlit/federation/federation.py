@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -141,22 +141,6 @@ class Federation(Participants):
             back = back - transport.lost | transport.roll_call(lacks)
         self.roster.send_away([name for name in self.roster.rank_of if self._messenger.is_lost(name)])
         return back
-
-    def _lacks(self, lost: Collection[int], adapts: bool) -> str:
-        """Say why a round without the clients of these ranks makes no sense; empty if it does."""
-        here = [name for name, rank in self.roster.rank_of.items() if rank not in lost]
-        target = self.target.name
-        if adapts and target not in here:
-            return f"the model is adapted to the target {target!r}"
-        if not any(name != target for name in here):
-            return "no source is left"
-        for name, channel in self.channels.items():
-            if isinstance(channel.declared, Summed) and channel.declared.too_few == "skip":
-                left, needed = [each for each in channel.senders if each in here], channel.backend.min_clients
-                if len(left) < needed <= len(channel.senders):
-                    backend = type(channel.backend).__name__
-                    return f"a mean over channel {name!r} needs {needed} clients under {backend}, and {left} are left"
-        return ""
 
     def public_state(self) -> dict[str, Any]:
         """Return what the server sends to processes that come back; nothing of it is a client's."""

@@ -13,13 +13,13 @@ of another round.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from fedlit.federation.errors import JournalError
@@ -27,6 +27,7 @@ from fedlit.federation.records import Records
 from fedlit.privacy.links import derive, digest
 from fedlit.privacy.packing import Payload
 
+_CHUNK = 1 << 28  # the library takes less than 2^31 bytes at once
 _COINCIDENCE = 32
 """Numbers of a vector below which it may well be equal to one of another round by chance."""
 
@@ -148,9 +149,14 @@ class Journal(Records):
         self._contents.setdefault((client, _channel(step), whole["hash"]), whole["among"])
 
     def _hash(self, vector: Tensor) -> str:
-        keyed = hmac.new(self._secret, digest(str(vector.dtype), len(vector)), hashlib.sha256)
-        keyed.update(vector.detach().cpu().contiguous().numpy().data)
-        return keyed.hexdigest()
+        # GMAC under a key that stays here, which is many times as fast as SHA-256 where processors lack it
+        mac = Cipher(algorithms.AES256(self.secret_of("hash")), modes.GCM(bytes(12))).encryptor()
+        mac.authenticate_additional_data(digest(str(vector.dtype), len(vector)))
+        content = vector.detach().cpu().contiguous().view(torch.uint8).numpy()
+        for start in range(0, len(content), _CHUNK):
+            mac.authenticate_additional_data(content[start : start + _CHUNK].data)
+        mac.finalize()
+        return mac.tag.hex()
 
     def _refusal(self, client: str, step: Sum, what: str) -> JournalError:
         return JournalError(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from fedlit.federation.channel import Summed
 from fedlit.federation.choices import Channels
 from fedlit.federation.client import Client, Facts, introductions, names_of, reports_by_client
 from fedlit.federation.errors import FederationError, OutOfStepError, RosterError
@@ -100,6 +101,22 @@ class Participants:
         """Clients present in this round; with ``channel``, those who participate on it."""
         _ = channel is None or self.channels[channel]  # a name that no channel has is an error
         return self.roster.present(self.round_idx, channel)
+
+    def _lacks(self, lost: Collection[int], adapts: bool) -> str:
+        """Say why a round without the clients of these ranks makes no sense; empty if it does."""
+        here = [name for name, rank in self.roster.rank_of.items() if rank not in lost]
+        target = self.target.name
+        if adapts and target not in here:
+            return f"the model is adapted to the target {target!r}"
+        if not any(name != target for name in here):
+            return "no source is left"
+        for name, channel in self.channels.items():
+            if isinstance(channel.declared, Summed) and channel.declared.too_few == "skip":
+                left, needed = [each for each in channel.senders if each in here], channel.backend.min_clients
+                if len(left) < needed <= len(channel.senders):
+                    backend = type(channel.backend).__name__
+                    return f"a mean over channel {name!r} needs {needed} clients under {backend}, and {left} are left"
+        return ""
 
     def introduce(self, facts: Mapping[str, Facts]) -> None:
         """Before training, send sizes and shapes of local clients' data to every process.

@@ -12,6 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fedlit.checks import refuse
+from fedlit.federation import ChannelError
 
 _AVERAGES = (
     "averages weights of local steps, and ends with clients whose models differ where the method has made them equal; "
@@ -76,6 +77,22 @@ def check_trainer(trainer: Trainer) -> None:
                 trainer.callbacks.remove(callback)  # type: ignore[attr-defined]
             name = type(callback).__name__
             refuse("callbacks", f"without {name}, which {why}", callback, instead, shown=name)
+
+
+_REPORTED = ("train/", "source/", "target/", "validator/", "oracle/")
+"""Prefixes of the names of numbers that clients report."""
+
+
+def check_reported(trainer: Trainer) -> None:
+    """Raise a `ChannelError` if a callback would wait for numbers that clients do not report."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(monitor, str) and monitor.startswith(_REPORTED):
+            raise ChannelError(
+                f"{type(callback).__name__}(monitor={monitor!r}) needs numbers that clients do not report beside "
+                "differential_privacy: monitor nothing, or give the strategy reports=GaussianMechanism(...), which "
+                "adds noise that is accounted for, or reports='exact', which is beside all guarantees"
+            )
 
 
 _OF_LIGHTNING = ("conditioned on metric", "could not find the monitored key")

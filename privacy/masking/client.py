@@ -31,6 +31,7 @@ from fedlit.privacy.masking.round import (
     write_header,
 )
 from fedlit.privacy.packing import check_row
+from fedlit.privacy.tags import BLOCK, Tags
 from fedlit.privacy.terms import Terms
 
 if TYPE_CHECKING:
@@ -140,6 +141,13 @@ class MaskingClient(AggregationClient):
 
     def protect(self, vector: Tensor) -> Tensor:
         """Masked vector, shape (bytes,), uint8; a `ReplayError` if this round's masks are used up, or not agreed on."""
+        return self._protect(vector, None)
+
+    def protect_tagged(self, vector: Tensor, tags: Tags) -> Tensor:
+        """See `AggregationClient`; integers are rounded once for masks and tags."""
+        return self._protect(vector, tags)
+
+    def _protect(self, vector: Tensor, tags: Tags | None) -> Tensor:
         opened = self._due("vector")
         agreed = opened.agreed
         check_row("vector to protect", vector)
@@ -155,17 +163,25 @@ class MaskingClient(AggregationClient):
         opened.due = "confirm"
         opened.mask_keys.clear()
         attested = self._attested(opened)
-        end = HEADER_BYTES + len(vector) * dtype.itemsize
+        end = HEADER_BYTES + (len(vector) + (0 if tags is None else tags.count)) * dtype.itemsize
         message = torch.empty(end + len(attested), dtype=torch.uint8)
         data = message.numpy()
         data[end:] = np.frombuffer(attested, np.uint8)
         numbers = (vector if vector.dtype == torch.float64 else vector.float()).numpy()
         masked = data[HEADER_BYTES:end].view(dtype)
-        for start in range(0, len(masked), masks.chunk):
-            chunk = masked[start : start + masks.chunk]
+        running = None if tags is None else tags.begin()
+        for start in range(0, len(numbers), masks.chunk):
+            chunk = masked[: len(numbers)][start : start + masks.chunk]
             # two's complement: a negative integer is itself modulo the size of the ring
-            self._backend.codec.round_into(numbers[start : start + masks.chunk], chunk.view(self._backend.signed_dtype))
+            integers = chunk.view(self._backend.signed_dtype)
+            self._backend.codec.round_into(numbers[start : start + masks.chunk], integers)
+            if running is not None:
+                for first in range(0, len(integers), BLOCK):
+                    running.take(integers[first : first + BLOCK])
             masks.apply(chunk)
+        if tags is not None and running is not None:
+            masked[len(numbers) :].view(self._backend.signed_dtype)[:] = tags.numbers(running)
+            masks.apply(masked[len(numbers) :])
         about = binding("vector", self._identity.owner, agreed.digest)
         write_header(data, self._identity.link(SERVER), about, agreed.digest, dtype, len(attested))
         return message

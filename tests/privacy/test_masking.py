@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from fedlit.privacy import (
     RangeError,
     ReplayError,
     RoundId,
+    Tags,
     Terms,
     TermsError,
 )
@@ -564,7 +566,7 @@ Tags = dict[str, dict[str, bytes]]
         lambda tags, last: last["c1"]["c0"],  # of another round
     ],
 )
-def test_a_wrong_tag_counts_as_none(forge: Callable[[Tags, Tags], bytes]) -> None:
+def test_a_wrong_tag_counts_as_none(forge: Callable[[Answers, Answers], bytes]) -> None:
     parties, _ = protected(4)
     last = {name: parties.confirm(name, fates_of(parties.names)) for name in parties.names}
     parties.agree()
@@ -1086,3 +1088,17 @@ def test_clients_of_a_sparse_graph_deal_shares_to_those_that_they_drew_only() ->
     assert max(sizes)[0] - min(sizes)[0] == 66
     for client in parties.clients.values():
         assert agreed_by(client).neighbours("c7") == agreed.neighbours("c7")
+
+
+@pytest.mark.parametrize("modulus_bits", [32, 64])
+@pytest.mark.parametrize("length", [5, 40_000])
+def test_tags_that_are_made_while_masking_are_those_of_the_vector(modulus_bits: int, length: int) -> None:
+    """Chunks of the masks have other lengths than blocks of the tags."""
+    parties = parties_of(3, modulus_bits=modulus_bits)
+    codec, vectors = parties.backend.codec, vectors_of(parties.names, length)
+    tags = Tags(bytes(32), b"a sum", codec, 3)
+    for client in parties.clients.values():
+        client.protect = partial(client.protect_tagged, tags=tags)  # type: ignore[method-assign]
+    total = parties.sum(vectors)
+    assert total == torch.stack([codec.encode(tags.append(each)) for each in vectors.values()]).sum(dim=0).tolist()
+    tags.check(codec.decode(torch.tensor(total)), 3)

@@ -13,7 +13,7 @@ from fedlit.privacy.links import derive
 KEY, ABOUT = bytes(range(32)), b"a sum"
 
 
-def by_hand(integers: list[int], rows: int = 64, width: int = 1024) -> list[int]:
+def by_hand(integers: list[int], width: int = 1024) -> list[int]:
     """u^T X v mod 2^64 in Python's integers, with factors in the order in which they are drawn."""
     stream = Cipher(algorithms.AES256(derive(KEY, "tags of a total", ABOUT)), modes.CTR(bytes(16))).encryptor()
 
@@ -23,12 +23,11 @@ def by_hand(integers: list[int], rows: int = 64, width: int = 1024) -> list[int]
 
     right = draw(2 * width)
     tags = draw(2)
-    for start in range(0, len(integers), rows * width):
-        left = draw(2 * rows)
-        for position, number in enumerate(integers[start : start + rows * width]):
-            row, column = divmod(position, width)
+    for start in range(0, len(integers), width):
+        left = draw(2)
+        for column, number in enumerate(integers[start : start + width]):
             for tag in range(2):
-                tags[tag] += left[tag * rows + row] * number * right[tag * width + column]
+                tags[tag] += left[tag] * number * right[tag * width + column]
     return [tag % 2**64 for tag in tags]
 
 

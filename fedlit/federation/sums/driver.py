@@ -150,8 +150,9 @@ class Sums:
                     if messenger.journal is not None and self._channels[channel].hides:
                         once = not self._channels[channel].declared.fixed
                         messenger.journal.release(name, recipe.step, vector, recipe.senders, once)
-                    vector = vector if tags is None else tags.append(vector)
-                    messages[name] = {"schema": schema, "sum": parties.clients[name].protect(vector)}
+                    party = parties.clients[name]
+                    hidden = party.protect(vector) if tags is None else party.protect_tagged(vector, tags)
+                    messages[name] = {"schema": schema, "sum": hidden}
         vectors.clear()  # a client's vector is in its message now, and long ones fill memory
         kind = KINDS.index("sum" if recipe.weights is None else "mean")
         sizes = messenger.announce(
