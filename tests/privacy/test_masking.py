@@ -551,7 +551,7 @@ def test_shares_need_confirmations_of_a_threshold_of_clients() -> None:
     assert set(parties.unmask("c0", {name: to_c0[name] for name in ("c1", "c2", "c3")})) == set(parties.names)
 
 
-Tags = dict[str, dict[str, bytes]]
+Answers = dict[str, dict[str, bytes]]
 
 
 @pytest.mark.parametrize(
