@@ -166,6 +166,26 @@ def test_a_job_in_the_simulator_ends_in_the_model_of_one_process(tmp_path, exper
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.packaging
+def test_a_job_that_a_sites_policy_does_not_allow_ends_there(tmp_path, experiment):
+    """Before the mend the job trained, under `Plain`; its server reads no more than that the policy refuses."""
+    pytest.importorskip("nvflare")
+    main(["flare", "--config", experiment, "--sites", SITES, "--out", str(tmp_path / "job")])
+    place = tmp_path / "workspace"
+    (place / "local").mkdir(parents=True)
+    (place / "local" / "resources.json").write_text('{"format_version": 2, "class_allow_list": ["fedlit.flare"]}')
+    (place / "local" / "policy.yaml").write_text("backends: [PairwiseMasking]")
+    nvflare = Path(sys.executable).with_name("nvflare")
+    command = [str(nvflare), "simulator", str(tmp_path / "job"), "-w", str(place), "-c", "north,south,west", "-t", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False)
+    said = done.stdout + done.stderr
+    assert "has ended (its policy refuses the job): its own output says more" in said
+    assert "backends must be" not in said
+    outputs = list((place).rglob("fedlit-runs/*.log"))
+    assert any("backends must be one of ['PairwiseMasking'], got 'Plain'" in each.read_text() for each in outputs)
+    assert not list(place.rglob("summary.json"))
+
+
 @pytest.mark.parametrize("version", ["2.8.1", "3.0.0"])
 def test_another_flare_is_refused_with_its_version(version, monkeypatch):
     nvflare = pytest.importorskip("nvflare")
