@@ -42,8 +42,9 @@ class AggregationCurves(Callback, Component):
     These are ``beta`` and ``beta/SOURCE`` (weights of the sources), ``target_variance`` (:math:`\sigma^2`),
     ``distance/SOURCE`` (:math:`d^2`) and ``tau/SOURCE``, of every round, as far as the method and its privacy backend
     show them. At the end of a fit process 0 writes ``aggregation_curves.csv``, one row per round, also of those before
-    a resumption, and ``aggregation_curves.png`` into the Trainer's ``log_dir`` or ``default_root_dir``. Nothing is
-    written under ``fast_dev_run``, or if no round logged any of them; then there is a warning.
+    a resumption, and ``aggregation_curves.png`` into the Trainer's ``log_dir`` or ``default_root_dir``; across
+    organisations, where a backend hides, the target's process does. Nothing is written under ``fast_dev_run``, or if no
+    round logged any of them; then there is a warning.
 
     Attributes:
         rounds: By round, the logged numbers.
@@ -61,6 +62,8 @@ class AggregationCurves(Callback, Component):
 
     def on_round_end(self, run: Run) -> None:
         """Collect the numbers of the round that ended."""
+        if not run.federation.shows(run.target):  # who has reported them
+            return
         metrics, round_idx = run.trainer.callback_metrics, run.clock.round_idx
         names = [name for name in _columns(client.name for client in run.sources) if name in metrics]
         # callback_metrics keeps the numbers of earlier rounds; those of this round are other tensors
@@ -72,7 +75,7 @@ class AggregationCurves(Callback, Component):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the table and the curves."""
         module, folder = federated(pl_module, self), log_folder(trainer)
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or not module.federation.shows(module.target):
             return
         if not self.rounds:
             rank_zero_warn(

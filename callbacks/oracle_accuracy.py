@@ -111,7 +111,8 @@ class OracleAccuracy(Callback, Component):
         """Record score and accuracy; the module has logged its score only now."""
         score, accuracy = (trainer.callback_metrics.get(key) for key in ("target/score", f"{_PREFIX}target/acc"))
         fitting = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
-        if fitting and score is not None and accuracy is not None:
+        module = federated(pl_module, self)
+        if fitting and module.federation.shows(module.target) and score is not None and accuracy is not None:
             self.history.append((float(score), float(accuracy)))
 
     def state_dict(self) -> dict[str, Any]:
@@ -190,7 +191,7 @@ class OracleAccuracy(Callback, Component):
             self.reliability = [[*islice(numbers, 3)] for _ in range(_BINS)]
             if not self.confusion[0]:
                 self.confusion = self.reliability = None
-        module.run.log({f"{_PREFIX}target/{key}": reported[key] for key in names if key in reported})
+        module.run.log({f"{_PREFIX}target/{key}": reported[key] for key in names if key in reported}, module.target)
 
     def _are_finite(self) -> bool:
         """Whether there are probabilities at all: outputs of a diverged model may have none."""

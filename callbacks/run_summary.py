@@ -159,7 +159,8 @@ def _check_counts(summary: RunSummary) -> None:
 def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method: str | None = None) -> RunSummary:
     """Sum up a run; called on all processes after ``fit``, or after the ``test`` that follows.
 
-    After a ``test`` with ``ckpt_path``, rounds and bytes are still those of the run, not of that checkpoint.
+    After a ``test`` with ``ckpt_path``, rounds and bytes are still those of the run, not of that checkpoint. Numbers of
+    the target are left out where `Federation.shows` has none.
 
     Args:
         trainer: Its latest ``oracle/target/acc`` and ``target/score`` are taken.
@@ -168,10 +169,16 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         method: Name in tables; ``None`` is the class of ``module``.
     """
     federation = module.federation
+    shown = federation.shows(module.target)
+
+    def metric(name: str) -> float | None:
+        value = trainer.callback_metrics.get(name) if shown else None
+        return None if value is None or not math.isfinite(value) else float(value)
+
     sent = federation.ledger.bytes_by_channel()
     used = [federation.channels[channel] for channel in sent if not channel.endswith(KEYS)]
     watchers = [callback for callback in trainer.callbacks if isinstance(callback, OracleAccuracy)]  # type: ignore[attr-defined]
-    oracle = watchers[0] if watchers else OracleAccuracy()
+    oracle = watchers[0] if watchers and shown else OracleAccuracy()
     seen = [pair for pair in oracle.history if all(map(math.isfinite, pair))]
     confusion = oracle.confusion
     classes = [] if confusion is None else class_names(trainer, module)
@@ -179,8 +186,8 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         method=method or type(module).__name__,
         target=module.target.name,
         seed=federation.seed,
-        oracle_accuracy=_metric(trainer, "oracle/target/acc"),
-        target_score=_metric(trainer, "target/score"),
+        oracle_accuracy=metric("oracle/target/acc"),
+        target_score=metric("target/score"),
         rounds=federation.round_idx,
         bytes_by_channel=sent,
         seconds=dict(federation.seconds),
@@ -191,17 +198,17 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         channels={channel.name: channel.sent for channel in used},
         selected_accuracy=max(seen, key=operator.itemgetter(0))[1] if seen else None,  # of equal scores the first
         best_accuracy=max(accuracy for _, accuracy in seen) if seen else None,
-        oracle_balanced_accuracy=_metric(trainer, "oracle/target/balanced_acc"),
-        oracle_f1=_metric(trainer, "oracle/target/f1"),
-        oracle_r2=_metric(trainer, "oracle/target/r2"),
+        oracle_balanced_accuracy=metric("oracle/target/balanced_acc"),
+        oracle_f1=metric("oracle/target/f1"),
+        oracle_r2=metric("oracle/target/r2"),
         oracle_alternatives={
             name: accuracy
             for name in type(module).alternative_names
-            if (accuracy := _metric(trainer, f"oracle/target/{name}/acc")) is not None
+            if (accuracy := metric(f"oracle/target/{name}/acc")) is not None
         },
-        oracle_ece=_metric(trainer, "oracle/target/ece"),
-        oracle_brier=_metric(trainer, "oracle/target/brier"),
-        oracle_auc=_metric(trainer, "oracle/target/auc"),
+        oracle_ece=metric("oracle/target/ece"),
+        oracle_brier=metric("oracle/target/brier"),
+        oracle_auc=metric("oracle/target/auc"),
         oracle_class_accuracy={
             name: row[place] / sum(row)
             for place, (name, row) in enumerate(zip(classes, confusion or [], strict=True))
@@ -210,7 +217,7 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         oracle_confusion=confusion,
         oracle_reliability=oracle.reliability,
         classes=classes,
-        temperature=_metric(trainer, "target/temperature"),
+        temperature=metric("target/temperature"),
         noised=isinstance(federation.channels.reports, GaussianMechanism),
     )
 
@@ -289,8 +296,3 @@ def mean_gains(by_target: Mapping[str, Mapping[int, float]]) -> list[float]:
     first, *others = by_target.values()
     seeds = [seed for seed in first if all(seed in other for other in others)]
     return [fmean(by_seed[seed] for by_seed in by_target.values()) for seed in seeds]
-
-
-def _metric(trainer: Trainer, name: str) -> float | None:
-    value = trainer.callback_metrics.get(name)
-    return None if value is None or not math.isfinite(value) else float(value)

@@ -173,7 +173,7 @@ class Validators(SourceStatistics):
             received = self._means(module)
             scores = self._at_target(module, lambda: self._scores(module, received))
             reported = report_target(module, scores, list(self.names))
-            module.run.log({f"validator/{name}": value for name, value in reported.items()})
+            module.run.log({f"validator/{name}": value for name, value in reported.items()}, module.target)
         if not trainer.sanity_checking:
             self._start_afresh()
 

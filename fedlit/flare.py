@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,8 +31,9 @@ from nvflare.apis.signal import Signal
 from fedlit.federation import FederationError
 from fedlit.remote import Seat
 from fedlit.remote.message_carrier import Message, MessageListener
-from fedlit.remote.processes import LAST_LINES, await_end
-from fedlit.remote.relay import TIMES, Relay
+from fedlit.remote.policy import REFUSED
+from fedlit.remote.processes import await_end
+from fedlit.remote.relay import POLICY, TIMES, Relay
 from fedlit.remote.seats import CarriedServer
 
 SUPPORTED = (2, 9)
@@ -53,10 +53,13 @@ TASK = "fedlit"
 TOPIC = "fedlit"
 """Topic of the messages."""
 
-_MESSAGE, _KEY = "message", "key"
+_MESSAGE, _KEY, _REFUSES = "message", "key", "refuses"
 
 LOCAL = "fedlit.yaml"
 """File in the folder ``local`` of a party's workspace: the party's part of the configuration, such as its data."""
+
+RULES = "policy.yaml"
+"""File in the folder ``local`` of a site's workspace: what the site takes part in, see `fedlit.remote.Policy`."""
 
 RUNS = "fedlit-runs"
 """Folder of a party's runs in its workspace; ``fedlit`` would be imported as the package where Python starts there."""
@@ -133,8 +136,9 @@ class FedlitController(Controller):  # type: ignore[misc]
         result = client_task.result
         code = result.get_return_code() if isinstance(result, Shareable) else ReturnCode.ERROR
         if code not in (ReturnCode.OK, ReturnCode.TASK_ABORTED):
-            # a site's output may quote its data, and stays in its own log
-            text = f"site {client_task.client.name!r} has ended ({code}): its own log says why"
+            # a site's output may quote its data, and stays in its own file
+            why = "its policy refuses the job" if result.get(_REFUSES) is True else code
+            text = f"site {client_task.client.name!r} has ended ({why}): its own output says more"
             self.log_error(fl_ctx, text)
             if not seat.begun:
                 seat.end(text)
@@ -145,7 +149,8 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
 
     It trains in another process, which is started again if it is killed, and takes part from the next round. The file
     ``fedlit.yaml`` in the folder ``local`` of the site's workspace, if there is one, overrides the job's configuration:
-    the site's data are there.
+    the site's data are there. What ``policy.yaml`` beside it does not allow is refused before data are read. The output
+    of that process is in a file of the site, as it may quote data, and FLARE sends a site's logs to its server.
 
     Args:
         arguments: Of ``fedlit fit``; configurations are files of the job's folder ``config``.
@@ -163,52 +168,43 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.TASK_UNKNOWN)
         relay = Relay(partial(_send, fl_ctx.get_engine(), str(shareable.get(_KEY))))
         environment = {**os.environ, **relay.environment, TIMES: f"{self.wait_for} {self.patience}"}
+        local, output = _places(fl_ctx)
+        if os.path.lexists(local / RULES):
+            environment[POLICY] = str(local / RULES)
         # -P: a folder of the workspace in which FLARE has started this process is not taken for a package
         command = [sys.executable, "-P", "-m", "fedlit.cli", "flare", "site", *_arguments(fl_ctx, self.arguments)]
         try:
-            code, output = self._watch(command, environment, abort_signal)
+            code = self._watch(command, environment, abort_signal, output)
             for _ in range(_MAX_STARTS):
                 if code >= 0 or abort_signal.triggered:  # it has ended by itself, and its output states why
                     break
                 self.log_warning(fl_ctx, f"the process of this site was killed (signal {-code}): it is started again")
-                code, output = self._watch([*command, "--fresh=false"], environment, abort_signal)
+                code = self._watch([*command, "--fresh=false"], environment, abort_signal, output)
         finally:
             relay.close()
         if abort_signal.triggered:
             return make_reply(ReturnCode.TASK_ABORTED)
         if code == 0:
             return make_reply(ReturnCode.OK)
-        self.log_error(fl_ctx, f"this site has ended with code {code}: {output}")
-        return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        self.log_error(fl_ctx, f"this site has ended with code {code}: {RUNS}/{output.name} says why")
+        reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        reply[_REFUSES] = code == REFUSED
+        return reply
 
-    def _watch(self, command: list[str], environment: Mapping[str, str], abort_signal: Signal) -> tuple[int, str]:
-        """Run a process to its end, or the job's; return its exit code and the last lines of its output."""
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
-        assert process.stdout is not None
-        lines = iter(process.stdout)
-        last = deque[str](maxlen=LAST_LINES)
-
-        def read_lines() -> None:
-            for line in lines:
-                text = line.decode(errors="replace").rstrip()
-                if text:
-                    last.append(text)
-                    self.logger.info(text)
-
-        reader = threading.Thread(target=read_lines, daemon=True)
-        reader.start()
+    def _watch(self, command: list[str], environment: Mapping[str, str], abort_signal: Signal, output: Path) -> int:
+        """Run a process to its end, or the job's, with its output at the end of a file; return its exit code."""
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb") as to:
+            process = subprocess.Popen(
+                command, env=environment, stdout=to, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            )
         while process.poll() is None:
             if abort_signal.triggered:
                 process.terminate()
                 await_end(process)
                 break
             time.sleep(0.1)
-        reader.join(1.0)
-        output = "\n".join(last)
-        start = output.rfind("\nfedlit: ") + 1  # of fedlit's last message; 0 if there is none
-        return process.returncode, output[start:]
+        return process.returncode
 
 
 # ---------------------------------------------------------------- one run
@@ -225,6 +221,13 @@ def _arguments(fl_ctx: FLContext, arguments: Sequence[str]) -> list[str]:
     here = [f"{key}{configs / each.removeprefix(key)}" if each.startswith(key) else each for each in arguments]
     here += [f"{key}{local}"] if local.is_file() else []
     return [*here, f"--trainer.default_root_dir={Path(workspace.get_root_dir()) / RUNS}"]
+
+
+def _places(fl_ctx: FLContext) -> tuple[Path, Path]:
+    """Folder of a site's own configuration, and file for the output of its process in a job."""
+    workspace = fl_ctx.get_engine().get_workspace()
+    local = Path(workspace.get_file_path_in_site_config(RULES)).parent
+    return local, Path(workspace.get_root_dir()) / RUNS / f"{fl_ctx.get_identity_name()}-{fl_ctx.get_job_id()}.log"
 
 
 def _serve(fl_ctx: FLContext, arguments: Sequence[str], seat: Seat) -> None:

@@ -226,6 +226,8 @@ class FederatedStrategy(DDPStrategy):
         check(self.world_size == 1, "devices", "1 beside a seat", self.world_size, "it trains all clients of a site")
         if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             refuse("max_time", "left out beside a seat, as each process has its own clock", True, "give max_epochs")
+        if self.seat.policy is not None:
+            self.seat.policy.check_run(module.run, privacy=self.privacy, two_party=self.two_party)
         trainer.num_sanity_val_steps = 0  # which those who come back do not run
         choices = (self.privacy, self.two_party, self.differential_privacy, self.reports, self.encrypted)
         self._star = self.seat.open(

@@ -287,12 +287,15 @@ class Experiment(Plan):
 
     runs: list[Run]
 
-    def __init__(self, args: list[str]) -> None:
+    def __init__(self, args: list[str], one_target: bool = False) -> None:
         cli = FedlitCLI(args, run_classes=False)
         self.args = args
         self.parsed = Parsed(cli._parser(cli.subcommand), cli.config)
         arguments = self.parsed.arguments
-        self.targets = self._targets(arguments.targets or [None])
+        targets = arguments.targets or [None]
+        if one_target and targets == ["all"]:  # the clients are found in the data, which are not read yet
+            sys.exit("fedlit: targets=[all] is several runs, and this is for one: give --targets=null, and data.target")
+        self.targets = targets if one_target else self._targets(targets)
         self.seeds: Sequence[int | None] = arguments.seeds or [None]
         self.methods = read_methods(arguments.compare or (), args)
         self._check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import os
+import re
 import sys
 import warnings
 import zipfile
@@ -36,12 +37,14 @@ from fedlit.callbacks import (
     Validators,
 )
 from fedlit.callbacks.run_record import RunLogger, claim, lacking
+from fedlit.callbacks.shared import federated
 from fedlit.cli.arguments import LINKED
 from fedlit.cli.catalogue import load_plugins
 from fedlit.cli.folders import first_process
 from fedlit.cli.parsed import Parsed, Parser, in_a_line, in_plain_words, keep_whole_numbers, refuse_nulls
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataModule
 from fedlit.federation import FederationError, RosterError
+from fedlit.federation.choices import Channels
 from fedlit.module import FederatedModule
 from fedlit.privacy import PrivacyError
 from fedlit.remote import Seat
@@ -95,8 +98,20 @@ class SaveConfig(SaveConfigCallback):
         """Log to all loggers but those of CSV files, which lie next to ``config.yaml``."""
         loggers = [logger for logger in trainer.loggers if not isinstance(logger, CSVLogger)]
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False)) if loggers else {}
+        federation = federated(pl_module, self).federation
+        if federation.hides and federation.transport.world_size > 1:
+            config = {key: without_folders(value) for key, value in config.items() if key != "seat"}
         for logger in loggers:
             logger.log_hyperparams(config)
+
+
+def without_folders(value: Any) -> Any:
+    """A configuration's value with the last part of each path in it."""
+    if isinstance(value, dict):
+        return {key: without_folders(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [without_folders(each) for each in value]
+    return re.split(r"[/\\]", value.rstrip("/\\"))[-1] if isinstance(value, str) else value
 
 
 class FedlitCLI(LightningCLI):
@@ -235,6 +250,8 @@ class FedlitCLI(LightningCLI):
             if not isinstance(trainer.strategy, FederatedStrategy):
                 sys.exit(f"fedlit: a seat is for a FederatedStrategy, got {type(trainer.strategy).__name__}")
             trainer.strategy.seat, trainer.strategy.stays_joined = self._seat, True
+        if isinstance(trainer.strategy, FederatedStrategy) and (self._seat is not None or trainer.world_size > 1):
+            _keep_console(trainer.strategy)
         return trainer
 
     def _selecting(self, given: Sequence[Callback], checkpoints: bool) -> list[Callback]:
@@ -344,6 +361,13 @@ def _keep_rows(logger: CSVLogger, checkpoint: Path) -> None:
         rows = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
     logger.experiment.metrics += [row for row in rows if int(row["step"]) <= last]
     logger.experiment.save()
+
+
+def _keep_console(strategy: FederatedStrategy) -> None:
+    """Where something is hidden, keep W&B from sending what is printed, which may quote data, and the command."""
+    if Channels([], [], encrypted=strategy.encrypted, privacy=strategy.privacy, two_party=strategy.two_party).encrypted:
+        for name, value in {"CONSOLE": "off", "X_DISABLE_META": "true", "DISABLE_GIT": "true"}.items():
+            os.environ.setdefault(f"WANDB_{name}", value)
 
 
 def in_sweep() -> bool:

@@ -24,15 +24,26 @@ from fedlit.cli.experiment import Experiment, all_clients
 from fedlit.cli.folders import STARTS
 from fedlit.cli.mistakes import check
 from fedlit.cli.plan import print_table
+from fedlit.cli.policy import asked
 from fedlit.federation import FederationError
 from fedlit.federation.names import alike, difference, shown
-from fedlit.remote import AheadOfServerError, DismissedError, Seat, Server, ServerLostError, Site
+from fedlit.remote import (
+    AheadOfServerError,
+    DismissedError,
+    Policy,
+    PolicyError,
+    Seat,
+    Server,
+    ServerLostError,
+    Site,
+)
 from fedlit.remote.message_carrier import MessageCaller
-from fedlit.remote.relay import TIMES, RelayedSender
+from fedlit.remote.policy import REFUSED
+from fedlit.remote.relay import POLICY, TIMES, RelayedSender
 from fedlit.remote.seats import CarriedSite
 
 _SEATS: dict[str, type[Server] | type[Site]] = {"serve": Server, "join": Site}
-_FILES = ("certificate", "key", "ca")
+_FILES = ("certificate", "key", "ca", "policy")
 _ROUND = "FEDLIT_SERVER_ROUND"
 """Set in the environment of a site that starts itself again: the round that it may resume from at the latest."""
 _MOST_STARTS, _WITHIN = 5, 120.0  # seconds
@@ -89,7 +100,7 @@ def read_run(args: list[str], word: str) -> Experiment:
     """The experiment of normalised arguments of ``fedlit fit``; ends the command if it stands for several runs."""
     refuse_linked(args)
     check(args)
-    experiment = Experiment(args)
+    experiment = Experiment(args, one_target=True)
     if not is_question(args) and len(experiment.runs) > 1:
         sys.exit(
             f"fedlit: {word} is for one run, but this is {len(experiment.runs)} (seeds, targets, compare): give "
@@ -100,6 +111,8 @@ def read_run(args: list[str], word: str) -> Experiment:
 
 def take_seat(experiment: Experiment, seat: Seat) -> None:
     """Train in a seat, from this seat's own checkpoint if there is one, and print what came of it."""
+    if seat.policy is not None:  # before anything is built that may read data
+        seat.policy.check(asked(experiment.configuration(0).arguments))
     folder = experiment.folder
     print(
         f"fedlit: this is the {'server' if seat.is_server else 'site'}; its runs lie in '{experiment.root}'", flush=True
@@ -137,6 +150,8 @@ def make_seat(word: str, given: object, args: Sequence[str]) -> Seat:
     files = {name: _beside(str(given[name]), folders.get(name)) for name in _FILES if name in given}
     try:
         return kind(**cast(Any, {**given, **files}))
+    except PolicyError:
+        raise
     except (ValueError, TypeError) as error:
         sys.exit(f"fedlit: seat: {error}")
 
@@ -246,11 +261,16 @@ def _site(args: list[str]) -> None:
     if times is None:
         sys.exit("fedlit: flare site is started by NVIDIA FLARE, in a job that fedlit flare has written")
     wait_for, patience = map(float, times.split())
-    seat = CarriedSite(MessageCaller(RelayedSender()), None, wait_for, patience)
     try:
+        policy = os.environ.get(POLICY)
+        seat = CarriedSite(MessageCaller(RelayedSender()), None, wait_for, patience)
+        seat.policy = None if policy is None else Policy.read(policy)
         take_seat(experiment, seat)
     except AGAIN as error:
         start_again(error)
+    except PolicyError as error:
+        print(f"fedlit: PolicyError: {error}", file=sys.stderr, flush=True)
+        sys.exit(REFUSED)
 
 
 def write_job(

@@ -183,7 +183,7 @@ class CoMDA(TaughtTarget):
         total = sum(weights.values())
         reported = {self.target.name: {f"weight/{name}": own / total for name, own in weights.items()}} if total else {}
         every = [f"weight/{client.name}" for client in self.sources]
-        self.run.log(self.federation.report(reported, every).get(self.target.name, {}))
+        self.run.log(self.federation.report(reported, every).get(self.target.name, {}), self.target)
 
     # ---------------------------------------------------------------- set-up
 

@@ -219,7 +219,7 @@ class FADA(CombinedUpdates):
         self.move_to_(step)
         self.hand_out_()
         names = [f"attention/{client.name}" for client in self.sources]
-        run.log(federation.report(reported, names).get(target.name, {}))
+        run.log(federation.report(reported, names).get(target.name, {}), target)
 
     @torch.no_grad()
     def weigh(self, updates: Mapping[str, Update]) -> dict[str, float]:

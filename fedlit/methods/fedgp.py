@@ -250,7 +250,9 @@ class FedDA(HiddenUpdates):
     def _log(self, logged: Mapping[str, float]) -> None:
         kinds = [f"{kind}/{client.name}" for kind in ("beta", "distance", "tau") for client in self.sources]
         mine = {self.target.name: logged} if self.federation.is_local(self.target) else {}
-        self.run.log(self.federation.report(mine, ["beta", "target_variance", *kinds]).get(self.target.name, {}))
+        self.run.log(
+            self.federation.report(mine, ["beta", "target_variance", *kinds]).get(self.target.name, {}), self.target
+        )
 
 
 class FedGP(FedDA):

@@ -268,4 +268,4 @@ class KD3A(TaughtTarget):
             alphas = {f"share/{name}": float(self.kept(name)["share"]) for name in known}
             reported = {target: {"confident": confident[target], **alphas}}
         every = ["confident", *(f"share/{client.name}" for client in self.clients)]
-        self.run.log(self.federation.report(reported, every).get(target, {}))
+        self.run.log(self.federation.report(reported, every).get(target, {}), self.target)

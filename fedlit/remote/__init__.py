@@ -2,6 +2,7 @@
 
 from fedlit.federation.errors import AheadOfServerError
 from fedlit.remote.carrier import BrokenError, Caller, Listener, RefusedError
+from fedlit.remote.policy import Policy, PolicyError
 from fedlit.remote.seats import Seat, Server, Site
 from fedlit.remote.star import DismissedError, ServerLostError
 
@@ -11,6 +12,8 @@ __all__ = [
     "Caller",
     "DismissedError",
     "Listener",
+    "Policy",
+    "PolicyError",
     "RefusedError",
     "Seat",
     "Server",

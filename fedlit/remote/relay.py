@@ -22,6 +22,9 @@ _ADDRESS, _KEY = "FEDLIT_RELAY", "FEDLIT_RELAY_KEY"
 TIMES = "FEDLIT_TIMES"
 """In the environment of a process that is started: its seconds ``wait_for`` and ``patience``."""
 
+POLICY = "FEDLIT_POLICY"
+"""In the environment of a process that is started: the file of its site's policy, if there is one."""
+
 _SECONDS = "seconds"
 """Key of a message's patience, on its way."""
 

@@ -13,6 +13,7 @@ from fedlit.federation.errors import FederationError
 from fedlit.federation.identities import Voucher
 from fedlit.federation.names import alike, check_list, difference, shown
 from fedlit.remote.carrier import Caller, Listener
+from fedlit.remote.policy import Policy
 from fedlit.remote.star import ServerStar, SiteStar
 
 
@@ -26,6 +27,8 @@ class Seat(ABC):
     """At a site: folder of its clients' accounts of privacy, if the strategy is given no ``account``."""
     allow_rejoin: Sequence[str] = ()
     """Clients whose identity key may be another one than before."""
+    policy: Policy | None = None
+    """At a site: what it takes part in; ``None`` is everything."""
 
     @abstractmethod
     def open(self, facts: Mapping[str, Any]) -> ServerStar | SiteStar:
@@ -171,8 +174,11 @@ class Site(Seat):
             ``sha256:`` and 64 hexadecimal digits, for which no authority is needed. ``None``, and any client that is
             not in it, is a certificate of the client's own name.
         allow_rejoin: Clients whose identity key may be another one than before, as their site has lost its journal.
+        policy: File of what this site takes part in, see `fedlit.remote.Policy`; ``None`` is everything. It is checked
+            before the server is called.
 
     Raises:
+        PolicyError: If the policy cannot be read.
         ValueError: If a number is not positive, or a file is not what it should be.
         TypeError: If a name is no text.
     """
@@ -192,10 +198,12 @@ class Site(Seat):
         journal: str | None = None,
         peers: dict[str, str] | None = None,
         allow_rejoin: list[str] | None = None,
+        policy: str | None = None,
     ) -> None:
         self.journal, self.peers = journal, dict(peers or {})
         check_list("allow_rejoin", allow_rejoin)
         self.allow_rejoin = allow_rejoin or []
+        self.policy = None if policy is None else Policy.read(os.path.expanduser(policy))
         self.server = _checked_address("server", server)
         check_list("clients", clients)
         self.files = _checked_files(certificate, key, ca)

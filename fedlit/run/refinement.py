@@ -156,7 +156,7 @@ class Refinement(Component):
         if federation.is_local(target):
             own[target.name] = {"taken": 0.0} if proposal is None else decide_(run, proposal, accuracies)
         numbers = federation.report(own, _NAMES).get(target.name, {})
-        run.log({f"refine/{name}": number for name, number in numbers.items()})
+        run.log({f"refine/{name}": number for name, number in numbers.items()}, target)
 
 
 def propose(run: Run, passes: Iterator[int], of_network: bool) -> Proposal:

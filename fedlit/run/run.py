@@ -225,16 +225,29 @@ class Run:
 
     # ---------------------------------------------------------------- the log
 
-    def log(self, metrics: Mapping[str, float]) -> None:
-        """Log numbers that are equal on all processes, in any hook."""
+    def log(self, metrics: Mapping[str, float], of: Client | None = None) -> None:
+        """Log numbers that are equal on all processes, in any hook.
+
+        All are there to monitor. Loggers get those of clients that `Federation.shows`: of the client ``of``, or by the
+        names of `metric_names`.
+        """
         trainer = self.trainer
+        shown = {name: value for name, value in metrics.items() if self._is_shown(name, of)}
         if trainer.evaluating:  # a Trainer returns what is logged so; no reduction, and the key exists everywhere
-            self.module.log_dict(dict(metrics), batch_size=1, sync_dist=True, rank_zero_only=True)
+            others = {name: value for name, value in metrics.items() if name not in shown}
+            for numbers, to_loggers in ((shown, True), (others, False)):
+                self.module.log_dict(numbers, logger=to_loggers, batch_size=1, sync_dist=True, rank_zero_only=True)
             return
         # at once, and without the quarter of a millisecond that `self.log` takes for each
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
         for logger in trainer.loggers:
-            logger.log_metrics(dict(metrics), step=trainer.global_step)
+            logger.log_metrics(dict(shown), step=trainer.global_step)
+
+    def _is_shown(self, name: str, of: Client | None) -> bool:
+        if of is None:
+            prefixes = ((each, "target/" if each == self.target else f"source/{each.name}/") for each in self.clients)
+            of = next((each for each, prefix in prefixes if name.startswith(prefix)), None)
+        return of is None or self.federation.shows(of)
 
     def metric_names(self, reported: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Return clients' numbers by their log names: ``source/NAME/...``, ``target/...``."""

@@ -97,7 +97,7 @@ def test_a_folder_that_is_there_is_not_written_over_and_a_site_outside_flare_say
     assert "flare site is started by NVIDIA FLARE" in refusal("flare", "site", *words)
 
 
-def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch):
+def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch, tmp_path):
     pytest.importorskip("nvflare")
     from nvflare.apis.fl_constant import ReturnCode
     from nvflare.apis.fl_context import FLContext
@@ -111,6 +111,7 @@ def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch):
             return None
 
     monkeypatch.setattr(flare, "_arguments", lambda fl_ctx, arguments: [])
+    monkeypatch.setattr(flare, "_places", lambda fl_ctx: (tmp_path, tmp_path / "output"))
     for codes, expected in (
         ([0], ReturnCode.OK),
         ([-9, -11, 0], ReturnCode.OK),
@@ -119,26 +120,27 @@ def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch):
     ):
         left = list(codes)
         executor = flare.FedlitExecutor([])
-        monkeypatch.setattr(executor, "_watch", lambda *_, left=left: (left.pop(0), "words"))
+        monkeypatch.setattr(executor, "_watch", lambda *_, left=left: left.pop(0))
         assert executor.execute(flare.TASK, Shareable(), Context(), Signal()).get_return_code() == expected
         assert len(left) == (14 if len(codes) == 20 else 0)
     assert executor.execute("train", Shareable(), Context(), Signal()).get_return_code() == ReturnCode.TASK_UNKNOWN
 
 
-def test_a_process_is_watched_to_its_end_or_to_that_of_the_job(capfd):
+def test_a_process_is_watched_to_its_end_or_to_that_of_the_job(capfd, tmp_path):
+    """Its output is in a file of the site alone: FLARE sends logs to its server."""
     pytest.importorskip("nvflare")
     from nvflare.apis.signal import Signal
 
     from fedlit.flare import FedlitExecutor
 
-    executor, signal = FedlitExecutor([]), Signal()
+    executor, signal, output = FedlitExecutor([]), Signal(), tmp_path / "runs" / "output"
     command = [sys.executable, "-c", "import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)"]
-    code, told = executor._watch(command, os.environ, signal)
-    assert code == 3
-    assert sorted(told.split()) == ["one", "two"]
+    assert executor._watch(command, os.environ, signal, output) == 3
+    assert sorted(output.read_text().split()) == ["one", "two"]
+    assert output.stat().st_mode & 0o077 == 0
+    assert "two" not in "".join(capfd.readouterr())
     signal.trigger(True)
-    code, _ = executor._watch([sys.executable, "-c", "import time; time.sleep(60)"], os.environ, signal)
-    assert code == -15
+    assert executor._watch([sys.executable, "-c", "import time; time.sleep(60)"], os.environ, signal, output) == -15
 
 
 @pytest.mark.parametrize(
@@ -162,6 +164,26 @@ def test_a_job_in_the_simulator_ends_in_the_model_of_one_process(tmp_path, exper
         (summary,) = folder.rglob("summary.json")
         hashes.append(json.loads(summary.read_text())["target_sha256"])
     assert hashes[0] == hashes[1]
+
+
+@pytest.mark.packaging
+def test_a_job_that_a_sites_policy_does_not_allow_ends_there(tmp_path, experiment):
+    """Before the mend the job trained, under `Plain`; its server reads no more than that the policy refuses."""
+    pytest.importorskip("nvflare")
+    main(["flare", "--config", experiment, "--sites", SITES, "--out", str(tmp_path / "job")])
+    place = tmp_path / "workspace"
+    (place / "local").mkdir(parents=True)
+    (place / "local" / "resources.json").write_text('{"format_version": 2, "class_allow_list": ["fedlit.flare"]}')
+    (place / "local" / "policy.yaml").write_text("backends: [PairwiseMasking]")
+    nvflare = Path(sys.executable).with_name("nvflare")
+    command = [str(nvflare), "simulator", str(tmp_path / "job"), "-w", str(place), "-c", "north,south,west", "-t", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False)
+    said = done.stdout + done.stderr
+    assert "has ended (its policy refuses the job): its own output says more" in said
+    assert "backends must be" not in said
+    outputs = list((place).rglob("fedlit-runs/*.log"))
+    assert any("backends must be one of ['PairwiseMasking'], got 'Plain'" in each.read_text() for each in outputs)
+    assert not list(place.rglob("summary.json"))
 
 
 @pytest.mark.parametrize("version", ["2.8.1", "3.0.0"])
