@@ -134,11 +134,18 @@ class Policy:
             content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
             check(False, "policy", "a file in YAML", str(path), f"{type(error).__name__}: mend it", PolicyError)
-        valid = content is None or isinstance(content, dict)
-        check(valid, "policy", f"a mapping with some of {keys}", str(path), "mend it", PolicyError)
-        for key in content or ():
+        check(
+            isinstance(content, dict) and bool(content),
+            "policy",
+            f"a mapping with some of {keys}",
+            str(path),
+            "mend it",
+            PolicyError,
+        )
+        for key, value in content.items():
             check_one_of("policy", key, keys, f"mend {path}", PolicyError)
-        return cls(**(content or {}), path=str(path))
+            check(value is not None, key, "given or left out", value, f"mend {path}: [] is none", PolicyError)
+        return cls(**content, path=str(path))
 
     def check(self, asked: Asked) -> None:
         """Raise a `PolicyError` where an experiment asks for what this policy does not have."""

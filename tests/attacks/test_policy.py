@@ -76,6 +76,8 @@ def test_an_experiment_is_checked_key_by_key(policy: Mapping[str, Any], asks: As
     [
         ("method: [FedAvg]", "policy"),
         ("- FedAvg", "policy"),
+        ("", "policy"),
+        ("methods:", "methods"),
         ("methods: [", "policy"),
         ("methods: FedAvg", "methods"),
         ("methods: [1]", "methods"),
