@@ -67,6 +67,13 @@ def check_members(
         raise error(f"clients {strangers} cannot {what}: they are not in {list(clients)}")
 
 
+def check_stated(keys: Mapping[str, bytes], stated: Mapping[str, bytes] | None) -> None:
+    """Raise a `KeyCheckError` if clients have stated other identity keys; ``None`` states none."""
+    for client, key in () if stated is None else keys.items():
+        if stated is not None and stated.get(client) != key:
+            raise KeyCheckError(f"the identity key of client {client!r} is not the one that it has stated: refuse it")
+
+
 @final
 class KeyPair:
     """An X25519 key pair of one party, fresh from the operating system; its private half never leaves the object."""

@@ -32,6 +32,7 @@ from fedlit.privacy.links import (
     KeyPair,
     Link,
     check_members,
+    check_stated,
     derive,
     digest,
     field_of,
@@ -197,10 +198,6 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
         """See `AggregationClient`."""
         self._identity, self._publics = keys, publics
 
-    def _check_known(self, client: str, key: bytes) -> None:
-        if self._publics is not None and self._publics.get(client) != key:
-            raise KeyCheckError(f"the identity key of client {client!r} is not the one that it has stated: refuse it")
-
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
         """Begin a sum over ``clients``, this one included; raises as `SharedKeyAggregation.check_round`."""
         self._round = None
@@ -233,8 +230,7 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
         mac = os.urandom(KEY_BYTES)
         about = _about_deal(self._roster, public)  # a swapped roster or public key makes the deal fail to open
         deal = {"public": public}
-        for name in self._roster[1:]:
-            self._check_known(name, publics[f"client {name}"])
+        check_stated({name: publics[f"client {name}"] for name in self._roster[1:]}, self._publics)
         for party, key in publics.items():
             link = Link(derive(self._identity.agree(key, party), about, party), party)
             secrets = {"mac": mac} if party == "server" else {"mac": mac, "private": private}
@@ -247,7 +243,7 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
         about = _about_deal(self._roster, public)
         dealer = self._roster[0]
         key = field_of(deal, "dealer", KEY_BYTES)
-        self._check_known(dealer, key)
+        check_stated({dealer: key}, self._publics)
         party = f"client {self.name}"
         link = Link(derive(self._identity.agree(key, dealer), about, party), party)
         secrets = unpack_fields(link.open(field_of(deal, "sealed"), about))

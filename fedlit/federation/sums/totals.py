@@ -112,7 +112,7 @@ class Totals:
 
     def _binds(self, channel: str) -> bool:
         """Whether totals of a channel are remembered, as some backend hides messages that they may shape."""
-        return any(each.hides for each in (self._channels[channel], *self._channels.values()))
+        return not self._channels[channel].declared.watched and any(each.hides for each in self._channels.values())
 
     def _shares_in(self, channel: str, message: Message, shares: Mapping[str, float]) -> Mapping[str, float]:
         """Shares of those whose vectors a total has."""
