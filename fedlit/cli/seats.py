@@ -29,7 +29,7 @@ from fedlit.federation.names import alike, difference, shown
 from fedlit.remote import AheadOfServerError, DismissedError, Seat, Server, ServerLostError, Site
 from fedlit.remote.message_carrier import MessageCaller
 from fedlit.remote.relay import TIMES, RelayedSender
-from fedlit.remote.seats import CarriedSite
+from fedlit.remote.seats import STEP_TIMEOUT, CarriedSite
 
 _SEATS: dict[str, type[Server] | type[Site]] = {"serve": Server, "join": Site}
 _FILES = ("certificate", "key", "ca")
@@ -181,11 +181,13 @@ def flare(args: list[str]) -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of the job, made if need be")
     parser.add_argument("--wait_for", type=float, default=600.0, help="seconds to wait for sites (default: 600)")
     parser.add_argument("--patience", type=float, default=20.0, help="seconds that one may be silent (default: 20)")
+    help_ = "seconds for which a site that is connected may send nothing (default: %(default)g)"
+    parser.add_argument("--step_timeout", type=float, default=STEP_TIMEOUT, help=help_)
     help_ = "of the experiment; may be given several times"
     parser.add_argument("--config", "-c", action="append", default=[], help=help_)
     given, others = parser.parse_known_args(args)
     sites = read_sites(given.sites)
-    for name in ("wait_for", "patience"):
+    for name in ("wait_for", "patience", "step_timeout"):
         if not 0 < getattr(given, name) < 1e9:
             sys.exit(f"fedlit: --{name} must be positive seconds, got {getattr(given, name)}")
     if given.out.exists() and (not given.out.is_dir() or any(given.out.iterdir())):
@@ -202,7 +204,8 @@ def flare(args: list[str]) -> None:
     check_sites(files, others, sites)
     texts = {f"{place}-{file.name}": file.read_text() for place, file in enumerate(files)}
     arguments = [f"--config={name}" for name in texts] + normalise(others)
-    write_job(given.out, sites, texts, arguments, {"wait_for": given.wait_for, "patience": given.patience})
+    times = {"wait_for": given.wait_for, "patience": given.patience}
+    write_job(given.out, sites, texts, arguments, times, given.step_timeout)
     print(f"fedlit: the job is in '{given.out}'; submit it with: nvflare job submit -j {given.out}")
     print(f"Each party needs fedlit, and {COMPONENTS!r} in class_allow_list of its local/resources.json; a site states")
     print("where its data are in its local/fedlit.yaml. See docs/flare.md.")
@@ -254,14 +257,19 @@ def _site(args: list[str]) -> None:
 
 
 def write_job(
-    folder: Path, sites: dict[str, list[str]], texts: dict[str, str], arguments: list[str], times: dict[str, float]
+    folder: Path,
+    sites: dict[str, list[str]],
+    texts: dict[str, str],
+    arguments: list[str],
+    times: dict[str, float],
+    step_timeout: float,
 ) -> None:
     """Write a job's files."""
     configs = folder / "app" / "config"
     configs.mkdir(parents=True)
     for name, text in texts.items():
         (configs / name).write_text(text)
-    controller = {"sites": sites, "arguments": arguments, **times}
+    controller = {"sites": sites, "arguments": arguments, **times, "step_timeout": step_timeout}
     files: dict[Path, dict[str, Any]] = {
         folder / "meta.json": {
             "name": folder.name,
