@@ -53,3 +53,16 @@ def test_a_sum_has_no_weight_and_nobody_notices(monkeypatch: pytest.MonkeyPatch)
     total = federation.sum("weights", payloads())["a"]["x"]
     torch.testing.assert_close(total, torch.full((3,), 6.0))
     assert "reports clients as dropped whose vectors it has" in backend.describe().revealed
+
+
+def test_an_honest_total_of_numbers_between_the_steps_of_all_grids_is_read(
+    backend: SecureAggregation, generator: torch.Generator
+) -> None:
+    vectors = {name: torch.rand(50, generator=generator, dtype=torch.float64).float() for name in NAMES}
+    federation = Federation(NAMES, "t", privacy=backend, seed=0)
+    received = federation.sum("weights", {name: {"x": vector} for name, vector in vectors.items()})
+    exact = torch.stack([vector.double() for vector in vectors.values()]).sum(dim=0)
+    assert received.keys() == vectors.keys()
+    assert all(
+        float((each["x"].double() - exact).abs().max()) <= backend.error_bound(5) + 2e-6 for each in received.values()
+    )

@@ -198,14 +198,14 @@ class Sums:
     def _tags(self, recipe: Recipe) -> Tags | None:
         """Return what the total is checked by, under a backend that hides vectors on a grid."""
         resolved, messenger = self._channels[recipe.channel], self._messenger
-        codec = resolved.backend.codec
-        if not resolved.hides or codec is None or len(messenger.rank_of) < _CHECKED:
+        grid = resolved.backend.grid
+        if not resolved.hides or grid is None or len(messenger.rank_of) < _CHECKED:
             return None
         if self._identities is None:
             self._identities = Identities(messenger)
             self._identities.meet()
         about = digest(recipe.channel, *messenger.position)
-        return Tags(self._identities.shared_key(), about, codec, len(recipe.senders))
+        return Tags(self._identities.shared_key(), about, grid, len(recipe.senders))
 
     def _terms(self, recipe: Recipe, schema: Tensor) -> Terms:
         """What all senders must have received alike, and what local ones are about to send."""
