@@ -25,6 +25,7 @@ from fedlit.cli.folders import STARTS
 from fedlit.cli.mistakes import check
 from fedlit.cli.plan import print_table
 from fedlit.federation import FederationError
+from fedlit.federation.errors import LostClientsError
 from fedlit.federation.names import alike, difference, shown
 from fedlit.remote import AheadOfServerError, DismissedError, Seat, Server, ServerLostError, Site
 from fedlit.remote.message_carrier import MessageCaller
@@ -37,8 +38,8 @@ _ROUND = "FEDLIT_SERVER_ROUND"
 """Set in the environment of a site that starts itself again: the round that it may resume from at the latest."""
 _MOST_STARTS, _WITHIN = 5, 120.0  # seconds
 
-AGAIN = (DismissedError, ServerLostError, AheadOfServerError)
-"""Errors after which a site starts again."""
+AGAIN = (DismissedError, ServerLostError, AheadOfServerError, LostClientsError)
+"""Errors after which a site starts again; the server does so after the last of them."""
 
 COMPONENTS = "fedlit.flare"
 """Where the classes are that a job names, as it stands in ``class_allow_list`` of a party's resources."""
@@ -53,13 +54,16 @@ _DESCRIPTION = (
 
 
 def serve(args: list[str]) -> None:
-    """Take the server's seat."""
+    """Take the server's seat; starts again where a round needs sites that have dropped out, and waits for them."""
     print_seat_log()
-    _take("serve", args)
+    try:
+        _take("serve", args)
+    except LostClientsError as error:
+        start_again(error, "The server")
 
 
 def join(args: list[str]) -> None:
-    """Take a site's seat; starts again where the run goes on without this process, or the server was lost."""
+    """Take a site's seat; starts again where the run goes on without this process, or its round has to be repeated."""
     print_seat_log()
     try:
         _take("join", args)
@@ -154,14 +158,14 @@ def _beside(file: str, folder: Path | None) -> str:
     return file
 
 
-def start_again(error: FederationError) -> None:
+def start_again(error: FederationError, who: str = "This site") -> None:
     """Replace this process by a new one of the same command."""
     now = time.time()
     starts = [float(each) for each in os.environ.get(STARTS, "").split()]
     starts = [each for each in starts if now - each < _WITHIN]
     if len(starts) >= _MOST_STARTS:
         sys.exit(f"fedlit: {type(error).__name__}: {error}. Started again {len(starts)} times within {_WITHIN:g} s")
-    print(f"fedlit: {type(error).__name__}: {error}. This site starts again", file=sys.stderr, flush=True)
+    print(f"fedlit: {type(error).__name__}: {error}. {who} starts again", file=sys.stderr, flush=True)
     os.environ[STARTS] = " ".join(map(str, [*starts, now]))
     if isinstance(error, AheadOfServerError):
         os.environ[_ROUND] = str(error.server_round)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import TypeVar
 
-from fedlit.privacy.errors import InputError, PrivacyError
+from fedlit.privacy.errors import InputError, PrivacyError, QuorumError
 
 _Error = TypeVar("_Error", bound=Exception)
 
@@ -85,6 +85,10 @@ class FederationTimeoutError(FederationError):
 
 class JournalError(FederationError):
     """A site's journal of releases cannot be used, or has another release of the same step."""
+
+
+class LostClientsError(FederationError, QuorumError):
+    """A sum cannot be had without clients that have dropped out: all start again once these are back."""
 
 
 class PayloadError(FederationError, ValueError):

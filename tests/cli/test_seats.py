@@ -16,8 +16,11 @@ import pytest
 import torch
 
 from commands import refusal
+from fedlit.cli import seats
 from fedlit.cli.arguments import normalise
 from fedlit.cli.experiment import Experiment
+from fedlit.cli.folders import STARTS
+from fedlit.federation.errors import LostClientsError
 
 pytest.importorskip("grpc")
 
@@ -68,6 +71,22 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+DIES = """
+import os, signal
+from fedlit.privacy.masking import MaskingClient
+before, calls = MaskingClient.{0}, []
+def counting(*args):
+    calls.append(args)
+    if len(calls) == {1}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return before(*args)
+MaskingClient.{0} = counting
+from fedlit.cli import run
+run()
+"""
+"""A program that dies when a client is asked for something for the n-th time."""
+
+
 class Federation:
     def __init__(self, folder: Path, port: int, *arguments: str) -> None:
         shutil.copytree(
@@ -81,17 +100,18 @@ class Federation:
             "certificates", "--sites", ",".join(SITES), "--server", "localhost", "--out", "certificates"
         ).wait()
 
-    def _command(self, *words: str, place: str = ".", log: str = "log") -> subprocess.Popen[bytes]:
+    def _command(self, *words: str, place: str = ".", log: str = "log", dies: str = "") -> subprocess.Popen[bytes]:
+        program = ["-c", DIES.format(*dies.split(":"))] if dies else ["-m", "fedlit.cli"]
         with open(self.folder / place / log, "ab") as to:
             return subprocess.Popen(
-                [sys.executable, "-m", "fedlit.cli", *words],
+                [sys.executable, *program, *words],
                 cwd=self.folder / place,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdout=to,
                 stderr=to,
             )
 
-    def start(self, *names: str) -> None:
+    def start(self, *names: str, dies: str = "") -> None:
         common = ["--config", str(self.folder / "experiment.yaml")]
         for name in names:
             own = ["--config", str(self.folder / f"{name}.yaml")]
@@ -100,7 +120,7 @@ class Federation:
             else:
                 words, place = ["join", *common, *own, f"--seat.server=localhost:{self.port}"], f"sites/{name}"
             # the last one counts, and a file's seat is one as a whole
-            self.processes[name] = self._command(*words, "--seat.patience=5", *self.arguments, place=place)
+            self.processes[name] = self._command(*words, "--seat.patience=5", *self.arguments, place=place, dies=dies)
 
     def log(self, name: str) -> str:
         return (self.folder / ("server" if name == "server" else f"sites/{name}") / "log").read_text()
@@ -153,6 +173,66 @@ def test_a_server_that_is_killed_and_started_again_ends_as_if_nothing_had_been(t
         assert before
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before), name
+
+
+OF_ALL = ("--model=FedAvg", "--trainer.max_epochs=6", "--seat.wait_for=120")
+"""Sums over all three."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    quiet = Federation(tmp_path_factory.mktemp("undisturbed") / "run", port, *OF_ALL)
+    quiet.start("server", *SITES)
+    quiet.finish()
+    return quiet
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", ["protect:4", "answer:8"], ids=["before its vector has left", "unmasking"])
+def test_a_masked_site_of_three_that_is_killed_within_a_sum_is_waited_for_and_the_round_repeated(
+    undisturbed: Federation, tmp_path: Path, free_port: int, dies: str
+) -> None:
+    struck = Federation(tmp_path / "struck", free_port, *OF_ALL)
+    struck.start("server", "cleveland", "long_beach")
+    struck.start("hungary", dies=dies)
+    assert struck.processes["hungary"].wait(240) == -signal.SIGKILL, struck.log("hungary")
+    time.sleep(15)  # its patience is over, and the others wait for it
+    struck.start("hungary")
+    struck.finish()
+    assert "cannot be had without ['hungary']" in struck.log("server")
+    assert "The server starts again" in struck.log("server")
+    assert all("This site starts again" in struck.log(name) for name in ("cleveland", "long_beach"))
+    assert "JournalError" not in "".join(map(struck.log, SITES))
+    for name in SITES:
+        before, after = undisturbed.weights(name, 6), struck.weights(name, 6)
+        assert before
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before), name
+
+
+@pytest.mark.parametrize("word", ["serve", "join"])
+def test_a_seat_starts_again_where_a_sum_needs_sites_that_have_dropped_out_but_not_for_ever(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[list[str]] = []
+
+    def refuse(*_: Any) -> None:
+        raise LostClientsError("not without ['south']")
+
+    monkeypatch.setattr(seats, "_take", refuse)
+    monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(sys, "argv", ["fedlit", word, "--config=x"])
+    monkeypatch.setenv(STARTS, "")
+    for _ in range(5):
+        getattr(seats, word)([])
+    assert [words[-2:] for words in started] == [[word, "--config=x"]] * 5
+    assert {"serve": "The server", "join": "This site"}[word] + " starts again" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"without \['south'\]. Started again 5 times"):
+        getattr(seats, word)([])
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from fedlit.federation import Federation, Summed
-from fedlit.privacy import PairwiseMasking, QuorumError
+from fedlit.federation.errors import LostClientsError
+from fedlit.privacy import PairwiseMasking
 from fedlit.privacy.masking import MaskingClient
 from fedlit.remote import DismissedError, ServerLostError
 from fedlit.remote.star import SiteStar
@@ -78,7 +79,7 @@ def test_a_site_that_times_out_gives_up_and_the_others_go_on(rank: int, returns:
     assert results == [[], *[[ALL, ALL - rank, ALL - rank]] * 3]
 
 
-def test_where_too_few_are_left_to_unmask_all_stop_and_state_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_too_few_are_left_to_unmask_all_stop_and_state_without_whom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four, two drop out before their vectors; the threshold is three."""
     struck: dict[str, Any] = {}
     protect = MaskingClient.protect
@@ -94,7 +95,8 @@ def test_where_too_few_are_left_to_unmask_all_stop_and_state_that(monkeypatch: p
 
     monkeypatch.setattr(MaskingClient, "protect", protect_or_die)
     server, a, _, _, d = sums_when(strike, 0.3)
-    assert all(isinstance(each, QuorumError) for each in (server, a, d)), (server, a, d)
+    assert all(isinstance(each, LostClientsError) for each in (server, a, d)), (server, a, d)
+    assert all("cannot be had without ['b', 'c']" in str(each) for each in (server, a, d))
 
 
 @pytest.mark.parametrize(
