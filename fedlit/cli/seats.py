@@ -25,9 +25,8 @@ from fedlit.cli.folders import STARTS
 from fedlit.cli.mistakes import check
 from fedlit.cli.plan import print_table
 from fedlit.federation import FederationError
-from fedlit.federation.errors import LostClientsError
 from fedlit.federation.names import alike, difference, shown
-from fedlit.remote import AheadOfServerError, DismissedError, Seat, Server, ServerLostError, Site
+from fedlit.remote import AheadOfServerError, DismissedError, LostClientsError, Seat, Server, ServerLostError, Site
 from fedlit.remote.message_carrier import MessageCaller
 from fedlit.remote.relay import TIMES, RelayedSender
 from fedlit.remote.seats import STEP_TIMEOUT, CarriedSite

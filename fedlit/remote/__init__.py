@@ -1,6 +1,6 @@
 """Federations across organisations: a server without clients, and sites with their own data that call it."""
 
-from fedlit.federation.errors import AheadOfServerError
+from fedlit.federation.errors import AheadOfServerError, LostClientsError
 from fedlit.remote.carrier import BrokenError, Caller, Listener, RefusedError
 from fedlit.remote.seats import Seat, Server, Site
 from fedlit.remote.star import DismissedError, ServerLostError
@@ -11,6 +11,7 @@ __all__ = [
     "Caller",
     "DismissedError",
     "Listener",
+    "LostClientsError",
     "RefusedError",
     "Seat",
     "Server",

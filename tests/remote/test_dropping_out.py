@@ -54,6 +54,26 @@ def test_a_site_that_is_killed_is_as_one_that_is_absent(method: str, tmp_path: P
     check_weights(results.values(), scheduled)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["FedAvg", "FedGP", "FedMMD"])
+@pytest.mark.parametrize("fault", ["protect:2", "unmasking:2", "local steps:4"])
+def test_a_round_that_needs_a_site_that_is_killed_within_it_is_repeated_with_it(
+    method: str, fault: str, tmp_path: Path
+) -> None:
+    # three shares of three, and so also where it is killed before the sum
+    privacy = MASKED if fault != "local steps:4" else "PairwiseMasking(colluders=0, threshold=3)"
+    arguments = ("--method", method, *RUN, "--rounds", "4", "--privacy", privacy)
+    kept = ("--checkpoints", str(tmp_path / "kept"), "--repeat")
+    ended = struck(tmp_path, f"blended:{fault}:kill", *arguments, *kept, back=True)
+    assert ended["blended"].exit_code == -9
+    names = ("server", "clean", "fonts", "back")
+    assert all("without ['blended']" in ended[name].output for name in names[:1]), ended
+    results = finished(ended, names)
+    (undisturbed,) = start(*arguments)
+    weights = {client: each for result in results.values() for client, each in result["weights"].items()}
+    assert weights == undisturbed["weights"]
+
+
 # not FedRFTCA, whose clients train on in rounds in which they are absent, which a killed one does not
 @pytest.mark.parametrize(
     ("method", "privacy"),

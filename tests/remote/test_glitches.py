@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from fedlit.federation import Federation, Summed
-from fedlit.federation.errors import LostClientsError
 from fedlit.privacy import PairwiseMasking
 from fedlit.privacy.masking import MaskingClient
-from fedlit.remote import DismissedError, ServerLostError
+from fedlit.remote import DismissedError, LostClientsError, ServerLostError
 from fedlit.remote.star import SiteStar
 from loopback import BREAKS, Loopback, around_a_star, masked_sums
 from refused import slow
