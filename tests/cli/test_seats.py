@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,28 @@ def test_another_port_or_patience_is_the_same_run():
     }
     assert len(places) == 1
     assert Experiment(normalise(["fit", *RUN, "--seeds=null", "--trainer.max_epochs=7"])).folder.path not in places
+
+
+def test_only_the_first_start_of_a_seat_is_fresh(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(STARTS, raising=False)
+    started = []
+
+    def start(self, number, place, checkpoint, seat):
+        kept = place(Path("runs/FedAvg")) / "checkpoints" / "last.ckpt"
+        kept.parent.mkdir(exist_ok=True)
+        torch.save({"federation": {"round_idx": 1}}, kept)
+        started.append((kept.parts[-3], checkpoint))
+
+    monkeypatch.setattr(Experiment, "start", start)
+    for starts in ("", "", "1.0"):  # the last is of one that has started itself again
+        if starts:
+            monkeypatch.setenv(STARTS, starts)
+        Experiment(normalise(["fit", *RUN, "--seeds=null", "--fresh=true"])).train(
+            0, SimpleNamespace(is_server=True), None
+        )
+    assert [version for version, _ in started] == ["version_0", "version_1", "version_1"]
+    assert [each for _, each in started] == [None, None, Path("runs/FedAvg/version_1/checkpoints/last.ckpt")]
 
 
 @pytest.fixture
