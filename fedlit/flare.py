@@ -34,7 +34,7 @@ from fedlit.remote.message_carrier import Message, MessageListener
 from fedlit.remote.policy import REFUSED
 from fedlit.remote.processes import await_end
 from fedlit.remote.relay import POLICY, TIMES, Relay
-from fedlit.remote.seats import CarriedServer
+from fedlit.remote.seats import STEP_TIMEOUT, CarriedServer
 
 SUPPORTED = (2, 9)
 """The oldest version of FLARE that was tried, of the one major version that is supported."""
@@ -79,6 +79,7 @@ class FedlitController(Controller):  # type: ignore[misc]
         arguments: Of ``fedlit fit``; configurations are files of the job's folder ``config``.
         wait_for: Seconds to wait for sites.
         patience: Seconds after which a disconnected site times out, and the others go on.
+        step_timeout: Seconds after which one times out that is connected, and has not sent what is due from it.
     """
 
     def __init__(
@@ -87,10 +88,12 @@ class FedlitController(Controller):  # type: ignore[misc]
         arguments: list[str],
         wait_for: float = 600.0,
         patience: float = 20.0,
+        step_timeout: float = STEP_TIMEOUT,
     ) -> None:
         super().__init__()
         self.sites = dict(sites) if isinstance(sites, dict) else {name: [name] for name in sites}
         self.arguments, self.wait_for, self.patience = list(arguments), wait_for, patience
+        self.step_timeout = step_timeout
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing: all is done in `control_flow`."""
@@ -108,7 +111,7 @@ class FedlitController(Controller):  # type: ignore[misc]
         keys = {name: secrets.token_hex(16) for name in self.sites}
         register = partial(_register, fl_ctx.get_engine(), keys)
         listener = MessageListener(register, f"FLARE job {fl_ctx.get_job_id()}")
-        seat = CarriedServer(listener, self.sites, self.wait_for, self.patience)
+        seat = CarriedServer(listener, self.sites, self.wait_for, self.patience, self.step_timeout)
         tasks = []
         for name, key in keys.items():
             data = Shareable()

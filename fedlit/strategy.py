@@ -28,7 +28,7 @@ from fedlit.checks import check, check_at_least, check_positive, refuse
 from fedlit.federation import FederatedLoader, Federation, Participation, RosterError
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
-from fedlit.federation.errors import public_text
+from fedlit.federation.errors import LostClientsError, public_text
 from fedlit.federation.journal import Journal
 from fedlit.federation.leaks import seen_by_the_server, sent_beside, with_moments, with_samples
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
@@ -356,7 +356,7 @@ class FederatedStrategy(DDPStrategy):
     def on_exception(self, exception: BaseException) -> None:
         """Send the reason why this process leaves to the others across organisations."""
         super().on_exception(exception)
-        stopped = isinstance(exception, KeyboardInterrupt | SIGTERMException)
+        stopped = isinstance(exception, KeyboardInterrupt | SIGTERMException | LostClientsError)
         self._leave(f"{type(exception).__name__}: {public_text(exception)}"[:500], stopped)
 
     def teardown(self) -> None:

@@ -219,6 +219,11 @@ class SecureAggregation(ABC):
     closing: ClassVar[tuple[str, ...]] = ()
     codec: FixedPoint | None
 
+    @property
+    def grid(self) -> FixedPoint | None:
+        """Grid on which the sum of what clients send is exact; ``None`` if there is none."""
+        return self.codec
+
     @abstractmethod
     def client(self, name: str) -> AggregationClient:
         """A client's party, with fresh secrets."""

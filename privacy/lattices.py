@@ -186,6 +186,11 @@ class CKKS(VectorAggregation):
         self.grid_bits = math.ceil(-math.log2(error)) - 2
         """Binary places of the grid that totals are on: the finest whose half step is above all noise."""
 
+    @property
+    def grid(self) -> FixedPoint:
+        """See `SecureAggregation`: finer than the codec's."""
+        return FixedPoint(self.grid_bits, self.codec.bound)
+
     def encode(self, numbers: Tensor) -> Tensor:
         """Reals on the grid, which a decrypted sum of them is rounded to as well."""
         return (numbers.double() * 2.0**self.grid_bits).round() / 2.0**self.grid_bits

@@ -30,7 +30,7 @@ SELECTED = "selected.json"
 
 
 STARTS = "FEDLIT_STARTS"
-"""In the environment of a site that has started itself again: the times at which it did."""
+"""In the environment of a seat that has started itself again: the times at which it did."""
 
 
 def first_process() -> bool:

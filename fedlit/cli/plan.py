@@ -173,16 +173,20 @@ class Plan(ABC):
     def train(self, number: int, seat: Seat | None = None, until: int | None = None) -> None:
         """Train one run, unless another command has done so by now; from a checkpoint before round ``until``."""
         folder, afresh = self.folder, self._afresh()
+        if seat is not None and STARTS in os.environ:  # it has started itself again, and is in the same run
+            afresh = False
         with folder.held(number):
             if first_process() and folder.finished(number) is not None and not (seat and afresh):
                 if "LOCAL_RANK" in os.environ:  # the other processes of this one are in the run already
                     sys.exit("fedlit: another command trains the same experiment: wait for its end")
                 return
+            if seat is not None and afresh:  # or checkpoints of an earlier run would lie beside its own
+                folder.forget()
             checkpoint = None if afresh else folder.checkpoint(number, until)
             if seat is not None and not seat.is_server:
                 seat.journal = seat.journal or str(folder.journal(number))
                 seat.accounts = str(folder.root / "accounts")  # of all experiments here, and never set aside
-                if afresh and STARTS not in os.environ:  # a site that has started itself again is in the same run
+                if afresh:
                     set_aside(Path(seat.journal))
             folder.keep(number, self.start(number, partial(folder.place, number), checkpoint, seat))
 

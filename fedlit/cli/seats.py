@@ -30,6 +30,7 @@ from fedlit.federation.names import alike, difference, shown
 from fedlit.remote import (
     AheadOfServerError,
     DismissedError,
+    LostClientsError,
     Policy,
     PolicyError,
     Seat,
@@ -40,7 +41,7 @@ from fedlit.remote import (
 from fedlit.remote.message_carrier import MessageCaller
 from fedlit.remote.policy import REFUSED
 from fedlit.remote.relay import POLICY, TIMES, RelayedSender
-from fedlit.remote.seats import CarriedSite
+from fedlit.remote.seats import STEP_TIMEOUT, CarriedSite
 
 _SEATS: dict[str, type[Server] | type[Site]] = {"serve": Server, "join": Site}
 _FILES = ("certificate", "key", "ca", "policy")
@@ -48,8 +49,8 @@ _ROUND = "FEDLIT_SERVER_ROUND"
 """Set in the environment of a site that starts itself again: the round that it may resume from at the latest."""
 _MOST_STARTS, _WITHIN = 5, 120.0  # seconds
 
-AGAIN = (DismissedError, ServerLostError, AheadOfServerError)
-"""Errors after which a site starts again."""
+AGAIN = (DismissedError, ServerLostError, AheadOfServerError, LostClientsError)
+"""Errors after which a site starts again; the server does so after the last of them."""
 
 COMPONENTS = "fedlit.flare"
 """Where the classes are that a job names, as it stands in ``class_allow_list`` of a party's resources."""
@@ -64,13 +65,16 @@ _DESCRIPTION = (
 
 
 def serve(args: list[str]) -> None:
-    """Take the server's seat."""
+    """Take the server's seat; starts again where a round needs sites that have dropped out, and waits for them."""
     print_seat_log()
-    _take("serve", args)
+    try:
+        _take("serve", args)
+    except LostClientsError as error:
+        start_again(error, "The server")
 
 
 def join(args: list[str]) -> None:
-    """Take a site's seat; starts again where the run goes on without this process, or the server was lost."""
+    """Take a site's seat; starts again where the run goes on without this process, or its round has to be repeated."""
     print_seat_log()
     try:
         _take("join", args)
@@ -169,14 +173,14 @@ def _beside(file: str, folder: Path | None) -> str:
     return file
 
 
-def start_again(error: FederationError) -> None:
+def start_again(error: FederationError, who: str = "This site") -> None:
     """Replace this process by a new one of the same command."""
     now = time.time()
     starts = [float(each) for each in os.environ.get(STARTS, "").split()]
     starts = [each for each in starts if now - each < _WITHIN]
     if len(starts) >= _MOST_STARTS:
         sys.exit(f"fedlit: {type(error).__name__}: {error}. Started again {len(starts)} times within {_WITHIN:g} s")
-    print(f"fedlit: {type(error).__name__}: {error}. This site starts again", file=sys.stderr, flush=True)
+    print(f"fedlit: {type(error).__name__}: {error}. {who} starts again", file=sys.stderr, flush=True)
     os.environ[STARTS] = " ".join(map(str, [*starts, now]))
     if isinstance(error, AheadOfServerError):
         os.environ[_ROUND] = str(error.server_round)
@@ -196,11 +200,13 @@ def flare(args: list[str]) -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of the job, made if need be")
     parser.add_argument("--wait_for", type=float, default=600.0, help="seconds to wait for sites (default: 600)")
     parser.add_argument("--patience", type=float, default=20.0, help="seconds that one may be silent (default: 20)")
+    help_ = "seconds for which a site that is connected may send nothing (default: %(default)g)"
+    parser.add_argument("--step_timeout", type=float, default=STEP_TIMEOUT, help=help_)
     help_ = "of the experiment; may be given several times"
     parser.add_argument("--config", "-c", action="append", default=[], help=help_)
     given, others = parser.parse_known_args(args)
     sites = read_sites(given.sites)
-    for name in ("wait_for", "patience"):
+    for name in ("wait_for", "patience", "step_timeout"):
         if not 0 < getattr(given, name) < 1e9:
             sys.exit(f"fedlit: --{name} must be positive seconds, got {getattr(given, name)}")
     if given.out.exists() and (not given.out.is_dir() or any(given.out.iterdir())):
@@ -217,7 +223,8 @@ def flare(args: list[str]) -> None:
     check_sites(files, others, sites)
     texts = {f"{place}-{file.name}": file.read_text() for place, file in enumerate(files)}
     arguments = [f"--config={name}" for name in texts] + normalise(others)
-    write_job(given.out, sites, texts, arguments, {"wait_for": given.wait_for, "patience": given.patience})
+    times = {"wait_for": given.wait_for, "patience": given.patience}
+    write_job(given.out, sites, texts, arguments, times, given.step_timeout)
     print(f"fedlit: the job is in '{given.out}'; submit it with: nvflare job submit -j {given.out}")
     print(f"Each party needs fedlit, and {COMPONENTS!r} in class_allow_list of its local/resources.json; a site states")
     print("where its data are in its local/fedlit.yaml. See docs/flare.md.")
@@ -274,14 +281,19 @@ def _site(args: list[str]) -> None:
 
 
 def write_job(
-    folder: Path, sites: dict[str, list[str]], texts: dict[str, str], arguments: list[str], times: dict[str, float]
+    folder: Path,
+    sites: dict[str, list[str]],
+    texts: dict[str, str],
+    arguments: list[str],
+    times: dict[str, float],
+    step_timeout: float,
 ) -> None:
     """Write a job's files."""
     configs = folder / "app" / "config"
     configs.mkdir(parents=True)
     for name, text in texts.items():
         (configs / name).write_text(text)
-    controller = {"sites": sites, "arguments": arguments, **times}
+    controller = {"sites": sites, "arguments": arguments, **times, "step_timeout": step_timeout}
     files: dict[Path, dict[str, Any]] = {
         folder / "meta.json": {
             "name": folder.name,

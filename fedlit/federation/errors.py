@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import TypeVar
 
-from fedlit.privacy.errors import InputError, PrivacyError
+from fedlit.privacy.errors import InputError, PrivacyError, QuorumError
 
 _Error = TypeVar("_Error", bound=Exception)
 
@@ -89,6 +89,10 @@ class JournalError(FederationError):
 
 class BudgetError(FederationError):
     """A client's privacy budget does not suffice for its next release."""
+
+
+class LostClientsError(FederationError, QuorumError):
+    """A sum cannot be had without clients that have dropped out: all start again once these are back."""
 
 
 class PayloadError(FederationError, ValueError):

@@ -1,6 +1,6 @@
 """Federations across organisations: a server without clients, and sites with their own data that call it."""
 
-from fedlit.federation.errors import AheadOfServerError
+from fedlit.federation.errors import AheadOfServerError, LostClientsError
 from fedlit.remote.carrier import BrokenError, Caller, Listener, RefusedError
 from fedlit.remote.policy import Policy, PolicyError
 from fedlit.remote.seats import Seat, Server, Site
@@ -12,6 +12,7 @@ __all__ = [
     "Caller",
     "DismissedError",
     "Listener",
+    "LostClientsError",
     "Policy",
     "PolicyError",
     "RefusedError",

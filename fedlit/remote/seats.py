@@ -16,6 +16,9 @@ from fedlit.remote.carrier import Caller, Listener
 from fedlit.remote.policy import Policy
 from fedlit.remote.star import ServerStar, SiteStar
 
+STEP_TIMEOUT = 7200.0
+"""Seconds for which a site that is connected may send nothing, unless the server's seat says otherwise."""
+
 
 class Seat(ABC):
     """Joins a process to the others, in place of process groups."""
@@ -45,8 +48,15 @@ class CarriedServer(Seat):
 
     is_server = True
 
-    def __init__(self, listener: Listener, sites: Mapping[str, list[str]], wait_for: float, patience: float) -> None:
-        self._listener, self._sites, self._times = listener, sites, (wait_for, patience)
+    def __init__(
+        self,
+        listener: Listener,
+        sites: Mapping[str, list[str]],
+        wait_for: float,
+        patience: float,
+        step_timeout: float = STEP_TIMEOUT,
+    ) -> None:
+        self._listener, self._sites, self._times = listener, sites, (wait_for, patience, step_timeout)
         self._star: ServerStar | None = None
         self._ended: str | None = None
 
@@ -108,6 +118,8 @@ class Server(Seat):
         ca: File of the certificate authority's certificate, by which sites' certificates are signed.
         wait_for: Seconds to wait for sites that are not there yet, before training starts, and where none is left.
         patience: Seconds after which a disconnected site times out, and the others go on.
+        step_timeout: Seconds after which one times out that is connected, and has not sent what is due from it: more
+            than its local training between two messages takes, and sending the longer of these.
 
     Raises:
         ValueError: If a number is not positive, a site has no client, names differ in capitals, blanks or Unicode
@@ -127,6 +139,7 @@ class Server(Seat):
         ca: str,
         wait_for: float = 600.0,
         patience: float = 20.0,
+        step_timeout: float = STEP_TIMEOUT,
     ) -> None:
         self.address = _checked_address("address", address)
         check_list("sites", sites)
@@ -146,14 +159,15 @@ class Server(Seat):
                     "name it once"
                 )
         self.files = _checked_files(certificate, key, ca)
-        self.wait_for, self.patience = _checked_times(wait_for, patience)
+        _check_times(wait_for=wait_for, patience=patience, step_timeout=step_timeout)
+        self.wait_for, self.patience, self.step_timeout = wait_for, patience, step_timeout
 
     def open(self, facts: Mapping[str, Any]) -> ServerStar:
         """See `Seat`."""
         from fedlit.remote.grpc_carrier import GrpcListener
 
         listener: Listener = GrpcListener(self.address, *self.files, names=list(self.sites))
-        return CarriedServer(listener, self.sites, self.wait_for, self.patience).open(facts)
+        return CarriedServer(listener, self.sites, self.wait_for, self.patience, self.step_timeout).open(facts)
 
 
 @final
@@ -209,7 +223,8 @@ class Site(Seat):
         self.files = _checked_files(certificate, key, ca)
         self.voucher()
         self.clients = clients
-        self.wait_for, self.patience = _checked_times(wait_for, patience)
+        _check_times(wait_for=wait_for, patience=patience)
+        self.wait_for, self.patience = wait_for, patience
 
     def open(self, facts: Mapping[str, Any]) -> SiteStar:
         """See `Seat`."""
@@ -240,7 +255,6 @@ def _checked_files(certificate: str, key: str, ca: str) -> tuple[Path, Path, Pat
     return files[0], files[1], files[2]
 
 
-def _checked_times(wait_for: float, patience: float) -> tuple[float, float]:
-    for argument, seconds in (("wait_for", wait_for), ("patience", patience)):
+def _check_times(**times: float) -> None:
+    for argument, seconds in times.items():
         check(0 < seconds < 1e9, argument, "positive seconds", seconds)  # waits of centuries overflow
-    return wait_for, patience

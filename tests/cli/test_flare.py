@@ -53,6 +53,7 @@ def test_a_job_has_what_its_parties_need(tmp_path, experiment, capsys):
         "arguments": arguments,
         "wait_for": 600.0,
         "patience": 5.0,
+        "step_timeout": 7200.0,
     }
     (executor,) = json.loads((configs / "config_fed_client.json").read_text())["executors"]
     assert executor["tasks"] == ["fedlit"]

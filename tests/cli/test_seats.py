@@ -10,14 +10,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from commands import refusal
+from fedlit.cli import seats
 from fedlit.cli.arguments import normalise
 from fedlit.cli.experiment import Experiment
+from fedlit.cli.folders import STARTS
+from fedlit.remote import LostClientsError
 
 pytest.importorskip("grpc")
 
@@ -61,11 +65,49 @@ def test_another_port_or_patience_is_the_same_run():
     assert Experiment(normalise(["fit", *RUN, "--seeds=null", "--trainer.max_epochs=7"])).folder.path not in places
 
 
+def test_only_the_first_start_of_a_seat_is_fresh(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(STARTS, raising=False)
+    started = []
+
+    def start(self, number, place, checkpoint, seat):
+        kept = place(Path("runs/FedAvg")) / "checkpoints" / "last.ckpt"
+        kept.parent.mkdir(exist_ok=True)
+        torch.save({"federation": {"round_idx": 1}}, kept)
+        started.append((kept.parts[-3], checkpoint))
+
+    monkeypatch.setattr(Experiment, "start", start)
+    for starts in ("", "", "1.0"):  # the last is of one that has started itself again
+        if starts:
+            monkeypatch.setenv(STARTS, starts)
+        Experiment(normalise(["fit", *RUN, "--seeds=null", "--fresh=true"])).train(
+            0, SimpleNamespace(is_server=True), None
+        )
+    assert [version for version, _ in started] == ["version_0", "version_1", "version_1"]
+    assert [each for _, each in started] == [None, None, Path("runs/FedAvg/version_1/checkpoints/last.ckpt")]
+
+
 @pytest.fixture
 def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
+
+
+DIES = """
+import os, signal
+from fedlit.privacy.masking import MaskingClient
+before, calls = MaskingClient.{0}, []
+def counting(*args):
+    calls.append(args)
+    if len(calls) == {1}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return before(*args)
+MaskingClient.{0} = counting
+from fedlit.cli import run
+run()
+"""
+"""A program that dies when a client is asked for something for the n-th time."""
 
 
 class Federation:
@@ -81,17 +123,18 @@ class Federation:
             "certificates", "--sites", ",".join(SITES), "--server", "localhost", "--out", "certificates"
         ).wait()
 
-    def _command(self, *words: str, place: str = ".", log: str = "log") -> subprocess.Popen[bytes]:
+    def _command(self, *words: str, place: str = ".", log: str = "log", dies: str = "") -> subprocess.Popen[bytes]:
+        program = ["-c", DIES.format(*dies.split(":"))] if dies else ["-m", "fedlit.cli"]
         with open(self.folder / place / log, "ab") as to:
             return subprocess.Popen(
-                [sys.executable, "-m", "fedlit.cli", *words],
+                [sys.executable, *program, *words],
                 cwd=self.folder / place,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdout=to,
                 stderr=to,
             )
 
-    def start(self, *names: str) -> None:
+    def start(self, *names: str, dies: str = "") -> None:
         common = ["--config", str(self.folder / "experiment.yaml")]
         for name in names:
             own = ["--config", str(self.folder / f"{name}.yaml")]
@@ -100,7 +143,7 @@ class Federation:
             else:
                 words, place = ["join", *common, *own, f"--seat.server=localhost:{self.port}"], f"sites/{name}"
             # the last one counts, and a file's seat is one as a whole
-            self.processes[name] = self._command(*words, "--seat.patience=5", *self.arguments, place=place)
+            self.processes[name] = self._command(*words, "--seat.patience=5", *self.arguments, place=place, dies=dies)
 
     def log(self, name: str) -> str:
         return (self.folder / ("server" if name == "server" else f"sites/{name}") / "log").read_text()
@@ -119,7 +162,7 @@ class Federation:
     def finish(self) -> None:
         try:
             for name, process in self.processes.items():
-                assert process.wait(240) == 0, f"{name}: {self.log(name)}"
+                assert process.wait(500) == 0, f"{name}: {self.log(name)}"
         finally:
             for process in self.processes.values():
                 process.kill()
@@ -153,6 +196,66 @@ def test_a_server_that_is_killed_and_started_again_ends_as_if_nothing_had_been(t
         assert before
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before), name
+
+
+OF_ALL = ("--model=FedAvg", "--model.init_args.warmup_rounds=0", "--trainer.max_epochs=6", "--seat.wait_for=400")
+"""Sums over all three."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    quiet = Federation(tmp_path_factory.mktemp("undisturbed") / "run", port, *OF_ALL)
+    quiet.start("server", *SITES)
+    quiet.finish()
+    return quiet
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", ["protect:4", "answer:8"], ids=["before its vector has left", "unmasking"])
+def test_a_masked_site_of_three_that_is_killed_within_a_sum_is_waited_for_and_the_round_repeated(
+    undisturbed: Federation, tmp_path: Path, free_port: int, dies: str
+) -> None:
+    struck = Federation(tmp_path / "struck", free_port, *OF_ALL)
+    struck.start("server", "cleveland", "long_beach")
+    struck.start("hungary", dies=dies)
+    assert struck.processes["hungary"].wait(500) == -signal.SIGKILL, struck.log("hungary")
+    time.sleep(8)  # its patience is over, and the others wait for it
+    struck.start("hungary")
+    struck.finish()
+    assert "cannot be had without ['hungary']" in struck.log("server")
+    assert "The server starts again" in struck.log("server")
+    assert all("This site starts again" in struck.log(name) for name in ("cleveland", "long_beach"))
+    assert "JournalError" not in "".join(map(struck.log, SITES))
+    for name in SITES:
+        before, after = undisturbed.weights(name, 6), struck.weights(name, 6)
+        assert before
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before), name
+
+
+@pytest.mark.parametrize("word", ["serve", "join"])
+def test_a_seat_starts_again_where_a_sum_needs_sites_that_have_dropped_out_but_not_for_ever(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[list[str]] = []
+
+    def refuse(*_: Any) -> None:
+        raise LostClientsError("not without ['south']")
+
+    monkeypatch.setattr(seats, "_take", refuse)
+    monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(sys, "argv", ["fedlit", word, "--config=x"])
+    monkeypatch.setenv(STARTS, "")
+    for _ in range(5):
+        getattr(seats, word)([])
+    assert [words[-2:] for words in started] == [[word, "--config=x"]] * 5
+    assert {"serve": "The server", "join": "This site"}[word] + " starts again" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"without \['south'\]. Started again 5 times"):
+        getattr(seats, word)([])
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,40 @@ def test_a_site_that_is_killed_is_as_one_that_is_absent(method: str, tmp_path: P
     assert all(result["lost"] == [2] for result in results.values())
     (scheduled,) = start(*arguments, "--schedule", schedule(results["server"], 1, "blended"))
     check_weights(results.values(), scheduled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "fault"),
+    [
+        *product(("FedAvg", "FedGP", "FedMMD"), ("protect:2", "unmasking:2")),
+        ("FedAvg", "local steps:4"),
+    ],
+)
+def test_a_round_that_needs_a_site_that_is_killed_within_it_is_repeated_with_it(
+    method: str, fault: str, tmp_path: Path
+) -> None:
+    # three shares of three, and so also where it is killed before the sum
+    privacy = MASKED if fault != "local steps:4" else "PairwiseMasking(colluders=0, threshold=3)"
+    arguments = ("--method", method, *RUN, "--rounds", "4", "--privacy", privacy)
+    kept = ("--checkpoints", str(tmp_path / "kept"), "--repeat")
+    ended = struck(tmp_path, f"clean:{fault}:kill", *arguments, *kept, back=True)
+    assert ended["clean"].exit_code == -9
+    names = ("server", "blended", "fonts", "back")
+    assert "cannot be had without ['clean']" in ended["server"].output, ended
+    results = finished(ended, names)
+    (undisturbed,) = start(*arguments)
+    weights = {client: each for result in results.values() for client, each in result["weights"].items()}
+    assert weights == undisturbed["weights"]
+
+
+@pytest.mark.slow
+def test_a_site_that_a_round_needs_and_that_does_not_come_back_is_named_by_all(tmp_path: Path) -> None:
+    arguments = ("--method", "FedAvg", *RUN, "--rounds", "4", "--privacy", MASKED, "--wait-for", "4")
+    kept = ("--checkpoints", str(tmp_path / "kept"), "--repeat")
+    ended = struck(tmp_path, "clean:protect:2:kill", *arguments, *kept)
+    for name in ("server", "blended", "fonts"):
+        assert "sites ['clean'] did not come within 4 s (wait_for)" in ended[name].error
 
 
 # not FedRFTCA, whose clients train on in rounds in which they are absent, which a killed one does not

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import random
 import threading
 import time
@@ -12,9 +14,9 @@ import pytest
 import torch
 
 from fedlit.federation import Federation, Summed
-from fedlit.privacy import PairwiseMasking, QuorumError
+from fedlit.privacy import PairwiseMasking
 from fedlit.privacy.masking import MaskingClient
-from fedlit.remote import DismissedError, ServerLostError
+from fedlit.remote import DismissedError, LostClientsError, ServerLostError
 from fedlit.remote.star import SiteStar
 from loopback import BREAKS, Loopback, around_a_star, masked_sums
 from refused import slow
@@ -76,7 +78,7 @@ def test_a_site_that_times_out_gives_up_and_the_others_go_on(rank: int, returns:
     assert results == [[], *[[ALL, ALL - rank, ALL - rank]] * 3]
 
 
-def test_where_too_few_are_left_to_unmask_all_stop_and_state_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_too_few_are_left_to_unmask_all_stop_and_state_without_whom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four, two drop out before their vectors; the threshold is three."""
     struck: dict[str, Any] = {}
     protect = MaskingClient.protect
@@ -92,7 +94,8 @@ def test_where_too_few_are_left_to_unmask_all_stop_and_state_that(monkeypatch: p
 
     monkeypatch.setattr(MaskingClient, "protect", protect_or_die)
     server, a, _, _, d = sums_when(strike, 0.3)
-    assert all(isinstance(each, QuorumError) for each in (server, a, d)), (server, a, d)
+    assert all(isinstance(each, LostClientsError) for each in (server, a, d)), (server, a, d)
+    assert all("cannot be had without ['b', 'c']" in str(each) for each in (server, a, d))
 
 
 @pytest.mark.parametrize(
@@ -182,3 +185,35 @@ def test_sites_that_are_ahead_of_the_server_are_waited_for_however_late_they_lea
     results = around_a_star({"a": ["a"], "b": ["b"]}, action, patience=5.0, ends=(listener, listener.caller))
     assert results == [frozenset()] * 3, results
     assert joined[0] == {1}
+
+
+@pytest.mark.parametrize("longer_than", [1 << 20, 0], ids=["at once", "one after the other"])
+def test_a_site_that_is_connected_and_sends_nothing_times_out_and_the_others_go_on(
+    longer_than: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after, logged = threading.Event(), io.StringIO()
+    monkeypatch.setattr("fedlit.remote.star.server.LONG", longer_than)
+    monkeypatch.setattr(logging.getLogger("fedlit.remote"), "handlers", [logging.StreamHandler(logged)])
+
+    def strike(star: Any, caller: Any, round_idx: int) -> None:
+        if (star.rank, round_idx) == (2, 1):
+            assert after.wait(20)  # its connection stands
+        elif round_idx == ROUNDS - 1:
+            after.set()
+
+    start = time.monotonic()
+    # the others wait for longer than their patience
+    results = around_a_star(SITES, masked_sums(SITES, ROUNDS, strike), patience=0.2, step_timeout=1.0)
+    assert isinstance(results.pop(2), DismissedError)
+    assert results == [[], *[[ALL, ALL - 2, ALL - 2]] * 3]
+    assert 1.0 < time.monotonic() - start < 4.0
+    assert "site b is connected, and did not answer 1 s (step_timeout) long" in logged.getvalue()
+
+
+def test_a_site_that_is_slow_and_answers_in_time_is_kept() -> None:
+    def strike(star: Any, caller: Any, round_idx: int) -> None:
+        if star.rank == 2:
+            time.sleep(0.4)  # longer than the patience, and in all than the step_timeout
+
+    action = masked_sums(SITES, ROUNDS, strike)
+    assert around_a_star(SITES, action, patience=0.2, step_timeout=1.0) == [[], *[[ALL] * ROUNDS] * 4]

@@ -37,7 +37,7 @@ class Stage:
         make_certificates(self.files, "localhost", ["north", "south", "stranger"])
         make_certificates(self.others, "localhost", ["north"])
         listener = GrpcListener("127.0.0.1:0", *self.of("server"), names=list(SITES))
-        self.star = ServerStar(listener, SITES, FACTS, wait_for=20.0, patience=2.0)
+        self.star = ServerStar(listener, SITES, FACTS, wait_for=20.0, patience=2.0, step_timeout=60.0)
         self.opening = threading.Thread(target=self.star.open, daemon=True)
         self.opening.start()
         assert soon(lambda: self.star.address)

@@ -62,7 +62,8 @@ def test_sites_around_a_server_give_the_results_of_one_process(case: str, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["FedMMD", "FedAvg", "FedGP auto", "FedDaDiL"])
 def test_ckks_around_a_server_is_within_its_bound_of_one_process(method: str, tmp_path: Path) -> None:
-    arguments = ("--method", method, "--everyone", "--privacy", "CKKS()", "--own", "--steps", "1", "--values")
+    steps = "2" if "auto" in method else "1"  # a variance takes several batches
+    arguments = ("--method", method, "--everyone", "--privacy", "CKKS()", "--own", "--steps", steps, "--values")
     (alone,) = start(*arguments, "--rounds", "1")
     results = around(tmp_path, *arguments, "--rounds", "1")
     values = {name: value for result in results for name, value in result["values"].items()}

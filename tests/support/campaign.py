@@ -75,5 +75,8 @@ def outcome(moment: Moment) -> dict[str, Any]:
     return {"outcome": "finished" if equal else "other weights", "seconds": seconds}
 
 
-NAMED = {"FederationError", "QuorumError", "KeyCheckError", "PeerFailedError", "DecodeError"}
+NAMED = {
+    *("FederationError", "QuorumError", "LostClientsError", "KeyCheckError", "PeerFailedError", "DecodeError"),
+    "ServerLostError",  # of a server that ends by a LostClientsError, and may come back
+}
 """Errors that say why a run cannot go on."""

@@ -140,6 +140,7 @@ def around_a_star(
     patience: float = 0.3,
     ends: tuple[Listener, Callable[[str], Caller]] | None = None,
     timeout: float = 20.0,
+    step_timeout: float = 60.0,
 ) -> list[_T | BaseException]:
     """Results or errors of ``action`` at the server and at each site; each is a thread.
 
@@ -149,6 +150,7 @@ def around_a_star(
         patience: Of all.
         ends: Of another carrier: the server's, and a function that makes that of a site.
         timeout: Seconds in which all have to end.
+        step_timeout: Of the server.
     """
     if ends is None:
         listener = Loopback()
@@ -161,7 +163,8 @@ def around_a_star(
         caller: Any = None
         try:
             if rank == 0:
-                star = ServerStar(ends[0], {name: [*clients] for name, clients in sites.items()}, {}, 5.0, patience)
+                of_sites = {name: [*clients] for name, clients in sites.items()}
+                star = ServerStar(ends[0], of_sites, {}, 5.0, patience, step_timeout)
             else:
                 caller = ends[1](names[rank])
                 star = SiteStar(caller, {}, None, 5.0, patience)

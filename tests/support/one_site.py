@@ -30,7 +30,7 @@ from fedlit.federation import Everyone, FederatedLoader, Fraction, Schedule, Sum
 from fedlit.methods import FedAvg, FedRFTCA
 from fedlit.models import MLP
 from fedlit.privacy import PrivacyWarning
-from fedlit.remote import Server, Site
+from fedlit.remote import AheadOfServerError, DismissedError, LostClientsError, Server, ServerLostError, Site
 from helpers import QUIET, STATEFUL, build, digits, fingerprint, normalised_head, trainer, weights
 from own_modules import Net
 from processes import LAUNCHED
@@ -170,7 +170,24 @@ def on_features(folder: str, ranks: int) -> dict[str, str]:
 
 
 def run(arguments: Sequence[str]) -> dict[str, Any]:
-    """Train as ``arguments`` say; what this process has at the end."""
+    """Train as ``arguments`` say; what this process has at the end.
+
+    With ``--repeat`` it goes on from its checkpoint where `fedlit serve` and `fedlit join` do.
+    """
+    if "--repeat" not in arguments:
+        return _run(arguments)
+    environment = dict(os.environ)
+    for _ in range(5):
+        try:
+            return _run([each for each in arguments if each != "--repeat"])
+        except (AheadOfServerError, DismissedError, LostClientsError, ServerLostError) as error:
+            print(error)
+            os.environ.update(environment)
+            time.sleep(0.2)
+    raise AssertionError("it started again and again")
+
+
+def _run(arguments: Sequence[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser()
     parser.add_argument("--method", default="FedProx")
     parser.add_argument("--rounds", type=int, default=6)

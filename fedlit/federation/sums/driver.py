@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedlit.federation.channel import Summed
 from fedlit.federation.choices import Resolved
-from fedlit.federation.errors import DivergedError, FederationError, PayloadError
+from fedlit.federation.errors import DivergedError, FederationError, LostClientsError, PayloadError
 from fedlit.federation.identities import Identities
 from fedlit.federation.journal import Sum
 from fedlit.federation.leaks import over_other_clients
@@ -24,7 +24,7 @@ from fedlit.federation.release import Releases
 from fedlit.federation.sums.conversation import Backends
 from fedlit.federation.sums.totals import Total, Totals, schema_bytes, schema_in
 from fedlit.federation.wire import part, wire_size
-from fedlit.privacy import FixedPoint, InputError, PrivacyError, PrivacyWarning, Tags, Terms
+from fedlit.privacy import FixedPoint, InputError, PrivacyError, PrivacyWarning, QuorumError, Tags, Terms
 from fedlit.privacy.driver import Parties
 from fedlit.privacy.links import digest
 from fedlit.privacy.packing import Payload, Schema, check_equal, pack, relative_weights, schema_of
@@ -71,7 +71,8 @@ class Sums:
     ) -> dict[str, dict[str, Tensor]]:
         """Return payloads of local receivers from those of local senders.
 
-        A sum that fails because a client drops out before a vector has left anybody is taken over the others.
+        A sum that fails because a client drops out before a vector has left anybody is taken over the others. One that
+        cannot do without clients that have dropped out is a `LostClientsError`, on all processes alike.
         """
         transport, journal = self._messenger.transport, self._messenger.journal
         if journal is not None:  # also for a sum that was taken without this process: they are numbered alike
@@ -85,8 +86,10 @@ class Sums:
             lost, self._sent = transport.lost, False
             try:
                 result = self._run(recipe, payloads, around)
-            except (FederationError, PrivacyError):
+            except (FederationError, PrivacyError) as error:
                 if self._sent or transport.lost == lost:
+                    if transport.lost and isinstance(error, QuorumError):
+                        raise self._without_lost(recipe, error) from error
                     raise
                 if journal is not None:
                     journal.withdraw(recipe.step)
@@ -94,6 +97,15 @@ class Sums:
                 continue
             self.totals.note(start, recipe.channel)
             return result
+
+    def _without_lost(self, recipe: Recipe, error: QuorumError) -> LostClientsError:
+        messenger = self._messenger
+        lost = [name for name in messenger.rank_of if messenger.is_lost(name)]
+        return LostClientsError(
+            f"the sum over channel {recipe.channel!r} of round {messenger.round_idx} cannot be had without {lost}, who "
+            f"have dropped out ({error}): start these again, and all go back to their checkpoints, by themselves under "
+            "fedlit serve and join, and repeat the round"
+        )
 
     def _run(
         self, recipe: Recipe, payloads: Mapping[str, Payload], around: Mapping[str, Payload] | None
@@ -163,7 +175,7 @@ class Sums:
             return {}
         self._sent = True
         if len(sizes) < backend.min_clients:
-            raise FederationError(
+            raise (LostClientsError if messenger.transport.lost else FederationError)(
                 f"a sum over channel {channel!r} in round {messenger.round_idx} would run over {list(sizes)} alone, "
                 f"but {type(backend).__name__} hides nothing of fewer than {backend.min_clients} clients: let more "
                 "clients take part, or give this channel another backend"
@@ -200,14 +212,14 @@ class Sums:
     def _tags(self, recipe: Recipe) -> Tags | None:
         """Return what the total is checked by, under a backend that hides vectors on a grid."""
         resolved, messenger = self._channels[recipe.channel], self._messenger
-        codec = resolved.backend.codec
-        if not resolved.hides or codec is None or len(messenger.rank_of) < _CHECKED:
+        grid = resolved.backend.grid
+        if not resolved.hides or grid is None or len(messenger.rank_of) < _CHECKED:
             return None
         if self._identities is None:
             self._identities = Identities(messenger)
             self._identities.meet()
         about = digest(recipe.channel, *messenger.position)
-        return Tags(self._identities.shared_key(), about, codec, len(recipe.senders))
+        return Tags(self._identities.shared_key(), about, grid, len(recipe.senders))
 
     def _terms(self, recipe: Recipe, schema: Tensor) -> Terms:
         """What all senders must have received alike, and what local ones are about to send."""

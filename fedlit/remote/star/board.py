@@ -66,12 +66,17 @@ class SiteCalls:
 
 @final
 class StepBoard:
-    """See the module; sites are ranks 1, 2, ..., and time out after the seconds of ``patience``."""
+    """See the module; sites are ranks 1, 2, ...
 
-    def __init__(self, names: Sequence[str], patience: float) -> None:
+    They time out after ``patience`` seconds without a connection, and after ``step_timeout`` seconds for which nothing
+    but their messages of a step are waited for.
+    """
+
+    def __init__(self, names: Sequence[str], patience: float, step_timeout: float) -> None:
         self.names = ["", *names]
         self.sites = {rank: SiteCalls() for rank in range(1, len(self.names))}
         self.members = Membership(self.sites, patience)
+        self._step_timeout = step_timeout
         self.changed = threading.Condition()  # the lock of everything else
         self.number = 0
         self.begun = self.again = False
@@ -178,16 +183,21 @@ class StepBoard:
         return step
 
     def _await_messages(self, step: Step, ranks: Collection[int]) -> None:
-        """Wait until all of these that take part have sent what is due; with the lock."""
-        reminds = time.monotonic() + _REMIND
+        """Wait until all of these that take part have sent what is due, but for those that time out; with the lock."""
+        ends, reminds = time.monotonic() + self._step_timeout, time.monotonic() + _REMIND
         while missing := ({*ranks} & self.members.here) - step.messages.keys():
             self.check_running()
             now = time.monotonic()
-            left = self.members.time_left()
+            if now >= ends:
+                for rank in missing:
+                    self.drop(rank, f"is connected, and did not answer {self._step_timeout:g} s (step_timeout) long")
+                continue
             if now >= reminds:
                 reminds = now + _REMIND
                 _log.info("%s: waiting for %s", step.doing, self.named(missing))
-            self.changed.wait(reminds - now if left is None else max(0.0, min(left, reminds - now)) + 0.001)
+            left = min(ends, reminds) - now
+            time_left = self.members.time_left()
+            self.changed.wait(left if time_left is None else min(time_left, left) + 0.001)
             self.drop_timed_out()
 
     def finish(self, replies: Mapping[int, Reply] | None = None) -> None:

@@ -36,11 +36,12 @@ class ServerStar(Transport):
         facts: Mapping[str, Any],
         wait_for: float,
         patience: float,
+        step_timeout: float,
     ) -> None:
         self.world_size = len(sites) + 1
         self.sites = {name: list(clients) for name, clients in sites.items()}
         self.address = ""
-        self.board = StepBoard(list(sites), patience)
+        self.board = StepBoard(list(sites), patience, step_timeout)
         self._history = History()
         admission = Admission(self.board, self._history, self.sites, facts)
         self._requests: dict[str, Callable[[int, Mapping[str, Any], Pieces], Reply]] = {

@@ -116,7 +116,8 @@ class SiteStar(Transport):
             self._closed = True
             raise DismissedError(
                 "the server goes on without this site: it was disconnected for longer than the server's patience, or "
-                "the server has started again; start it again, and it takes part from the next round"
+                "silent for longer than its step_timeout, or the server has started again; start it again, and it "
+                "takes part from the next round"
             )
         if "ended" in answer:
             self._closed = True
