@@ -29,15 +29,18 @@ class Terms:
         items: By name, strings, numbers, bytes and lists of them, in the same order at all clients.
         received: Digests of 32 bytes of earlier totals that this client has received, by channel and number: another
             client may have received others, but nothing else under the same number.
+        places: Totals that are sent to peers, at least as many as ``received``, so that all clients send alike much.
     """
 
     def __init__(
         self,
         items: Mapping[str, object] | None = None,
         received: Mapping[tuple[str, int], bytes] | None = None,
+        places: int = 0,
     ) -> None:
         self._digests = {name: digest("terms", name, value) for name, value in (items or {}).items()}
         self.digest = digest("terms", [[name, each] for name, each in self._digests.items()])
+        self._places = places
         self._received = {digest("total", *key)[:_SHORT]: each[:_CUT] for key, each in (received or {}).items()}
 
     @property
@@ -51,7 +54,8 @@ class Terms:
 
     def for_peers(self) -> bytes:
         """Return what peers `check`: all items, and what was received."""
-        return self.to_bytes() + b"".join(key + each for key, each in self._received.items())
+        content = b"".join(key + each for key, each in self._received.items())
+        return self.to_bytes() + content.ljust(self._places * (_SHORT + _CUT), b"\0")
 
     def check(self, theirs: bytes, peer: str, owner: str) -> None:
         """Raise a `TermsError` unless ``theirs``, from `for_peers` of ``peer``, agree with the terms of ``owner``."""

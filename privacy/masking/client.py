@@ -78,6 +78,7 @@ class MaskingClient(AggregationClient):
         self._backend = backend
         self._identity = Identity(party(name))
         self._publics: Mapping[str, bytes] | None = None
+        self._tags: Tags | None = None  # of the vector that is being masked
         self._roster: tuple[str, ...] = ()
         self._round: _ClientRound | None = None
         self._deal = b""
@@ -141,14 +142,7 @@ class MaskingClient(AggregationClient):
 
     def protect(self, vector: Tensor) -> Tensor:
         """Masked vector, shape (bytes,), uint8; a `ReplayError` if this round's masks are used up, or not agreed on."""
-        return self._protect(vector, None)
-
-    def protect_tagged(self, vector: Tensor, tags: Tags) -> Tensor:
-        """See `AggregationClient`; integers are rounded once for masks and tags."""
-        return self._protect(vector, tags)
-
-    def _protect(self, vector: Tensor, tags: Tags | None) -> Tensor:
-        opened = self._due("vector")
+        opened, tags = self._due("vector"), self._tags
         agreed = opened.agreed
         check_row("vector to protect", vector)
         vector = vector.detach().cpu()
@@ -194,6 +188,14 @@ class MaskingClient(AggregationClient):
             self._identity.link(party(peer)).tag(view, agreed.masked_with(self.name, peer))
             for peer in agreed.witnesses(self.name, opened.shared)
         )
+
+    def protect_tagged(self, vector: Tensor, tags: Tags) -> Tensor:
+        """See `AggregationClient`; numbers are rounded once, for masks and tags."""
+        self._tags = tags
+        try:
+            return self.protect(vector)
+        finally:
+            self._tags = None
 
     def answer(self, step: str, question: bytes) -> bytes:
         """Tags for the other survivors; then shares, whereupon the round is forgotten."""

@@ -355,7 +355,7 @@ def test_a_server_that_sends_another_total_to_one_client_obtains_no_further_one(
     expected = torch.stack([VECTORS[name] for name in NAMES[:4]]).sum(dim=0)
     assert [len(rank) for rank in ranks] == [0, 1, 1, 1, 1]
     assert all(torch.equal(total, expected) for rank in ranks for total in rank)
-    with pytest.raises(TermsError, match="differ in earlier totals"):
+    with pytest.raises(AuthenticationError, match="not the sum"):  # by its tags
         on_ranks(lambda transport: sums(transport, false_total), 5)
 
 

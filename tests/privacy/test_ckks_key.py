@@ -30,8 +30,7 @@ import tenseal
 from fedlit.federation import Federation, Schedule
 from fedlit.privacy.lattices import CKKS
 from fedlit.privacy.lattices import CKKS_PARAMETERS as PARAMETERS
-from fedlit.privacy.packing import pack
-from fedlit.privacy.shared_key import SharedKeyServer, _unframe
+from fedlit.privacy.shared_key import SharedKeyClient, SharedKeyServer, _unframe
 from fedlit.privacy.tenseal_keys import Context, split
 
 N, SLOTS, SCALE = PARAMETERS.degree, PARAMETERS.slots, PARAMETERS.scale
@@ -50,7 +49,12 @@ class Run:
 
 def run_round() -> Run:
     backend, recorded = CKKS(), {}
-    aggregate = SharedKeyServer.aggregate
+    aggregate, protect = SharedKeyServer.aggregate, SharedKeyClient.protect
+    vectors: dict[str, Tensor] = {}
+
+    def noting(client: SharedKeyClient, vector: Tensor) -> Tensor:
+        vectors[client.name] = vector  # with its tags
+        return protect(client, vector)
 
     def recording(server: Any, messages: dict[str, Tensor]) -> Tensor:
         total = aggregate(server, messages)
@@ -60,8 +64,8 @@ def run_round() -> Run:
 
     generator = torch.Generator().manual_seed(0)
     payloads = {
-        name: {  # 4055 numbers, two digits of 20 more, and the weight in the mean: two ciphertexts
-            "weights": torch.randn(4055, generator=generator),
+        name: {  # 4047 numbers, two digits of 20 more, the weight in the mean and 8 of tags: two ciphertexts
+            "weights": torch.randn(4047, generator=generator),
             "moments": torch.randn(15, generator=generator, dtype=torch.float64),
             "steps": torch.randint(10**6, (5,), generator=generator),
         }
@@ -70,13 +74,14 @@ def run_round() -> Run:
     federation = Federation(["a", "b", "t"], "t", privacy=backend, participation=Schedule([["a", "b"]]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SharedKeyServer, "aggregate", recording)
+        patch.setattr(SharedKeyClient, "protect", noting)
         federation.mean("model", payloads)
     client: Any = federation._sums._backends.parties(backend).clients["a"]
     return Run(
         checkpoint=federation.state_dict()["clients"]["a"]["model"],
         total=recorded["total"],
         uplinks={name: recorded[f"vector of {name}"] for name in payloads},
-        sent={name: pack(payload, backend.codec, 1.0) for name, payload in payloads.items()},
+        sent=vectors,
         private_key=client._keys[0]._context.save(private=True),
     )
 
@@ -182,7 +187,8 @@ def test_the_attack_finds_the_key_from_a_total_that_is_not_rounded(run: Run) -> 
 
 
 def test_a_checkpoint_and_recorded_traffic_do_not_give_the_key(run: Run) -> None:
-    key = candidate_key(run.total, run.checkpoint)
+    tags = sum(vector.double()[-8:] for vector in run.sent.values())  # which a client that attacks has seen too
+    key = candidate_key(run.total, torch.cat([run.checkpoint, tags]))
     found, error = key_coefficients(key), largest_error(key, run)
     assert found == 0, f"the key has {N} coefficients, {found} were found; uplinks were read to {error:.1e}"
     assert error > 100  # numbers are up to 32: nothing was read

@@ -235,6 +235,7 @@ class Sums:
                 "the numbers of earlier totals": self.totals.numbers(),
             },
             self.totals.received.listed(),
+            self.totals.remembered,
         )
 
     def _shares(

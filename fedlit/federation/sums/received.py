@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-_REMEMBERED = 4
+REMEMBERED = 4
 """Totals of a channel that are compared: enough for clients that were absent from the last ones."""
 
 
@@ -27,7 +27,7 @@ class ReceivedTotals:
         """Enter a total, with `digest_of` it."""
         digests = self._digests.setdefault(channel, {})
         digests[number] = digest
-        for old in sorted(digests)[:-_REMEMBERED]:
+        for old in sorted(digests)[:-REMEMBERED]:
             del digests[old]
 
     def listed(self) -> dict[tuple[str, int], bytes]:

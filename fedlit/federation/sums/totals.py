@@ -15,7 +15,7 @@ from fedlit.federation.errors import OutOfStepError, RosterError
 from fedlit.federation.ledger import SERVER
 from fedlit.federation.messenger import KINDS, Message, Messenger
 from fedlit.federation.sums.conversation import Backends
-from fedlit.federation.sums.received import ReceivedTotals, digest_of
+from fedlit.federation.sums.received import REMEMBERED, ReceivedTotals, digest_of
 from fedlit.federation.wire import part, schema_from, schema_text, wire_size
 from fedlit.privacy import DecodeError, QuorumError, SecureAggregation, Tags
 from fedlit.privacy.packing import Schema, check_weight, unpack
@@ -234,6 +234,11 @@ class Totals:
         self._backends.forget()
         for channel, total in self._last.items():
             total.restored = total.restored or self._backend(channel).key_holder == "clients"
+
+    @property
+    def remembered(self) -> int:
+        """Maximum number of totals that are remembered here, the same on all processes."""
+        return REMEMBERED * sum(self._binds(channel) for channel in self._channels)
 
     def numbers(self) -> list[list[object]]:
         """Return the number of the newest total of each channel, the same on all processes."""
