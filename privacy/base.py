@@ -123,7 +123,7 @@ class AggregationClient(Party, ABC):
 
     def protect_tagged(self, vector: Tensor, tags: Tags) -> Tensor:
         """As `protect`, of a vector and its tags: shape (n + count,)."""
-        return self.protect(tags.append(vector))
+        return self.protect(tags.append(vector, self.name))
 
     @abstractmethod
     def protect(self, vector: Tensor) -> Tensor:

@@ -1,19 +1,22 @@
 """Totals that can be checked: tags that add up as the vectors do, under a key that the server has not.
 
 Each client appends to its vector of integers X, written as rows of a matrix, two numbers t = u^T X v + s mod 2^64,
-where u, v and s are drawn from a key that the clients share and from the sum that is under way. The tags of a total of
-n vectors are the sum of their tags, with n s: without s, zero and all multiples of the total would pass.
+where u, v and s are drawn from a key that the clients share, from the sum that is under way and from what the numbers
+mean, and s from the client too: otherwise multiples of one vector would pass for the total. The tags of a total are the
+sum of the tags of its vectors.
 
 A server that publishes another total, such as weights crafted to read data from the next update (Boenisch et al., When
-the curious abandon honesty, 2023; Fowl et al., Robbing the Fed, 2022), passes with probability below 2^-55: a
-difference of integers of 32 bits has a 2-adic valuation of at most 31, so that each tag vanishes with probability at
-most 33 * 2^-33 (a linear family as in Carter and Wegman, 1981).
+the curious abandon honesty, 2023; Fowl et al., Robbing the Fed, 2022), passes with probability below 2^-55
+for grids whose totals have 32 bits: numbers beyond what the clients can add up to are refused, so that a difference has
+a 2-adic valuation of at most 31, and each tag vanishes with probability at most 33 * 2^-33 (a linear family as in
+Carter and Wegman, 1981).
 
 The check is lost, and confidentiality is not, if a client gives the key to the server.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -24,7 +27,7 @@ from torch import Tensor
 
 from fedlit.privacy.errors import AuthenticationError, DecodeError
 from fedlit.privacy.fixed_point import FixedPoint
-from fedlit.privacy.links import derive
+from fedlit.privacy.links import derive, digest
 
 _TAGS = 2
 _BITS = 64
@@ -43,11 +46,10 @@ class Tags:
         key: 32 bytes that clients share, and the server has not.
         about: Names the sum; no two under one key have the same.
         codec: Grid on which the vectors are.
-        clients: Number of those who may send a vector, at least 1.
     """
 
-    def __init__(self, key: bytes, about: bytes, codec: FixedPoint, clients: int) -> None:
-        self._codec, self._clients = codec, clients
+    def __init__(self, key: bytes, about: bytes, codec: FixedPoint) -> None:
+        self._codec = codec
         self._key = derive(key, "tags of a total", about)
         # a tag is cut into numbers that the grid holds, which add up like any others
         self._bits = min(16, max(1, codec.limit.bit_length() - 1))
@@ -55,9 +57,13 @@ class Tags:
         self.count = _TAGS * self._per_tag
         """Numbers that are appended."""
 
-    def append(self, vector: Tensor) -> Tensor:
-        """Return a vector, shape (n,), on the CPU, and its tags, shape (n + count,)."""
-        numbers, running = vector.numpy(), self.begin()
+    def of(self, schema: bytes, weighted: bool) -> Tags:
+        """Return the tags of vectors that mean this: their entries, and whether a weight is at the end."""
+        return Tags(self._key, digest("vectors", schema, weighted), self._codec)
+
+    def append(self, vector: Tensor, client: str) -> Tensor:
+        """Return a client's vector, shape (n,), on the CPU, and its tags, shape (n + count,)."""
+        numbers, running = vector.numpy(), self.begin(client)
         block = np.empty(BLOCK, np.int64)
         for start in range(0, len(numbers), BLOCK):
             integers = block[: len(numbers[start : start + BLOCK])]
@@ -66,28 +72,29 @@ class Tags:
         tags = torch.from_numpy(self.numbers(running)).to(vector.dtype)
         return torch.cat([vector, tags / self._codec.scale])
 
-    def begin(self) -> Running:
-        """Begin the tags of one vector."""
-        return Running(self._key, 1)
+    def begin(self, client: str) -> Running:
+        """Begin the tags of a client's vector."""
+        return Running(self._key, [client])
 
     def numbers(self, running: Running) -> _Integers:
         """Return the integers to append to the vector that has been taken in, shape (count,)."""
         shifts = range(0, self._per_tag * self._bits, self._bits)
         return np.array([(tag >> shift) % 2**self._bits for tag in running.tags for shift in shifts], np.int64)
 
-    def check(self, total: Tensor, added: int) -> Tensor:
-        """Return a decoded total of so many vectors, shape (n + count,), without its tags: shape (n,).
+    def check(self, total: Tensor, clients: Sequence[str]) -> Tensor:
+        """Return a decoded total of the clients' vectors, shape (n + count,), without its tags: shape (n,).
 
         Raises:
-            DecodeError: If it is shorter than its tags, or cannot be of so many vectors.
-            AuthenticationError: If its tags are not those of its numbers.
+            DecodeError: If it is shorter than its tags.
+            AuthenticationError: If its tags are not those of its numbers, or a number is beyond what they add up to.
         """
-        if not 1 <= added <= self._clients:
-            raise DecodeError(f"a total of {added} vectors is published, where {self._clients} clients may send one")
         if len(total) < self.count:
             raise DecodeError(f"a total of {len(total)} numbers has no {self.count} of its tags")
+        largest = self._codec.largest_sum(len(clients)) / self._codec.scale
+        if not bool((total.abs() <= largest).all()):  # NaN neither
+            raise AuthenticationError(f"a total has numbers beyond the {largest:g} that its clients can add up to")
         integers = np.rint(total.cpu().double().numpy() * self._codec.scale).astype(np.int64)
-        body, appended, running = integers[: -self.count], integers[-self.count :].tolist(), Running(self._key, added)
+        body, appended, running = integers[: -self.count], integers[-self.count :].tolist(), Running(self._key, clients)
         for start in range(0, len(body), BLOCK):
             running.take(body[start : start + BLOCK])
         parts = [appended[i : i + self._per_tag] for i in range(0, self.count, self._per_tag)]
@@ -102,12 +109,14 @@ class Tags:
 
 @final
 class Running:
-    """Both tags of the sum of so many vectors, whose integers are taken in from the front to the back."""
+    """Both tags of the sum of some clients' vectors, whose integers are taken in from the front to the back."""
 
-    def __init__(self, key: bytes, added: int) -> None:
+    def __init__(self, key: bytes, clients: Sequence[str]) -> None:
         self._stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
         self._right = self._draw(_TAGS, _WIDTH)
-        self._tags = [added * int(offset) for offset in self._draw(_TAGS, 1)[:, 0]]
+        offsets = [derive(key, "offset", client, length=8 * _TAGS) for client in clients]
+        cuts = [slice(8 * index, 8 * index + 8) for index in range(_TAGS)]
+        self._tags = [sum(int.from_bytes(each[cut], "little") for each in offsets) for cut in cuts]
 
     @property
     def tags(self) -> list[int]:

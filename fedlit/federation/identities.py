@@ -65,6 +65,7 @@ class Identities:
         self._pinned: dict[str, bytes] = {} if journal is None else journal.pinned()
         self.publics: dict[str, bytes] = {}
         self._shared: bytes | None = None
+        self._dealer = ""  # of the shared key
 
     def meet(self) -> None:
         """State the keys of local clients, and take in those of the others; every process calls it.
@@ -96,9 +97,10 @@ class Identities:
         has bytes of its own.
         """
         messenger = self._messenger
-        if self._shared is None:
+        if self._shared is None or messenger.is_lost(self._dealer):  # lost while it dealt, maybe
             here = [name for name in messenger.rank_of if not messenger.is_lost(name)]
-            dealer, about = here[0], digest("shared key", here)
+            self._dealer = dealer = here[0]
+            about = digest("shared key", here)
             drawn = secrets.token_bytes(KEY_BYTES)
             sealed: dict[str, bytes] = {}
             if messenger.is_local(dealer):

@@ -54,7 +54,7 @@ class Journal(Records):
     def __init__(self, path: str | Path) -> None:
         self._entries: dict[tuple[object, ...], dict[str, Any]] = {}  # by client and sum
         self._peers: dict[str, bytes] = {}  # identity keys of clients of other sites
-        self._contents: dict[tuple[str, str, str], list[str]] = {}  # clients, by client, channel and hash
+        self._contents: dict[tuple[str, str, str], list[Sum]] = {}  # by client, channel and hash
         self._position: tuple[object, ...] = ()
         self._counts: dict[str, int] = {}
         self._written: set[str] = set()  # clients with a new entry of the sum under way
@@ -99,7 +99,9 @@ class Journal(Records):
                 journal cannot be written.
         """
         hashed = self._hash(vector)
-        entry = {"client": client, "sum": [*step], "among": [*among], "hash": hashed}
+        # numbers that are few, or all the same, may well be those of another round by chance
+        once = once and len(vector) >= _COINCIDENCE and bool((vector != vector[0]).any())
+        entry = {"client": client, "sum": [*step], "among": [*among], "hash": hashed, "once": once}
         before = self._entries.get((client, *step))
         if before is not None:
             if before["among"] != entry["among"]:
@@ -107,19 +109,30 @@ class Journal(Records):
             if before["hash"] != hashed:
                 raise self._refusal(client, step, "another vector")
             return
-        earlier = self._contents.get((client, _channel(step), hashed), entry["among"])
-        if once and len(vector) >= _COINCIDENCE and earlier != entry["among"]:
-            raise self._refusal(client, step, f"the same vector in another round, among {earlier}, now {[*among]}")
+        for earlier in self._alike(client, step, hashed) if once else ():
+            if earlier["among"] != entry["among"]:
+                what = f"the same vector in another round, among {earlier['among']}, now {[*among]}"
+                raise self._refusal(client, step, what)
         self._append(entry)
         self._written.add(client)
 
     def survivors(self, client: str, step: Sum, survivors: Sequence[str]) -> None:
         """Write whose vectors a total has, before a client helps to unmask it; raises as `release`."""
-        before = self._entries.get((client, *step), {}).get("survivors")
+        entry = self._entries.get((client, *step), {})
+        before = entry.get("survivors")
         if before is None:
+            for earlier in self._alike(client, step, entry["hash"]) if entry.get("once") else ():
+                if earlier.get("survivors", [*survivors]) != [*survivors]:
+                    what = f"the same vector in a total of {earlier['survivors']}, now in one of {[*survivors]}"
+                    raise self._refusal(client, step, what)
             self._append({"client": client, "sum": [*step], "survivors": [*survivors]})
         elif before != [*survivors]:
             raise self._refusal(client, step, f"a total of {before}, and now it would be one of {[*survivors]}")
+
+    def _alike(self, client: str, step: Sum, hashed: str) -> list[dict[str, Any]]:
+        """Entries of other sums in which a client released the same vector over the channel."""
+        steps = self._contents.get((client, _channel(step), hashed), [])
+        return [self._entries[client, *each] for each in steps if each != step]
 
     def withdraw(self, step: Sum) -> None:
         """Write that nothing has left in the sum under way after all; what left in an earlier process stays."""
@@ -142,11 +155,13 @@ class Journal(Records):
         client, step = str(entry["client"]), tuple(entry["sum"])
         if "withdrawn" in entry:
             gone = self._entries.pop((client, *step))
-            self._contents.pop((client, _channel(step), gone["hash"]), None)
+            self._contents[client, _channel(step), gone["hash"]].remove(step)
             return
         whole = self._entries.setdefault((client, *step), {})
-        whole |= {key: entry[key] for key in ("among", "hash", "survivors") if key in entry}
-        self._contents.setdefault((client, _channel(step), whole["hash"]), whole["among"])
+        whole |= {key: entry[key] for key in ("among", "hash", "once", "survivors") if key in entry}
+        steps = self._contents.setdefault((client, _channel(step), whole["hash"]), [])
+        if step not in steps:
+            steps.append(step)
 
     def _hash(self, vector: Tensor) -> str:
         # GMAC under a key that stays here, which is many times as fast as SHA-256 where processors lack it

@@ -163,7 +163,7 @@ class MaskingClient(AggregationClient):
         data[end:] = np.frombuffer(attested, np.uint8)
         numbers = (vector if vector.dtype == torch.float64 else vector.float()).numpy()
         masked = data[HEADER_BYTES:end].view(dtype)
-        running = None if tags is None else tags.begin()
+        running = None if tags is None else tags.begin(self.name)
         for start in range(0, len(numbers), masks.chunk):
             chunk = masked[: len(numbers)][start : start + masks.chunk]
             # two's complement: a negative integer is itself modulo the size of the ring

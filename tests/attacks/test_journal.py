@@ -152,6 +152,26 @@ def test_what_has_not_left_is_withdrawn_and_what_left_before_is_not(tmp_path: Pa
         again.release("a", step, vector, NAMES)
 
 
+def test_the_same_vector_in_another_total_is_refused_also_after_a_withdrawal(tmp_path: Path) -> None:
+    journal, vector = Journal(tmp_path / "j"), torch.arange(40.0)
+    first, second, third, fourth = (journal.next_sum(("train", number, 0), "w") for number in range(4))
+    journal.next_sum(("train", 0, 0), "w")
+    journal.release("a", first, vector, NAMES, once=True)
+    journal.survivors("a", first, NAMES[:3])
+    journal._written.clear()
+    journal.release("a", second, vector, NAMES, once=True)
+    with pytest.raises(JournalError, match="same vector"):
+        journal.survivors("a", second, NAMES)  # a false dropout in one of both
+    journal.withdraw(second)
+    with pytest.raises(JournalError):
+        journal.release("a", third, vector, NAMES[:3], once=True)
+    again = Journal(tmp_path / "j")
+    with pytest.raises(JournalError):
+        again.release("a", third, vector, NAMES[:3], once=True)
+    journal.release("b", third, torch.zeros(40), NAMES, once=True)  # votes of nobody, round after round
+    journal.release("b", fourth, torch.zeros(40), NAMES[:3], once=True)
+
+
 def test_stages_and_channels_are_numbered_apart(tmp_path: Path) -> None:
     """A resumed run may validate once more or less than before."""
     journal = Journal(tmp_path / "j")

@@ -1095,9 +1095,10 @@ def test_tags_that_are_made_while_masking_are_those_of_the_vector(modulus_bits: 
     """Chunks of the masks have other lengths than blocks of the tags."""
     parties = parties_of(3, modulus_bits=modulus_bits)
     codec, vectors = parties.backend.codec, vectors_of(parties.names, length)
-    tags = Tags(bytes(32), b"a sum", codec, 3)
+    tags = Tags(bytes(32), b"a sum", codec)
     for client in parties.clients.values():
         client._tags = tags
     total = parties.sum(vectors)
-    assert total == torch.stack([codec.encode(tags.append(each)) for each in vectors.values()]).sum(dim=0).tolist()
-    tags.check(codec.decode(torch.tensor(total)), 3)
+    expected = [codec.encode(tags.append(vector, name)) for name, vector in vectors.items()]
+    assert total == torch.stack(expected).sum(dim=0).tolist()
+    tags.check(codec.decode(torch.tensor(total)), parties.names)

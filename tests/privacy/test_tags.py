@@ -22,7 +22,8 @@ def by_hand(integers: list[int], width: int = 1024) -> list[int]:
         return [int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, len(data), 8)]
 
     right = draw(2 * width)
-    tags = draw(2)
+    offset = derive(derive(KEY, "tags of a total", ABOUT), "offset", "c0", length=16)
+    tags = [int.from_bytes(offset[:8], "little"), int.from_bytes(offset[8:], "little")]
     for start in range(0, len(integers), width):
         left = draw(2)
         for column, number in enumerate(integers[start : start + width]):
@@ -35,7 +36,7 @@ def by_hand(integers: list[int], width: int = 1024) -> list[int]:
 def test_tags_are_those_of_the_equation(length: int, generator: torch.Generator) -> None:
     codec = FixedPoint()
     vector = (torch.rand(length, generator=generator) - 0.5) * 60
-    tagged = Tags(KEY, ABOUT, codec, 7).append(vector)
+    tagged = Tags(KEY, ABOUT, codec).append(vector, "c0")
     assert torch.equal(tagged[:length], vector)
     parts = codec.encode(tagged[length:]).tolist()
     assert len(parts) == 8
@@ -45,24 +46,29 @@ def test_tags_are_those_of_the_equation(length: int, generator: torch.Generator)
 
 
 def total_of(tags: Tags, codec: FixedPoint, clients: int, length: int, generator: torch.Generator) -> Tensor:
-    vectors = ((torch.rand(length, generator=generator) - 0.5) * 2 * codec.bound * 0.99 for _ in range(clients))
-    return codec.decode(torch.stack([codec.encode(tags.append(vector)) for vector in vectors]).sum(dim=0))
+    sent = []
+    for number in range(clients):
+        vector = (torch.rand(length, generator=generator) - 0.5) * 2 * codec.bound * 0.99
+        sent.append(codec.encode(tags.append(vector, f"c{number}")))
+    return codec.decode(torch.stack(sent).sum(dim=0))
+
+
+NAMES = [f"c{number}" for number in range(7)]
 
 
 @pytest.mark.parametrize(
     "codec", [FixedPoint(), FixedPoint(20, 0.004), FixedPoint(0, 1.0), FixedPoint(30, 4e6), FixedPoint(10, 3.0)]
 )
 def test_the_total_of_any_grid_passes(codec: FixedPoint, generator: torch.Generator) -> None:
-    number = 7
-    tags = Tags(KEY, ABOUT, codec, 7)
+    tags = Tags(KEY, ABOUT, codec)
     total = total_of(tags, codec, 7, 500, generator)
-    assert torch.equal(tags.check(total, number), total[:500])
+    assert torch.equal(tags.check(total, NAMES), total[:500])
 
 
 def test_forgeries_are_refused(generator: torch.Generator) -> None:
     """One entry changed by a step or by a power of two, entries exchanged, other tags, another sum, another key."""
     codec = FixedPoint()
-    tags = Tags(KEY, ABOUT, codec, 7)
+    tags = Tags(KEY, ABOUT, codec)
     number = 3
     total = total_of(tags, codec, number, 2000, generator)
     forged = []
@@ -91,13 +97,42 @@ def test_forgeries_are_refused(generator: torch.Generator) -> None:
     ]
     for each in forged:
         with pytest.raises(AuthenticationError):
-            tags.check(each, number)
-    for other in (Tags(KEY, b"another sum", codec, 7), Tags(bytes(32), ABOUT, codec, 7)):
+            tags.check(each, NAMES[:number])
+    for other in (
+        Tags(KEY, b"another sum", codec),
+        Tags(bytes(32), ABOUT, codec),
+        tags.of(b"", False),
+        tags.of(b"w", True),
+    ):
         with pytest.raises(AuthenticationError):
-            other.check(total, number)
+            other.check(total, NAMES[:number])
     with pytest.raises(AuthenticationError):
-        tags.check(2 * total, 2 * number - 1)
-    for part, added in ((total[:7], number), (torch.zeros_like(total), 0), (3 * total, 3 * number)):
-        with pytest.raises(DecodeError):
-            tags.check(part, added)
-    tags.check(total, number)
+        tags.check(total, NAMES[1:4])
+    with pytest.raises(DecodeError):
+        tags.check(total[:7], NAMES[:number])
+    tags.check(total, NAMES[:number])
+
+
+@pytest.mark.parametrize("shares", [(3, 0, 0), (2, 1, 0), (1, 3, -1), (0, 1, 1), (0, 0, 0)])
+def test_other_combinations_of_the_vectors_are_refused(shares: tuple[int, ...], generator: torch.Generator) -> None:
+    """As a server adds ciphertexts up whose key it has not."""
+    codec = FixedPoint(20, 4.0)
+    tags = Tags(KEY, ABOUT, codec)
+    sent = [codec.encode(tags.append(torch.rand(300, generator=generator), name)) for name in NAMES[:3]]
+    tags.check(codec.decode(torch.stack(sent).sum(dim=0)), NAMES[:3])
+    combined = codec.decode(sum(share * vector for share, vector in zip(shares, sent, strict=True)))
+    for names in (NAMES[:3], NAMES[:2], NAMES[:1]):
+        with pytest.raises(AuthenticationError):
+            tags.check(combined, names)
+
+
+@pytest.mark.parametrize("entry", [-(2.0**43), float("nan"), float("inf"), 100.0])
+def test_numbers_beyond_what_clients_add_up_to_are_refused(entry: float, generator: torch.Generator) -> None:
+    """Of an even difference of 2^63 the tags would know one bit."""
+    codec = FixedPoint()
+    for attempt in range(20):
+        tags = Tags(KEY, bytes([attempt]), codec)
+        total = total_of(tags, codec, 3, 10, generator)
+        total[4] = entry
+        with pytest.raises(AuthenticationError, match="beyond"):
+            tags.check(total, NAMES[:3])

@@ -163,7 +163,8 @@ class Sums:
                         once = not self._channels[channel].declared.fixed
                         messenger.journal.release(name, recipe.step, vector, recipe.senders, once)
                     party = parties.clients[name]
-                    hidden = party.protect(vector) if tags is None else party.protect_tagged(vector, tags)
+                    own = None if tags is None else tags.of(schema.numpy().tobytes(), recipe.weights is not None)
+                    hidden = party.protect(vector) if own is None else party.protect_tagged(vector, own)
                     messages[name] = {"schema": schema, "sum": hidden}
         vectors.clear()  # a client's vector is in its message now, and long ones fill memory
         kind = KINDS.index("sum" if recipe.weights is None else "mean")
@@ -199,7 +200,8 @@ class Sums:
                 else:
                     vector = parties.server.reveal(total.vector, total.num_clients)
                     total.vector = vector if backend.codec is None else _on_grid(vector, backend.codec)
-        result, read = self.totals.send(channel, total, recipe.receivers, None if shares is None else sent, tags)
+        shared = sent if shares is not None else None
+        result, read = self.totals.send(channel, total, recipe.receivers, shared, tags, list(sizes))
         if total is not None:
             # clone(): the entries of a sum that receivers got are views of its total
             kept = total.vector.clone() if result else total.vector
@@ -219,7 +221,7 @@ class Sums:
             self._identities = Identities(messenger)
             self._identities.meet()
         about = digest(recipe.channel, *messenger.position)
-        return Tags(self._identities.shared_key(), about, grid, len(recipe.senders))
+        return Tags(self._identities.shared_key(), about, grid)
 
     def _terms(self, recipe: Recipe, schema: Tensor) -> Terms:
         """What all senders must have received alike, and what local ones are about to send."""

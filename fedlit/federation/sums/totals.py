@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlit.checks import check
 from fedlit.federation.choices import Resolved
 from fedlit.federation.errors import OutOfStepError, RosterError
 from fedlit.federation.ledger import SERVER
@@ -63,11 +64,13 @@ class Totals:
         receivers: Sequence[str],
         shares: Mapping[str, float] | None = None,
         tags: Tags | None = None,
+        senders: Sequence[str] = (),
     ) -> tuple[dict[str, dict[str, Tensor]], Total | None]:
         """Send a ``total`` of the server (elsewhere ``None``) to its receivers.
 
         ``shares`` are relative weights of those who announced a vector, to compare with the weight in the total, and
-        ``tags`` are what its numbers are checked by: one from before is compared by the digest that others have of it.
+        ``tags`` are what its numbers, from ``senders``, are checked by: one from before is compared by the digest that
+        others have of it.
         Returns payloads of local receivers; and the total as they read it, if only clients can.
         """
         messenger, backend = self._messenger, self._backend(channel)
@@ -94,16 +97,20 @@ class Totals:
             with self._backends.conversation(channel).working():
                 num_clients, weighted, appended = _about(message)
                 vector = self._revealed(backend, local[0], message, num_clients)
+                text = part(message, "schema", torch.uint8).cpu().numpy().tobytes()
                 if tags is not None:
-                    vector = tags.check(vector, num_clients)
+                    names = self._names_in(channel, message, senders)
+                    rule = f"{len(names)}, as stated, and at least {backend.min_clients}"
+                    valid = backend.min_clients <= num_clients == len(names)
+                    check(valid, "vectors in a total", rule, num_clients, error=DecodeError)
+                    vector = tags.of(text, weighted).check(vector, names)
                 elif 0 < appended <= len(vector):
                     vector = vector[:-appended]
                 if shares is not None:
                     check_weight(vector, backend.codec, self._shares_in(channel, message, shares))
-                text = part(message, "schema", torch.uint8)
-                schema = schema_in(text)
+                schema = schema_in(part(message, "schema", torch.uint8))
                 if self._binds(channel):
-                    self._digest = digest_of(vector, text.cpu().numpy().tobytes(), num_clients, weighted)
+                    self._digest = digest_of(vector, text, num_clients, weighted)
                 result = unpack(vector, schema, backend.codec, weighted, messenger.device)
                 if backend.key_holder == "clients":
                     read = Total(part(message, "sum"), schema, num_clients, weighted, vector, tags=appended)
@@ -116,16 +123,20 @@ class Totals:
 
     def _shares_in(self, channel: str, message: Message, shares: Mapping[str, float]) -> Mapping[str, float]:
         """Shares of those whose vectors a total has."""
+        return {name: shares[name] for name in self._names_in(channel, message, list(shares))}
+
+    def _names_in(self, channel: str, message: Message, senders: Sequence[str]) -> Sequence[str]:
+        """Clients whose vectors a total has, of those who announced one."""
         # where nobody can drop out, a server that leaves out a vector that it cannot read is found out by the weight
         excusable = self._messenger.transport.losable or not self._channels[channel].hides
         if "counted" not in message or not excusable:
-            return shares
+            return senders
         roster = list(self._messenger.rank_of)
         positions = part(message, "counted", torch.int32).tolist()
         names = [roster[position] for position in positions if 0 <= position < len(roster)]
-        if len({*names} & {*shares}) < len(positions):
-            raise DecodeError(f"a total is reported with vectors of {positions}, which are not all of {[*shares]}")
-        return {name: shares[name] for name in names}
+        if len({*names} & {*senders}) < len(positions):
+            raise DecodeError(f"a total is reported with vectors of {positions}, which are not all of {[*senders]}")
+        return names
 
     def _revealed(self, backend: SecureAggregation, client: str, message: Message, num_clients: int) -> Tensor:
         """Return the plaintext total that a client reads in a message."""
@@ -203,7 +214,8 @@ class Totals:
         messenger, total = self._messenger, self._last.get(channel)
         if messenger.settled or not messenger.transport.losable or not messenger.hosts_server:
             return
-        noted: dict[str, Any] = {"early": messenger.position[0], "channel": channel}
+        number = max(self._versions.get(channel, {"": 0}).values())
+        noted: dict[str, Any] = {"early": messenger.position[0], "channel": channel, "number": number}
         if total is not None:
             noted |= self._stored(channel, total)
         messenger.transport.note(step, noted)
@@ -226,6 +238,10 @@ class Totals:
             )
         codec = backend.codec
         vector = noted["total"] if codec is None else codec.decode(noted["total"])
+        if self._binds(channel):  # for its neighbours in the next hidden sum, who have read it at its time
+            text = noted["schema"].numpy().tobytes()
+            digest = digest_of(vector, text, noted["num_clients"], bool(noted["weighted"]))
+            self.received.note(channel, int(noted["number"]), digest)
         result = unpack(vector, schema_in(noted["schema"]), codec, bool(noted["weighted"]), messenger.device)
         return dict.fromkeys([name for name in receivers if messenger.is_local(name)], result)
 
