@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, padding, rsa
 
@@ -69,7 +69,7 @@ class CertificateVoucher(Voucher):
             else:
                 self._check_chain(chain)
                 found = common_name(chain[0])
-        except ValueError as error:
+        except (ValueError, x509.DuplicateExtension, UnsupportedAlgorithm) as error:
             raise KeyCheckError(f"the certificate that vouches for client {client!r} is not valid: {error}") from error
         if found != expected:
             raise KeyCheckError(

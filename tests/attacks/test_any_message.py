@@ -100,8 +100,8 @@ def outcomes(step: int) -> Counter[str]:
 
 def test_lies_at_messages_of_all_kinds_are_refused_or_change_nothing() -> None:
     """Each way to lie and each kind of message, though not all pairs of them: those are in the slow test."""
-    counts = outcomes(13)
-    assert counts.total() >= 20
+    counts = outcomes(29)
+    assert counts.total() >= 10
     assert sum(count for outcome, count in counts.items() if outcome.endswith("Error")) >= counts.total() // 3
 
 
