@@ -160,6 +160,7 @@ class Federation(Participants):
         """Go on with clients that have come back, which ``have`` these totals, and with new keys."""
         if self._identities is not None:
             self._identities.meet()
+        self._sums.welcome()
         self._sums.totals.welcome(have)
         self._sums.totals.renew_keys()
         self._exchange.forget()

@@ -131,9 +131,10 @@ class Identities:
             raise DecodeError(f"rank {rank} states no identity keys, but a {type(statement).__name__}") from error
         if not whole or type(lasting) is not bool or not isinstance(proof, Mapping):
             raise DecodeError(f"rank {rank} states identity keys of {[*keys]}, and hosts {names}")
+        message = _statement(keys, lasting)
         for name in names:
             if self._voucher is not None:
-                self._voucher.check(name, _statement(keys, lasting), proof)
+                self._voucher.check(name, message, proof)
             self._pin(name, keys[name], lasting)
         self.publics |= keys
 

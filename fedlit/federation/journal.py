@@ -12,7 +12,6 @@ of another round.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ from torch import Tensor
 from fedlit.federation.errors import JournalError
 from fedlit.federation.records import Records
 from fedlit.privacy.links import derive, digest
-from fedlit.privacy.packing import Payload
 
 _CHUNK = 1 << 28  # the library takes less than 2^31 bytes at once
 _COINCIDENCE = 32
@@ -187,15 +185,6 @@ class Journal(Records):
         )
         error.public = f"a site's journal of releases {what}"  # type: ignore[attr-defined]
         return error
-
-
-def digest_of(payload: Payload) -> bytes:
-    """Hash named tensors: names, shapes, types and numbers."""
-    hashed = hashlib.sha256()
-    for name, tensor in payload.items():
-        hashed.update(digest(name, str(tensor.dtype), [*tensor.shape]))
-        hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return hashed.digest()
 
 
 def _channel(step: Sum) -> str:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedlit.federation.account import Account, Against, check_budget
 from fedlit.federation.choices import Resolved
+from fedlit.federation.documents import fingerprint
 from fedlit.federation.errors import BudgetError, JournalError, with_place
-from fedlit.federation.journal import digest_of
 from fedlit.federation.messenger import KINDS, Messenger, Party
 from fedlit.privacy import Accountant, GaussianMechanism, InputError
 from fedlit.privacy.differential import spent_by
@@ -65,7 +65,7 @@ class Releases:
                 near, key = None if around is None else around.get(client, {}), None
                 if messenger.journal is not None:
                     about = channel.name, client, mechanism.clip_norm, mechanism.noise_multiplier
-                    contents = [digest_of(each) for each in (payload, near or {})]
+                    contents = [fingerprint({**each}) for each in (payload, near or {})]
                     key = messenger.journal.noise_key(*about, *messenger.step, *contents)
                     self._names[channel.name, party] = derive(key, "name").hex()[:32]
                 return mechanism.release(payload, near, key)

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from fedlit.checks import check
 from fedlit.privacy import shamir
-from fedlit.privacy.base import AggregationClient, RoundId
-from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, ReplayError
-from fedlit.privacy.links import Identity, KeyPair, check_members, derive, pack_fields, round_digest, unpack_fields
+from fedlit.privacy.base import RoundId
+from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError
+from fedlit.privacy.links import KeyPair, check_members, derive, pack_fields, round_digest, unpack_fields
 from fedlit.privacy.masking.graph import draw
+from fedlit.privacy.masking.parties import IdentifiedClient, step_due
 from fedlit.privacy.masking.round import (
     DROPPED,
     HEADER_BYTES,
@@ -70,25 +71,21 @@ class _ClientRound:
 
 
 @final
-class MaskingClient(AggregationClient):
+class MaskingClient(IdentifiedClient):
     """Masks one vector per round, and holds shares of its neighbours' secrets."""
 
     def __init__(self, name: str, backend: PairwiseMasking) -> None:
         super().__init__(name)
         self._backend = backend
-        self._identity = Identity(party(name))
-        self._publics: Mapping[str, bytes] | None = None
         self._tags: Tags | None = None  # of the vector that is being masked
-        self._roster: tuple[str, ...] = ()
         self._round: _ClientRound | None = None
         self._deal = b""
         self._draws = secrets.token_bytes(shamir.SECRET_BYTES)  # lasts: a round that is repeated has the same graph
 
     def introduce(self, keys: KeyPair, publics: Mapping[str, bytes]) -> None:
         """See `AggregationClient`."""
-        self._identity, self._publics = Identity(party(self.name), keys), publics
+        super().introduce(keys, publics)
         self._draws = derive(keys.private_bytes(), "neighbours")  # as long as the identity lasts
-        self._identity.pin({party(peer): public for peer, public in publics.items()})
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -201,14 +198,6 @@ class MaskingClient(AggregationClient):
         """Tags for the other survivors; then shares, whereupon the round is forgotten."""
         return self._confirm(question) if step == "confirm" else self._unmask(question)
 
-    def _receive_identities(self, message: bytes) -> None:
-        directory = unpack_fields(message)
-        if set(directory) != {SERVER, *map(party, self._roster)}:
-            raise KeyCheckError(f"identity keys are of {sorted(directory)}, but the roster is {list(self._roster)}")
-        if self._publics is not None:
-            check_members(self._roster, self._publics, "enrol without having stated an identity key", KeyCheckError)
-        self._identity.pin(directory)
-
     def _receive_keys(self, message: bytes) -> None:
         opened = self._due("keys")
         announced = unpack_fields(read(self._identity, SERVER, "keys", opened.opening, message))
@@ -316,20 +305,6 @@ class MaskingClient(AggregationClient):
         about = binding("unmask", self._identity.owner, agreed.digest)
         return self._identity.link(SERVER).seal(pack_fields(shares), about)
 
-    def _verifies(self, peer: str, tag: bytes, view: bytes, about: bytes) -> bool:
-        """Whether another client has the same view; a wrong tag is none, lest a single client stop the round."""
-        try:
-            self._identity.link(party(peer)).verify(view, about, tag)
-        except AuthenticationError:
-            return False
-        return True
-
     def _due(self, step: str) -> _ClientRound:
-        """The open round, if this step of it comes next."""
-        if self._round is None or self._round.due != step:
-            state = "no round is open" if self._round is None else f"the step {self._round.due!r} comes next"
-            raise ReplayError(
-                f"client {self.name!r} cannot take the step {step!r}, as {state}: {list(STEPS)} follow open_round in "
-                "this order, each once, and a client that the server left out takes no part"
-            )
-        return self._round
+        left_out = ", and a client that the server left out takes no part"
+        return step_due(self._round, step, self.name, STEPS, left_out)

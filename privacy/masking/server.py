@@ -26,6 +26,7 @@ from fedlit.privacy.links import (
     unpack_fields,
 )
 from fedlit.privacy.masking.graph import draw_bytes
+from fedlit.privacy.masking.parties import part_due, read_bodies, relay_identities
 from fedlit.privacy.masking.round import (
     DROPPED,
     SERVER,
@@ -35,7 +36,6 @@ from fedlit.privacy.masking.round import (
     binding,
     check_tag,
     party,
-    read,
     read_header,
     write,
 )
@@ -105,7 +105,7 @@ class MaskingServer(AggregationServer):
         """
         messages = {name: message for name, message in sent.items() if message}
         if step == "identities":
-            return self._relay_identities(messages)
+            return relay_identities(self._identity, messages, self._roster)
         return self._relay_keys(messages) if step == "keys" else self._relay_shares(messages)
 
     def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
@@ -184,18 +184,9 @@ class MaskingServer(AggregationServer):
         """Reals of the total that `conclude` returned."""
         return self._backend.codec.decode(total)
 
-    def _relay_identities(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
-        missing = [name for name in self._roster if name not in messages]
-        strangers = [name for name in messages if name not in self._roster]
-        if missing or strangers:
-            raise QuorumError(f"clients {missing} did not enrol, {strangers} did: the roster is {list(self._roster)}")
-        publics = {party(name): messages[name] for name in self._roster}
-        self._identity.pin(publics)
-        return dict.fromkeys(self._roster, pack_fields({SERVER: self._identity.public, **publics}))
-
     def _relay_keys(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
         opened = self._due("keys")
-        bodies = self._bodies("keys", messages, opened.roster, opened.opening)
+        bodies = read_bodies(self._identity, "keys", messages, opened.roster, opened.opening)
         size = KEY_BYTES + draw_bytes(len(opened.roster), self._backend.degree(len(opened.roster)))
         announced = {name: body[:size] for name, body in bodies.items()}
         for name, body in announced.items():
@@ -214,7 +205,7 @@ class MaskingServer(AggregationServer):
     def _relay_shares(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
         opened = self._due("shares")
         agreed = opened.agreed
-        bodies = self._bodies("shares", messages, agreed.clients, agreed.digest)
+        bodies = read_bodies(self._identity, "shares", messages, agreed.clients, agreed.digest)
         deals = {name: unpack_fields(body) for name, body in bodies.items()}
         agreed.check_left(deals, "shared secrets")
         commitments = {name: field_of(deal, "commitment", 32) for name, deal in deals.items()}
@@ -229,17 +220,6 @@ class MaskingServer(AggregationServer):
 
     def _write(self, step: str, bound_to: bytes, bodies: Mapping[str, bytes]) -> dict[str, bytes]:
         return {name: write(self._identity, party(name), step, bound_to, body) for name, body in bodies.items()}
-
-    def _bodies(
-        self, step: str, messages: Mapping[str, bytes], clients: Sequence[str], bound_to: bytes
-    ) -> dict[str, bytes]:
-        """Bodies of what ``clients`` sent in a step, in their order, once the tags have been checked."""
-        check_members(messages, clients, f"send {step}")
-        return {
-            name: read(self._identity, party(name), step, bound_to, messages[name])
-            for name in clients
-            if name in messages
-        }
 
     def _numbers(
         self, name: str, message: Tensor, agreed: MaskedRound, num_tags: int
@@ -268,8 +248,7 @@ class MaskingServer(AggregationServer):
     def _ask_for_shares(self, answers: Mapping[str, bytes]) -> dict[str, bytes]:
         opened = self._due("answers")
         agreed = opened.agreed
-        messages = {name: answer for name, answer in answers.items() if answer}
-        bodies = self._bodies("tags", messages, opened.survivors, agreed.digest)
+        bodies = read_bodies(self._identity, "tags", answers, opened.survivors, agreed.digest)
         agreed.check_left(bodies, "confirmed who survived")
         tags = {name: unpack_fields(body) for name, body in bodies.items()}
         questions = {
@@ -317,11 +296,4 @@ class MaskingServer(AggregationServer):
         return torch.from_numpy(opened.sum.view(self._backend.signed_dtype))
 
     def _due(self, what: str) -> _ServerRound:
-        """The open round, if this comes next in it."""
-        if self._round is None or self._round.due != what:
-            state = "no round is open" if self._round is None else f"{self._round.due} are due"
-            raise ReplayError(
-                f"{what} come too early, too late or twice, as {state}: {list(self._backend.opening)}, vectors and "
-                "answers follow open_round in this order"
-            )
-        return self._round
+        return part_due(self._round, what, f"{list(self._backend.opening)}, vectors and answers")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
@@ -11,18 +11,17 @@ import torch
 from torch import Tensor
 
 from fedlit.checks import check
-from fedlit.privacy.base import AggregationClient, RoundId
+from fedlit.privacy.base import RoundId
 from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, ReplayError
 from fedlit.privacy.links import (
     TAG_BYTES,
-    Identity,
-    KeyPair,
     check_members,
     digest,
     field_of,
     pack_fields,
     unpack_fields,
 )
+from fedlit.privacy.masking.parties import IdentifiedClient, step_due
 from fedlit.privacy.masking.round import SERVER, authenticate, binding, party, read, write
 from fedlit.privacy.packing import check_row
 from fedlit.privacy.paillier_arithmetic import generate
@@ -60,23 +59,15 @@ class _ClientRound:
 
 
 @final
-class ThresholdClient(AggregationClient):
+class ThresholdClient(IdentifiedClient):
     """Encrypts one vector per round, and decrypts one sum in part, with its share of the key."""
 
     def __init__(self, name: str, backend: ThresholdPaillier) -> None:
         super().__init__(name)
         self._backend = backend
-        self._identity = Identity(party(name))
-        self._publics: Mapping[str, bytes] | None = None
-        self._roster: tuple[str, ...] = ()
         self._key: tuple[ThresholdModulus, int] | None = None  # with this client's share
         self._round: _ClientRound | None = None
         self._newest = -1  # call of the newest round opened under this key
-
-    def introduce(self, keys: KeyPair, publics: Mapping[str, bytes]) -> None:
-        """See `AggregationClient`."""
-        self._identity, self._publics = Identity(party(self.name), keys), publics
-        self._identity.pin({party(peer): public for peer, public in publics.items()})
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -152,14 +143,6 @@ class ThresholdClient(AggregationClient):
         """Tags for the other survivors; then this client's part of the sum's decryption, and the round is forgotten."""
         return self._confirm(question) if step == "confirm" else self._decrypt(question)
 
-    def _receive_identities(self, message: bytes) -> None:
-        directory = unpack_fields(message)
-        if set(directory) != {SERVER, *map(party, self._roster)}:
-            raise KeyCheckError(f"identity keys are of {sorted(directory)}, but the roster is {list(self._roster)}")
-        if self._publics is not None:
-            check_members(self._roster, self._publics, "enrol without having stated an identity key", KeyCheckError)
-        self._identity.pin(directory)
-
     def _dealt(self) -> bytes:
         """Make a key, cut it into shares, and forget it; nothing of it stays here but this client's own share."""
         private, public = generate(self._backend.key_bits)
@@ -214,8 +197,9 @@ class ThresholdClient(AggregationClient):
             raise AuthenticationError(f"client {self.name!r} is asked to confirm a sum without the vector that it sent")
         self._backend.check_left(len(listed), opened.clients, modulus, "have sent a vector")
         opened.listed, opened.due = listed, "decrypt"  # a second list could be another
+        view = opened.view()
         tags = {
-            peer: self._identity.link(party(peer)).tag(opened.view(), self._about("confirm", self.name, peer, opened))
+            peer: self._identity.link(party(peer)).tag(view, self._about("confirm", self.name, peer, opened))
             for peer in listed
             if peer != self.name
         }
@@ -226,8 +210,11 @@ class ThresholdClient(AggregationClient):
         (modulus, share), opened = self._enrolled(), self._due("decrypt")
         asked = unpack_fields(read(self._identity, SERVER, "vectors", opened.digest, question))
         tags, vectors = (unpack_fields(field_of(asked, name)) for name in ("tags", "vectors"))
-        others = [peer for peer in opened.listed if peer != self.name]
-        confirming = 1 + sum(self._confirms(peer, tags.get(peer, b""), opened) for peer in others)
+        others, view = [peer for peer in opened.listed if peer != self.name], opened.view()
+        confirming = 1 + sum(
+            self._verifies(peer, tags.get(peer, b""), view, self._about("confirm", peer, self.name, opened))
+            for peer in others
+        )
         what = f"confirm the list of vectors that client {self.name!r} received"
         self._backend.check_left(confirming, opened.clients, modulus, what)
         length = unpack_fields(opened.body)["length"]
@@ -260,14 +247,6 @@ class ThresholdClient(AggregationClient):
         except AuthenticationError as error:
             raise AuthenticationError(f"client {sender!r}: {error}") from error
 
-    def _confirms(self, peer: str, tag: bytes, opened: _ClientRound) -> bool:
-        """Whether another survivor has the same list; a wrong tag is none, lest a single client stop the round."""
-        try:
-            self._identity.link(party(peer)).verify(opened.view(), self._about("confirm", peer, self.name, opened), tag)
-        except AuthenticationError:
-            return False
-        return True
-
     def _about(self, step: str, sender: str, recipient: str, opened: _ClientRound) -> bytes:
         return binding(step, party(sender), opened.digest, party(recipient))
 
@@ -277,14 +256,7 @@ class ThresholdClient(AggregationClient):
         return self._key
 
     def _due(self, step: str) -> _ClientRound:
-        """The open round, if this step of it comes next."""
-        if self._round is None or self._round.due != step:
-            state = "no round is open" if self._round is None else f"the step {self._round.due!r} comes next"
-            raise ReplayError(
-                f"client {self.name!r} cannot take the step {step!r}, as {state}: {list(STEPS)} follow open_round in "
-                "this order, each once"
-            )
-        return self._round
+        return step_due(self._round, step, self.name, STEPS)
 
 
 def about_deal(roster: Sequence[str], public: bytes) -> bytes:

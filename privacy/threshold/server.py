@@ -13,6 +13,7 @@ from fedlit.checks import check
 from fedlit.privacy.base import AggregationServer, RoundId
 from fedlit.privacy.errors import DecodeError, KeyCheckError, QuorumError, ReplayError
 from fedlit.privacy.links import TAG_BYTES, Identity, check_members, field_of, pack_fields, unpack_fields
+from fedlit.privacy.masking.parties import part_due, read_bodies, relay_identities
 from fedlit.privacy.masking.round import SERVER, authenticated, binding, party, read, write
 from fedlit.privacy.packing import check_equally_long
 from fedlit.privacy.threshold.arithmetic import ThresholdModulus
@@ -79,7 +80,9 @@ class ThresholdServer(AggregationServer):
         messages = {name: message for name, message in sent.items() if message}
         if step == "terms":
             return self._relay_terms(messages)
-        return self._relay_identities(messages) if step == "identities" else self._relay_shares(messages)
+        if step == "identities":
+            return relay_identities(self._identity, messages, self._roster)
+        return self._relay_shares(messages)
 
     def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
         """Nothing, shape (0,): clients add up the vectors. Those without a message have dropped out.
@@ -129,7 +132,7 @@ class ThresholdServer(AggregationServer):
         opened, modulus = self._due("answers"), self._enrolled()
         codec, slots = self._backend.codec, self._backend.slots
         length = next(iter(opened.vectors.values())).length
-        bodies = self._bodies("partials", answers, opened.asked, opened.digest)
+        bodies = read_bodies(self._identity, "partials", answers, opened.asked, opened.digest)
         partials = {
             self._roster.index(name) + 1: modulus.read(body, slots.integers(length)) for name, body in bodies.items()
         }
@@ -146,15 +149,6 @@ class ThresholdServer(AggregationServer):
         """Reals of the total that `conclude` returned."""
         return self._backend.codec.decode(total)
 
-    def _relay_identities(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
-        missing = [name for name in self._roster if name not in messages]
-        check_members(messages, self._roster, "enrol", QuorumError)
-        if missing:
-            raise QuorumError(f"clients {missing} did not enrol: the roster is {list(self._roster)}")
-        publics = {party(name): messages[name] for name in self._roster}
-        self._identity.pin(publics)
-        return dict.fromkeys(self._roster, pack_fields({SERVER: self._identity.public, **publics}))
-
     def _relay_shares(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
         dealer = self._roster[0]
         if dealer not in messages:
@@ -168,7 +162,7 @@ class ThresholdServer(AggregationServer):
 
     def _relay_terms(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
         opened = self._due("terms")
-        bodies = self._bodies("terms", messages, opened.clients, opened.digest)
+        bodies = read_bodies(self._identity, "terms", messages, opened.clients, opened.digest)
         self._backend.check_left(len(bodies), opened.clients, self._enrolled(), "have stated terms of the sum")
         stated = {name: unpack_fields(body) for name, body in bodies.items()}
         opened.stated, opened.due = tuple(stated), "vectors"
@@ -189,7 +183,7 @@ class ThresholdServer(AggregationServer):
 
     def _ask_to_decrypt(self, answers: Mapping[str, bytes]) -> dict[str, bytes]:
         opened = self._due("answers")
-        bodies = self._bodies("tags", answers, tuple(opened.vectors), opened.digest)
+        bodies = read_bodies(self._identity, "tags", answers, tuple(opened.vectors), opened.digest)
         self._backend.check_left(len(bodies), opened.clients, self._enrolled(), "confirmed who sent a vector")
         confirmed = {name: unpack_fields(body) for name, body in bodies.items()}
         questions: dict[str, bytes] = {}
@@ -205,28 +199,10 @@ class ThresholdServer(AggregationServer):
         opened.asked = tuple(questions)
         return questions
 
-    def _bodies(
-        self, step: str, messages: Mapping[str, bytes], clients: Sequence[str], bound_to: bytes
-    ) -> dict[str, bytes]:
-        """Bodies of what ``clients`` sent in a step, once the tags have been checked."""
-        check_members(messages, clients, f"send {step}")
-        return {
-            name: read(self._identity, party(name), step, bound_to, message)
-            for name, message in messages.items()
-            if message
-        }
-
     def _enrolled(self) -> ThresholdModulus:
         if self._modulus is None:
             raise KeyCheckError("the server has no modulus yet: run the enrolment steps first")
         return self._modulus
 
     def _due(self, what: str) -> _ServerRound:
-        """The open round, if this comes next in it."""
-        if self._round is None or self._round.due != what:
-            state = "no round is open" if self._round is None else f"{self._round.due} are due"
-            raise ReplayError(
-                f"{what} come too early, too late or twice, as {state}: terms, vectors and answers follow open_round "
-                "in this order"
-            )
-        return self._round
+        return part_due(self._round, what, "terms, vectors and answers")

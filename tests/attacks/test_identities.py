@@ -162,6 +162,34 @@ def test_encrypted_messages_go_under_the_stated_keys() -> None:
         on_ranks(lambda transport: exchanged(transport, True), len(PLACEMENT))
 
 
+def test_who_comes_back_states_its_keys_anew_with_all_others_also_if_nobody_asked() -> None:
+    """Sums of three clients have tags, whose key needs identity keys: also in a federation that was told of none."""
+    state: dict[str, Any] = {}
+
+    def sums_around_a_return(transport: Transport) -> list[float]:
+        def made() -> Federation:
+            return Federation(
+                NAMES, "t", transport=transport, placement=PLACEMENT, seed=0, privacy=PairwiseMasking(),
+                channels=[Summed("weights", "weights")],
+            )  # fmt: skip
+
+        federation = made()
+        payloads = {client.name: {"w": torch.ones(2)} for client in federation.local_clients}
+        federation.sum("weights", payloads)
+        if transport.rank == 0:
+            state.update(federation.public_state())
+        have = {"c": {"weights": 1}}
+        transport.all_gather(None, "the state is there")
+        if transport.rank == 3:
+            federation = made()
+            federation.come_back(state)
+        federation.welcome(have)
+        return [float(total["w"][0]) for total in federation.sum("weights", payloads).values()]
+
+    ranks = on_ranks(sums_around_a_return, len(PLACEMENT), timeout=5.0)
+    assert ranks == [[], [4.0], [4.0], [4.0], [4.0]]
+
+
 @pytest.mark.parametrize(
     "statement",
     [None, 7, {}, {"keys": {"c": b"short"}, "lasting": True, "proof": {}}, {"keys": {"b": bytes(32)}},

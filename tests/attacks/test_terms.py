@@ -13,9 +13,8 @@ from fedlit.federation import Federation, Summed
 from fedlit.federation.client import Facts
 from fedlit.federation.documents import document, read_document
 from fedlit.federation.transport import Transport
-from fedlit.federation.wire import decode, encode
 from fedlit.privacy import AuthenticationError, PairwiseMasking, Plain, TermsError
-from relayed import Change, Relayed, honest
+from relayed import Change, Relayed, false_total, honest
 from thread_transport import on_ranks
 
 NAMES = ["a", "b", "c", "t"]
@@ -49,21 +48,6 @@ def inflated(rank: int, doing: str, message: Tensor) -> Tensor:
         return message
     facts = read_document(message)
     return document({name: (10**12 if name == "c" else size, shape) for name, (size, shape) in facts.items()}, doing)
-
-
-def false_total(rank: int, doing: str, message: Tensor, of_round: int = 0, channel: str = "weights") -> Tensor:
-    """The victim alone is sent the true total of a round: all others go on from a dead network."""
-    if f"{channel!r} of round {of_round}" not in doing or rank in (0, VICTIM):
-        return message
-    try:
-        content = decode(message)
-    except ValueError:
-        return message
-    if {"about", "sum"} <= {*content}:
-        # the weight at its end stays, so that the mean is well formed
-        content["sum"] = torch.cat([torch.zeros_like(content["sum"][:-1]), content["sum"][-1:]])
-        return encode(content)
-    return message
 
 
 def test_all_read_the_same_means_where_nothing_is_changed() -> None:

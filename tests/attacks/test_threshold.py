@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from torch import Tensor
 from backends import QUICK
 from fedlit.federation import Federation
 from fedlit.federation.transport import Transport
-from fedlit.federation.wire import decode, encode
 from fedlit.privacy import (
     AuthenticationError,
     Paillier,
@@ -30,7 +30,7 @@ from fedlit.privacy.masking.round import SERVER, authenticate, binding, party, r
 from fedlit.privacy.shared_key import _unframe
 from fedlit.privacy.threshold.arithmetic import ThresholdModulus
 from fedlit.privacy.threshold.client import hash_of
-from relayed import Change, Relayed, honest
+from relayed import Change, Relayed, false_total, honest
 from thread_transport import on_ranks
 
 pytest.importorskip("phe")
@@ -320,20 +320,6 @@ def test_a_share_or_modulus_of_somebody_else_does_not_enrol() -> None:
     client.receive("keys", pack_fields(message))
 
 
-def false_total(rank: int, doing: str, message: Tensor) -> Tensor:
-    """Client a alone, on rank 1, is sent the true first total: all others go on from a dead network."""
-    if "'weights' of round 0" not in doing or rank in (0, 1):
-        return message
-    try:
-        content = decode(message)
-    except ValueError:
-        return message
-    if {"about", "sum"} <= {*content}:
-        content["sum"] = torch.zeros_like(content["sum"])
-        return encode(content)
-    return message
-
-
 def sums(transport: Transport, change: Change) -> list[Tensor]:
     federation = Federation(
         NAMES[:4],
@@ -356,7 +342,7 @@ def test_a_server_that_sends_another_total_to_one_client_obtains_no_further_one(
     assert [len(rank) for rank in ranks] == [0, 1, 1, 1, 1]
     assert all(torch.equal(total, expected) for rank in ranks for total in rank)
     with pytest.raises(AuthenticationError, match="not the sum"):  # by its tags
-        on_ranks(lambda transport: sums(transport, false_total), 5)
+        on_ranks(lambda transport: sums(transport, partial(false_total, victim=1)), 5)
 
 
 def test_messages_are_bound_to_their_sender_on_the_wire() -> None:

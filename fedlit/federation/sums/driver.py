@@ -24,9 +24,8 @@ from fedlit.federation.release import Releases
 from fedlit.federation.sums.conversation import Backends
 from fedlit.federation.sums.totals import Total, Totals, schema_bytes, schema_in
 from fedlit.federation.wire import part, wire_size
-from fedlit.privacy import FixedPoint, InputError, PrivacyError, PrivacyWarning, QuorumError, Tags, Terms
+from fedlit.privacy import FixedPoint, InputError, PrivacyError, PrivacyWarning, QuorumError, Tags, Terms, links
 from fedlit.privacy.driver import Parties
-from fedlit.privacy.links import digest
 from fedlit.privacy.packing import Payload, Schema, check_equal, pack, relative_weights, schema_of
 
 _CHECKED = 3
@@ -65,6 +64,11 @@ class Sums:
         """Enrol with the keys that clients have stated."""
         self._identities = self._backends.identities = identities
         self._backends.forget()
+
+    def welcome(self) -> None:
+        """Let clients that have come back state their keys, if none were stated on purpose, before the next sum."""
+        if self._backends.identities is None:
+            self._identities = None
 
     def run(
         self, recipe: Recipe, payloads: Mapping[str, Payload], around: Mapping[str, Payload] | None
@@ -157,13 +161,13 @@ class Sums:
         if recipe.senders and len(recipe.senders) >= backend.min_clients:
             terms = self._terms(recipe, schema)
             self._backends.open_round(channel, recipe.senders, terms, recipe.weights is not None)
+            own = None if tags is None else tags.of(schema.numpy().tobytes(), recipe.weights is not None)
             for name, vector in vectors.items():
                 with working(name):
                     if messenger.journal is not None and self._channels[channel].hides:
                         once = not self._channels[channel].declared.fixed
                         messenger.journal.release(name, recipe.step, vector, recipe.senders, once)
                     party = parties.clients[name]
-                    own = None if tags is None else tags.of(schema.numpy().tobytes(), recipe.weights is not None)
                     hidden = party.protect(vector) if own is None else party.protect_tagged(vector, own)
                     messages[name] = {"schema": schema, "sum": hidden}
         vectors.clear()  # a client's vector is in its message now, and long ones fill memory
@@ -201,14 +205,14 @@ class Sums:
                     vector = parties.server.reveal(total.vector, total.num_clients)
                     total.vector = vector if backend.codec is None else _on_grid(vector, backend.codec)
         shared = sent if shares is not None else None
-        result, read = self.totals.send(channel, total, recipe.receivers, shared, tags, list(sizes))
+        result, read, digest = self.totals.send(channel, total, recipe.receivers, shared, tags, list(sizes))
         if total is not None:
             # clone(): the entries of a sum that receivers got are views of its total
             kept = total.vector.clone() if result else total.vector
             if total.tags and backend.key_holder == "server":  # who is sent it later cannot check them
                 kept, total.tags = kept[: -total.tags], 0
             read = replace(total, vector=kept, revealed=read.revealed if read else None)
-        self.totals.keep(channel, recipe.receivers, recipe.absent, read)
+        self.totals.keep(channel, recipe.receivers, recipe.absent, read, digest)
         return result
 
     def _tags(self, recipe: Recipe) -> Tags | None:
@@ -220,8 +224,7 @@ class Sums:
         if self._identities is None:
             self._identities = Identities(messenger)
             self._identities.meet()
-        about = digest(recipe.channel, *messenger.position)
-        return Tags(self._identities.shared_key(), about, grid)
+        return Tags(self._identities.shared_key(), links.digest(recipe.channel, *messenger.position), grid)
 
     def _terms(self, recipe: Recipe, schema: Tensor) -> Terms:
         """What all senders must have received alike, and what local ones are about to send."""

@@ -50,7 +50,6 @@ class Totals:
         self._readers: dict[str, list[str]] = {}  # clients that have read the total kept for absent ones
         self.senders: dict[str, list[str]] = {}  # over whom a fixed channel was summed last
         self.received = ReceivedTotals()
-        self._digest: bytes | None = None  # of the total that was sent last, if it was read here
 
     def _backend(self, channel: str) -> SecureAggregation:
         return self._channels[channel].backend
@@ -65,13 +64,14 @@ class Totals:
         shares: Mapping[str, float] | None = None,
         tags: Tags | None = None,
         senders: Sequence[str] = (),
-    ) -> tuple[dict[str, dict[str, Tensor]], Total | None]:
+    ) -> tuple[dict[str, dict[str, Tensor]], Total | None, bytes | None]:
         """Send a ``total`` of the server (elsewhere ``None``) to its receivers.
 
         ``shares`` are relative weights of those who announced a vector, to compare with the weight in the total, and
         ``tags`` are what its numbers, from ``senders``, are checked by: one from before is compared by the digest that
         others have of it.
-        Returns payloads of local receivers; and the total as they read it, if only clients can.
+        Returns payloads of local receivers; the total as they read it, if only clients can; and its digest, if it was
+        read here and is remembered.
         """
         messenger, backend = self._messenger, self._backend(channel)
         message: Message = {}
@@ -92,14 +92,14 @@ class Totals:
                 messenger.book(channel, SERVER, name, sizes[SERVER])
         local = [name for name in receivers if messenger.is_local(name)]
         message = messenger.broadcast(channel, message, sizes[SERVER], receivers)
-        result, read, self._digest = None, None, None
+        result, read, digest = None, None, None
         if local:
             with self._backends.conversation(channel).working():
                 num_clients, weighted, appended = _about(message)
                 vector = self._revealed(backend, local[0], message, num_clients)
                 text = part(message, "schema", torch.uint8).cpu().numpy().tobytes()
+                names = self._names_in(channel, message, senders) if senders else ()
                 if tags is not None:
-                    names = self._names_in(channel, message, senders)
                     rule = f"{len(names)}, as stated, and at least {backend.min_clients}"
                     valid = backend.min_clients <= num_clients == len(names)
                     check(valid, "vectors in a total", rule, num_clients, error=DecodeError)
@@ -107,23 +107,19 @@ class Totals:
                 elif 0 < appended <= len(vector):
                     vector = vector[:-appended]
                 if shares is not None:
-                    check_weight(vector, backend.codec, self._shares_in(channel, message, shares))
-                schema = schema_in(part(message, "schema", torch.uint8))
+                    check_weight(vector, backend.codec, {name: shares[name] for name in names})
+                schema = schema_from(text)
                 if self._binds(channel):
-                    self._digest = digest_of(vector, text, num_clients, weighted)
+                    digest = digest_of(vector, text, num_clients, weighted)
                 result = unpack(vector, schema, backend.codec, weighted, messenger.device)
                 if backend.key_holder == "clients":
                     read = Total(part(message, "sum"), schema, num_clients, weighted, vector, tags=appended)
         messenger.check(channel)  # a total that one client cannot open is an error for all
-        return ({} if result is None else dict.fromkeys(local, result)), read
+        return ({} if result is None else dict.fromkeys(local, result)), read, digest
 
     def _binds(self, channel: str) -> bool:
         """Whether totals of a channel are remembered, as some backend hides messages that they may shape."""
         return not self._channels[channel].declared.watched and any(each.hides for each in self._channels.values())
-
-    def _shares_in(self, channel: str, message: Message, shares: Mapping[str, float]) -> Mapping[str, float]:
-        """Shares of those whose vectors a total has."""
-        return {name: shares[name] for name in self._names_in(channel, message, list(shares))}
 
     def _names_in(self, channel: str, message: Message, senders: Sequence[str]) -> Sequence[str]:
         """Clients whose vectors a total has, of those who announced one."""
@@ -150,15 +146,22 @@ class Totals:
         """Let go of the last total of a channel, as the next one takes its place."""
         self._last.pop(channel, None)
 
-    def keep(self, channel: str, receivers: Sequence[str], absent: Collection[str], total: Total | None) -> None:
+    def keep(
+        self,
+        channel: str,
+        receivers: Sequence[str],
+        absent: Collection[str],
+        total: Total | None,
+        digest: bytes | None,
+    ) -> None:
         """Note who missed a total that was addressed to them, and keep it for `catch_up` if somebody did."""
         roster = self._messenger.rank_of
         versions = self._versions.setdefault(channel, dict.fromkeys(roster, 0))
         newest = max(versions.values()) + 1
         absent = {*absent, *(name for name in roster if self._messenger.is_lost(name))}
         versions.update({name: newest for name in roster if name not in absent})
-        if self._digest is not None:
-            self.received.note(channel, newest, self._digest)
+        if digest is not None:
+            self.received.note(channel, newest, digest)
         self._last.pop(channel, None)
         self._readers.pop(channel, None)
         if absent or self._messenger.transport.losable:  # who is lost later may come back without it
@@ -178,11 +181,11 @@ class Totals:
         total = self._last.get(channel)
         if total is not None and total.restored and self._backend(channel).key_holder == "clients":
             self._reissue(channel, total)
-        result, _ = self.send(channel, total if self._messenger.hosts_server else None, behind)
+        result, _, digest = self.send(channel, total if self._messenger.hosts_server else None, behind)
         caught_up = [name for name in behind if not self._messenger.is_lost(name)]
         versions.update(dict.fromkeys(caught_up, newest))
-        if self._digest is not None:
-            self.received.note(channel, newest, self._digest)
+        if digest is not None:
+            self.received.note(channel, newest, digest)
         return result
 
     def _reissue(self, channel: str, total: Total) -> None:
