@@ -1,15 +1,16 @@
 """Totals that can be checked: tags that add up as the vectors do, under a key that the server has not.
 
-Each client appends to its vector of integers X, written as rows of a matrix, two numbers t = u^T X v + s mod 2^64,
-where u, v and s are drawn from a key that the clients share, from the sum that is under way and from what the numbers
-mean, and s from the client too: otherwise multiples of one vector would pass for the total. The tags of a total are the
-sum of the tags of its vectors.
+Each client appends to its vector of integers its Poly1305 authenticator (Bernstein, The Poly1305-AES message
+authentication code, FSE 2005): a polynomial in r modulo 2^130 - 5, whose coefficients are the numbers, four or two of
+them packed into each, plus an offset. So the authenticators of vectors add up to that of their total as long as sums of
+numbers do not run into their neighbours. All clients share r, which is drawn from a key that they have, from the sum
+that is under way and from what the numbers mean; offsets are the client's own, as multiples of one vector would
+otherwise pass for the total.
 
 A server that publishes another total, such as weights crafted to read data from the next update (Boenisch et al., When
-the curious abandon honesty, 2023; Fowl et al., Robbing the Fed, 2022), passes with probability below 2^-55
-for grids whose totals have 32 bits: numbers beyond what the clients can add up to are refused, so that a difference has
-a 2-adic valuation of at most 31, and each tag vanishes with probability at most 33 * 2^-33 (a linear family as in
-Carter and Wegman, 1981).
+the curious abandon honesty, 2023; Fowl et al., Robbing the Fed, 2022), passes with probability of at most
+(4 K + 4) L 2^-106 for K clients and L coefficients, which is below 2^-68 for 1000 clients and 1e8 numbers: two totals
+whose numbers are within what the clients can add up to, which is checked, have different polynomials.
 
 The check is lost, and confidentiality is not, if a client gives the key to the server.
 """
@@ -21,7 +22,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.poly1305 import Poly1305
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -29,13 +30,13 @@ from fedlit.privacy.errors import AuthenticationError, DecodeError
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.links import derive, digest
 
-_TAGS = 2
-_BITS = 64
-_WIDTH = 1024  # of the matrix
-BLOCK = 32 * _WIDTH
-"""Numbers that are taken in at once, and stay in the cache."""
+_PRIME = 2**130 - 5
+_WRAP = 2**128  # an authenticator is cut off there
+_CLAMP = 0x0FFFFFFC0FFFFFFC0FFFFFFC0FFFFFFF
+_COEFFICIENT = 16  # bytes
+_CHUNK = 1 << 14  # numbers, which stay in the cache
 
-_Integers = NDArray[np.int64]
+_Integers = NDArray[np.signedinteger[Any]]
 
 
 @final
@@ -46,40 +47,41 @@ class Tags:
         key: 32 bytes that clients share, and the server has not.
         about: Names the sum; no two under one key have the same.
         codec: Grid on which the vectors are.
+        num_clients: That may send one.
     """
 
-    def __init__(self, key: bytes, about: bytes, codec: FixedPoint) -> None:
-        self._codec = codec
+    def __init__(self, key: bytes, about: bytes, codec: FixedPoint, num_clients: int) -> None:
+        self._codec, self._num_clients = codec, num_clients
         self._key = derive(key, "tags of a total", about)
-        # a tag is cut into numbers that the grid holds, which add up like any others
+        self._packed = np.dtype(np.int32 if 2 * codec.largest_sum(num_clients) < 2**32 else np.int64)
+        # an authenticator is cut into numbers that the grid holds, which add up like any others
         self._bits = min(16, max(1, codec.limit.bit_length() - 1))
-        self._per_tag = -(-_BITS // self._bits)
-        self.count = _TAGS * self._per_tag
+        self.count = -(-128 // self._bits)
         """Numbers that are appended."""
 
     def of(self, schema: bytes, weighted: bool) -> Tags:
         """Return the tags of vectors that mean this: their entries, and whether a weight is at the end."""
-        return Tags(self._key, digest("vectors", schema, weighted), self._codec)
+        return Tags(self._key, digest("vectors", schema, weighted), self._codec, self._num_clients)
 
     def append(self, vector: Tensor, client: str) -> Tensor:
         """Return a client's vector, shape (n,), on the CPU, and its tags, shape (n + count,)."""
         numbers, running = vector.numpy(), self.begin(client)
-        block = np.empty(BLOCK, np.int64)
-        for start in range(0, len(numbers), BLOCK):
-            integers = block[: len(numbers[start : start + BLOCK])]
-            self._codec.round_into(numbers[start : start + BLOCK], integers)
+        block = np.empty(_CHUNK, np.int64)
+        for start in range(0, len(numbers), _CHUNK):
+            integers = block[: len(numbers[start : start + _CHUNK])]
+            self._codec.round_into(numbers[start : start + _CHUNK], integers)
             running.take(integers)
         tags = torch.from_numpy(self.numbers(running)).to(vector.dtype)
         return torch.cat([vector, tags / self._codec.scale])
 
     def begin(self, client: str) -> Running:
         """Begin the tags of a client's vector."""
-        return Running(self._key, [client])
+        return Running(self._r + self._offset(client), self._packed, self._codec.limit)
 
-    def numbers(self, running: Running) -> _Integers:
+    def numbers(self, running: Running) -> NDArray[np.int64]:
         """Return the integers to append to the vector that has been taken in, shape (count,)."""
-        shifts = range(0, self._per_tag * self._bits, self._bits)
-        return np.array([(tag >> shift) % 2**self._bits for tag in running.tags for shift in shifts], np.int64)
+        authenticator, _ = running.finish()
+        return np.array([(authenticator >> at) % 2**self._bits for at in self._places()], np.int64)
 
     def check(self, total: Tensor, clients: Sequence[str]) -> Tensor:
         """Return a decoded total of the clients' vectors, shape (n + count,), without its tags: shape (n,).
@@ -90,47 +92,74 @@ class Tags:
         """
         if len(total) < self.count:
             raise DecodeError(f"a total of {len(total)} numbers has no {self.count} of its tags")
-        largest = self._codec.largest_sum(len(clients)) / self._codec.scale
-        if not bool((total.abs() <= largest).all()):  # NaN neither
-            raise AuthenticationError(f"a total has numbers beyond the {largest:g} that its clients can add up to")
-        integers = np.rint(total.cpu().double().numpy() * self._codec.scale).astype(np.int64)
-        body, appended, running = integers[: -self.count], integers[-self.count :].tolist(), Running(self._key, clients)
-        for start in range(0, len(body), BLOCK):
-            running.take(body[start : start + BLOCK])
-        parts = [appended[i : i + self._per_tag] for i in range(0, self.count, self._per_tag)]
-        sent = [sum(part << (i * self._bits) for i, part in enumerate(each)) % 2**_BITS for each in parts]
-        if sent != running.tags:
+        largest = self._codec.largest_sum(len(clients))
+        running = Running(self._r + bytes(_COEFFICIENT), self._packed, largest)
+        reals = total.cpu().double().numpy()
+        for start in range(0, len(reals) - self.count, _CHUNK):
+            running.take(self._integers(reals[start : min(start + _CHUNK, len(reals) - self.count)], largest))
+        parts = self._integers(reals[-self.count :], largest)
+        sent = sum(part << at for part, at in zip(parts.tolist(), self._places(), strict=True))
+        sent -= sum(int.from_bytes(self._offset(client), "little") for client in clients)
+        if not self._is_sum(sent, *running.finish(), len(clients)):
             raise AuthenticationError(
                 "a total is not the sum of what the clients have sent: the server, or who relays for it, has changed "
                 "it. Nothing of it was used"
             )
         return total[: -self.count]
 
+    def _integers(self, reals: NDArray[np.float64], largest: int) -> NDArray[np.int64]:
+        """Integers of some numbers of a total, none of them beyond ``largest``."""
+        integers = reals * self._codec.scale
+        np.rint(integers, out=integers)
+        if not (len(integers) == 0 or -largest <= integers.min() <= integers.max() <= largest):  # NaN neither
+            bound = f"the {largest / self._codec.scale:g} that its clients can add up to"
+            raise AuthenticationError(f"a total has numbers beyond {bound}")
+        return integers.astype(np.int64)
+
+    def _is_sum(self, sent: int, authenticator: int, coefficients: int, num_clients: int) -> bool:
+        """Whether authenticators of ``num_clients`` vectors, without offsets, can have the sum ``sent``."""
+        r = int.from_bytes(self._r, "little") & _CLAMP
+        # Poly1305 adds 2^128 to each coefficient: here once, and in the sum once for each client
+        # r is 1 with probability 2^-106
+        powers = r * (pow(r, coefficients, _PRIME) - 1) * pow(r - 1, -1, _PRIME)
+        difference = authenticator + (num_clients - 1) * _WRAP * powers - sent
+        # each polynomial lost at most three times 2^128 when it was cut off, and each offset one
+        lost = difference * pow(_WRAP, -1, _PRIME) % _PRIME
+        return lost <= 4 * num_clients or lost >= _PRIME - 3
+
+    @property
+    def _r(self) -> bytes:
+        return derive(self._key, "r", length=_COEFFICIENT)
+
+    def _offset(self, client: str) -> bytes:
+        return derive(self._key, "offset", client, length=_COEFFICIENT)
+
+    def _places(self) -> range:
+        """First bits of the numbers that an authenticator is cut into."""
+        return range(0, self.count * self._bits, self._bits)
+
 
 @final
 class Running:
-    """Both tags of the sum of some clients' vectors, whose integers are taken in from the front to the back."""
+    """The authenticator of a vector whose integers are taken in from the front to the back."""
 
-    def __init__(self, key: bytes, clients: Sequence[str]) -> None:
-        self._stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
-        self._right = self._draw(_TAGS, _WIDTH)
-        offsets = [derive(key, "offset", client, length=8 * _TAGS) for client in clients]
-        cuts = [slice(8 * index, 8 * index + 8) for index in range(_TAGS)]
-        self._tags = [sum(int.from_bytes(each[cut], "little") for each in offsets) for cut in cuts]
+    def __init__(self, key: bytes, packed: np.dtype[Any], largest: int) -> None:
+        self._authenticator = Poly1305(key)
+        self._block = np.empty(_CHUNK, packed)
+        self._largest = packed.type(largest)
+        self._taken = 0
 
-    @property
-    def tags(self) -> list[int]:
-        """Tags of what has been taken in, in [0, 2^64)."""
-        return [tag % 2**_BITS for tag in self._tags]
+    def take(self, integers: _Integers) -> None:
+        """Take in the next integers, shape (n,), none of them beyond ``largest``."""
+        for start in range(0, len(integers), _CHUNK):
+            chunk = integers[start : start + _CHUNK]
+            block = self._block[: len(chunk)]
+            # without a sign from here on, as the numbers are a coefficient's digits
+            np.add(chunk, self._largest, out=block, casting="unsafe")
+            self._authenticator.update(block.view(np.uint8).data)
+        self._taken += len(integers) * self._block.itemsize
 
-    def take(self, integers: NDArray[np.signedinteger[Any]]) -> None:
-        """Take in the next integers, shape (n,), where n is a multiple of 1024, unless they are the last."""
-        rows = np.zeros((-(-len(integers) // _WIDTH), _WIDTH), np.int64)
-        rows.reshape(-1)[: len(integers)] = integers
-        left = self._draw(len(rows), _TAGS)
-        for index, factors in enumerate(self._right):
-            # products and sums wrap around at 2^64
-            self._tags[index] += int(left[:, index] @ np.einsum("ij,j->i", rows, factors))
-
-    def _draw(self, rows: int, columns: int) -> _Integers:
-        return np.frombuffer(self._stream.update(bytes(8 * rows * columns)), np.int64).reshape(rows, columns)
+    def finish(self) -> tuple[int, int]:
+        """Return the authenticator, in [0, 2^128), and how many coefficients the polynomial has."""
+        self._authenticator.update(bytes(-self._taken % _COEFFICIENT))
+        return int.from_bytes(self._authenticator.finalize(), "little"), -(-self._taken // _COEFFICIENT)

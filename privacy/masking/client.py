@@ -32,7 +32,7 @@ from fedlit.privacy.masking.round import (
     write_header,
 )
 from fedlit.privacy.packing import check_row
-from fedlit.privacy.tags import BLOCK, Tags
+from fedlit.privacy.tags import Tags
 from fedlit.privacy.terms import Terms
 
 if TYPE_CHECKING:
@@ -167,8 +167,7 @@ class MaskingClient(IdentifiedClient):
             integers = chunk.view(self._backend.signed_dtype)
             self._backend.codec.round_into(numbers[start : start + masks.chunk], integers)
             if running is not None:
-                for first in range(0, len(integers), BLOCK):
-                    running.take(integers[first : first + BLOCK])
+                running.take(integers)
             masks.apply(chunk)
         if tags is not None and running is not None:
             masked[len(numbers) :].view(self._backend.signed_dtype)[:] = tags.numbers(running)

@@ -1095,7 +1095,7 @@ def test_tags_that_are_made_while_masking_are_those_of_the_vector(modulus_bits: 
     """Chunks of the masks have other lengths than blocks of the tags."""
     parties = parties_of(3, modulus_bits=modulus_bits)
     codec, vectors = parties.backend.codec, vectors_of(parties.names, length)
-    tags = Tags(bytes(32), b"a sum", codec)
+    tags = Tags(bytes(32), b"a sum", codec, 3)
     for client in parties.clients.values():
         client._tags = tags
     total = parties.sum(vectors)

@@ -1,10 +1,9 @@
-"""Tags of totals: the linear family by hand, what they pass, and what they refuse."""
+"""Tags of totals: the polynomial by hand, what they pass, and what they refuse."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from fedlit.privacy import AuthenticationError, DecodeError, FixedPoint, Tags
@@ -13,36 +12,28 @@ from fedlit.privacy.links import derive
 KEY, ABOUT = bytes(range(32)), b"a sum"
 
 
-def by_hand(integers: list[int], width: int = 1024) -> list[int]:
-    """u^T X v mod 2^64 in Python's integers, with factors in the order in which they are drawn."""
-    stream = Cipher(algorithms.AES256(derive(KEY, "tags of a total", ABOUT)), modes.CTR(bytes(16))).encryptor()
-
-    def draw(count: int) -> list[int]:
-        data = stream.update(bytes(8 * count))
-        return [int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, len(data), 8)]
-
-    right = draw(2 * width)
-    offset = derive(derive(KEY, "tags of a total", ABOUT), "offset", "c0", length=16)
-    tags = [int.from_bytes(offset[:8], "little"), int.from_bytes(offset[8:], "little")]
-    for start in range(0, len(integers), width):
-        left = draw(2)
-        for column, number in enumerate(integers[start : start + width]):
-            for tag in range(2):
-                tags[tag] += left[tag] * number * right[tag * width + column]
-    return [tag % 2**64 for tag in tags]
+def by_hand(integers: list[int], largest: int, client: str, size: int = 4) -> int:
+    """Poly1305 of RFC 8439 in Python's integers."""
+    key = derive(KEY, "tags of a total", ABOUT)
+    r = int.from_bytes(derive(key, "r", length=16), "little") & 0x0FFFFFFC0FFFFFFC0FFFFFFC0FFFFFFF
+    message = b"".join((number + largest).to_bytes(size, "little") for number in integers)
+    sum_ = 0
+    for start in range(0, len(message), 16):
+        sum_ = (
+            (sum_ + int.from_bytes(message[start : start + 16].ljust(16, b"\0") + b"\1", "little")) * r % (2**130 - 5)
+        )
+    return (sum_ + int.from_bytes(derive(key, "offset", client, length=16), "little")) % 2**128
 
 
-@pytest.mark.parametrize("length", [0, 1, 1025, 66_000])
+@pytest.mark.parametrize("length", [0, 1, 4, 1025, 66_000])
 def test_tags_are_those_of_the_equation(length: int, generator: torch.Generator) -> None:
     codec = FixedPoint()
     vector = (torch.rand(length, generator=generator) - 0.5) * 60
-    tagged = Tags(KEY, ABOUT, codec).append(vector, "c0")
+    tagged = Tags(KEY, ABOUT, codec, 3).append(vector, "c0")
     assert torch.equal(tagged[:length], vector)
     parts = codec.encode(tagged[length:]).tolist()
     assert len(parts) == 8
-    assert [sum(p << 16 * i for i, p in enumerate(parts[4 * t : 4 * t + 4])) for t in range(2)] == by_hand(
-        codec.encode(vector).tolist()
-    )
+    assert sum(p << 16 * i for i, p in enumerate(parts)) == by_hand(codec.encode(vector).tolist(), codec.limit, "c0")
 
 
 def total_of(tags: Tags, codec: FixedPoint, clients: int, length: int, generator: torch.Generator) -> Tensor:
@@ -60,7 +51,7 @@ NAMES = [f"c{number}" for number in range(7)]
     "codec", [FixedPoint(), FixedPoint(20, 0.004), FixedPoint(0, 1.0), FixedPoint(30, 4e6), FixedPoint(10, 3.0)]
 )
 def test_the_total_of_any_grid_passes(codec: FixedPoint, generator: torch.Generator) -> None:
-    tags = Tags(KEY, ABOUT, codec)
+    tags = Tags(KEY, ABOUT, codec, 7)
     total = total_of(tags, codec, 7, 500, generator)
     assert torch.equal(tags.check(total, NAMES), total[:500])
 
@@ -68,7 +59,7 @@ def test_the_total_of_any_grid_passes(codec: FixedPoint, generator: torch.Genera
 def test_forgeries_are_refused(generator: torch.Generator) -> None:
     """One entry changed by a step or by a power of two, entries exchanged, other tags, another sum, another key."""
     codec = FixedPoint()
-    tags = Tags(KEY, ABOUT, codec)
+    tags = Tags(KEY, ABOUT, codec, 7)
     number = 3
     total = total_of(tags, codec, number, 2000, generator)
     forged = []
@@ -99,8 +90,8 @@ def test_forgeries_are_refused(generator: torch.Generator) -> None:
         with pytest.raises(AuthenticationError):
             tags.check(each, NAMES[:number])
     for other in (
-        Tags(KEY, b"another sum", codec),
-        Tags(bytes(32), ABOUT, codec),
+        Tags(KEY, b"another sum", codec, 7),
+        Tags(bytes(32), ABOUT, codec, 7),
         tags.of(b"", False),
         tags.of(b"w", True),
     ):
@@ -117,7 +108,7 @@ def test_forgeries_are_refused(generator: torch.Generator) -> None:
 def test_other_combinations_of_the_vectors_are_refused(shares: tuple[int, ...], generator: torch.Generator) -> None:
     """As a server adds ciphertexts up whose key it has not."""
     codec = FixedPoint(20, 4.0)
-    tags = Tags(KEY, ABOUT, codec)
+    tags = Tags(KEY, ABOUT, codec, 7)
     sent = [codec.encode(tags.append(torch.rand(300, generator=generator), name)) for name in NAMES[:3]]
     tags.check(codec.decode(torch.stack(sent).sum(dim=0)), NAMES[:3])
     combined = codec.decode(sum(share * vector for share, vector in zip(shares, sent, strict=True)))
@@ -128,10 +119,10 @@ def test_other_combinations_of_the_vectors_are_refused(shares: tuple[int, ...], 
 
 @pytest.mark.parametrize("entry", [-(2.0**43), float("nan"), float("inf"), 100.0])
 def test_numbers_beyond_what_clients_add_up_to_are_refused(entry: float, generator: torch.Generator) -> None:
-    """Of an even difference of 2^63 the tags would know one bit."""
+    """Which would run into the number beside them in a coefficient."""
     codec = FixedPoint()
     for attempt in range(20):
-        tags = Tags(KEY, bytes([attempt]), codec)
+        tags = Tags(KEY, bytes([attempt]), codec, 7)
         total = total_of(tags, codec, 3, 10, generator)
         total[4] = entry
         with pytest.raises(AuthenticationError, match="beyond"):

@@ -224,7 +224,9 @@ class Sums:
         if self._identities is None:
             self._identities = Identities(messenger)
             self._identities.meet()
-        return Tags(self._identities.shared_key(), links.digest(recipe.channel, *messenger.position), grid)
+        return Tags(
+            self._identities.shared_key(), links.digest(recipe.channel, *messenger.position), grid, len(recipe.senders)
+        )
 
     def _terms(self, recipe: Recipe, schema: Tensor) -> Terms:
         """What all senders must have received alike, and what local ones are about to send."""
