@@ -226,7 +226,7 @@ def test_a_source_that_is_not_heard_counts_for_no_class(monkeypatch: pytest.Monk
 
 def sums_of(
     transport: Transport,
-    counts: dict[str, list[int]],
+    counts: dict[str, list[float]],
     backend: Any,
     dropped: Sequence[str],
 ) -> dict[str, list[float]]:
@@ -249,15 +249,20 @@ def sums_of(
     federation._messenger.gather_each = without  # type: ignore[method-assign]
     mine = {name: torch.tensor(own) for name, own in counts.items() if federation.is_local(name)}
     found = find_lone_classes(federation, "class_sources", mine, "nothing follows")
-    sent = {name: {"sums": torch.where(found[name], 0, own).double()} for name, own in mine.items()}
+    sent = {name: {"sums": torch.where(found[name], 0.0, own.double())} for name, own in mine.items()}
     return {name: total["sums"].tolist() for name, total in federation.sum("moments", sent).items()}
 
 
 LOSING = PairwiseMasking(threshold=3, colluders=0)
-COUNTS = {"a": [3, 5, 7], "b": [1, 2, 0], "c": [4, 0, 0], "d": [2, 0, 0]}  # at four, two and one of the sources
+COUNTS: dict[str, list[float]] = {
+    "a": [3, 5, 7],
+    "b": [1, 2, 0],
+    "c": [4, 0, 0],
+    "d": [2, 0, 0],
+}  # at four, two and one of the sources
 
 
-def sums(backend: Any, *dropped: str, counts: dict[str, list[int]] = COUNTS) -> dict[str, list[float]]:
+def sums(backend: Any, *dropped: str, counts: dict[str, list[float]] = COUNTS) -> dict[str, list[float]]:
     ranks = on_ranks(lambda transport: sums_of(transport, counts, backend, dropped), len(counts) + 2)
     return {name: read for rank in ranks for name, read in rank.items()}
 
@@ -296,6 +301,12 @@ def test_a_source_that_the_first_sum_is_said_to_lack_sends_no_class_that_it_may_
     """Its classes were counted at nobody, and so sent: the third class of the total was the samples of "a" alone."""
     assert sums(LOSING, "a", "")["t"] == [10, 0, 0]
     assert sums(LOSING, "b", "")["t"] == [10, 0, 0]
+
+
+@pytest.mark.filterwarnings("ignore:of the classes", "ignore:.*sums")
+def test_a_source_that_claims_a_class_leaves_another_alone_with_it() -> None:
+    """Nothing prevents it: of the third class "b" has next to nothing, which "a" cannot know."""
+    assert sums(LOSING, "", "", counts=COUNTS | {"b": [1, 2, 1e-9]})["t"] == [10, 7, 7]
 
 
 def over_threads(transport: Transport, counts: dict[str, list[int]]) -> dict[str, list[bool]]:
