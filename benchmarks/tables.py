@@ -181,6 +181,29 @@ def fed_mmd_office(results: Results) -> str:
     )
 
 
+def moments_accuracy(results: Results) -> str:
+    """What few samples of gradients cost."""
+    keys = ("oracle_balanced_accuracy", "oracle_f1")
+    rows = [
+        (name, [cell(row[key]) for key in keys]) for name, row in results["accuracy"].items() if name != "same_bits"
+    ]
+    return grid("pairwise, 8 features, degree 3", ["balanced accuracy", "weighted F1"], rows)
+
+
+def moments_solved(results: Results) -> str:
+    """What receivers learn about the moments of one batch, and for how many of them these are solved."""
+    columns = {"moments": "moments", "numbers": "most_outputs", "rank": "most_rank"}
+    columns |= {"bits of the numbers": "most_bits_of_outputs", "bits of the moments": "least_bits_of_moments"}
+    rows = [
+        (title, [*(str(case[key]) for key in columns.values()), f"{case['solved']} of {case['sets_of_moments']}"])
+        for title, case in (
+            ("as shipped: 8 features, degree 3", results["shipped"]),
+            ("`reveal_moments`: 4 features, degree 2", results["paper"]),
+        )
+    ]
+    return grid("about one batch", [*columns, "solved"], rows)
+
+
 def fed_mmd_hearts(results: Results) -> str:
     """The disease, and the heart rate."""
     disease, rate = results["heart"], results["heart_rate"]
@@ -811,6 +834,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "privacy": {"cost": privacy_cost},
     "batchnorm": {"methods": batchnorm_methods},
     "small_tables": {"auc": small_tables_auc, "calibration": small_tables_calibration},
+    "moments": {"solved": moments_solved, "accuracy": moments_accuracy},
     "fed_mmd_accuracy": {"office": fed_mmd_office, "hearts": fed_mmd_hearts},
     "fed_rf_tca": {
         "accuracy": fed_rf_tca_accuracy,

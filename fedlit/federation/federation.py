@@ -309,6 +309,14 @@ class Federation(Participants):
         senders = [name for name in self._participants(channel, absent_too) if name in named]
         return senders if len(senders) >= resolved.backend.min_clients else []
 
+    def bind(self, channel: str, to: str, spare: int) -> None:
+        """Let the next mean or sum of ``channel`` rest on the last one of ``to``, which local clients have received.
+
+        It is refused on every process, by a `FederationError` or `PrivacyError`, if more than ``spare`` of the clients
+        in the last one lack in it: nothing is sent then, or no client lets its total be read.
+        """
+        self._sums.totals.bind(channel, to, spare)
+
     def catch_up(self, channel: str, absent_too: bool = False) -> dict[str, dict[str, Tensor]]:
         """Send the last mean or sum of ``channel`` to present clients that were absent when it was sent.
 

@@ -3,6 +3,9 @@
 So sources first sum up who has which class, and leave classes of one source out of what they then send. Whoever reads
 the first sum learns how many sources have a class, not which, nor how many samples; a source that alone has one learns
 nothing else of that class. Of a class that two sources have, each of the two can subtract its own part from the sum.
+
+Where sources have dropped out since, or are reported to have, a class could be left to one: clients refuse the second
+sum unless each class that is sent was at two sources more than are missing.
 """
 
 from __future__ import annotations
@@ -70,8 +73,14 @@ def find_lone_classes(
             error: Any = RosterError(f"no class is at two sources, so that channel {of!r} may send none: {way_out}")
             error.public = str(error)  # no sample is in it, and all have received the sum
             federation.fail(error)
+        elif bool((each > 1).any()):
+            federation.bind(of, over, int(each[each > 1].min()) - 2)
+    found = {name: each == 1 for name, each in numbers.items()}
     for name, own in counts.items():
-        lone = torch.nonzero((own.cpu() > 0) & (numbers[name] == 1)).flatten().tolist() if name in numbers else []
+        if name not in numbers:
+            continue
+        found[name] |= (own.cpu() > 0) & (numbers[name] < 2)  # also where the sum is without this source
+        lone = torch.nonzero((own.cpu() > 0) & found[name]).flatten().tolist()
         if lone:
             warnings.warn(
                 f"of the classes {lone} client {name!r} alone has samples: it leaves them out of what it sends over "
@@ -80,4 +89,4 @@ def find_lone_classes(
                 PrivacyWarning,
                 stacklevel=3,
             )
-    return {name: each == 1 for name, each in numbers.items()}
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+import backends
 from fedlit.callbacks import Validators
 from fedlit.federation import ChannelError, Federation, RosterError, Schedule, Summed
 from fedlit.federation.lone_classes import class_sources, find_lone_classes
@@ -18,7 +20,7 @@ from fedlit.federation.transport import Transport
 from fedlit.functional import random_fourier_features, sample_frequencies
 from fedlit.methods import FedAvg, FedDaDiL, FedJDA, FedRFTCAClosedForm
 from fedlit.models import Features
-from fedlit.privacy import GaussianMechanism, PairwiseMasking, Plain, PrivacyWarning
+from fedlit.privacy import GaussianMechanism, PairwiseMasking, Plain, PrivacyWarning, QuorumError
 from helpers import loader, same, trainer, weights
 from refused import refused
 from thread_transport import on_ranks
@@ -220,6 +222,91 @@ def test_a_source_that_is_not_heard_counts_for_no_class(monkeypatch: pytest.Monk
     closed_form(data, MASKED | {"heard": {"moments": Schedule([["a", "b", "t"]])}})
     closed_form(data)
     assert [bool(each["t"]["by_class"][:, 2].any()) for each in found] == [False, True]
+
+
+def sums_of(
+    transport: Transport,
+    counts: dict[str, list[float]],
+    backend: Any,
+    dropped: Sequence[str],
+) -> dict[str, list[float]]:
+    """Samples of each class in all that is sent, as local clients read it; the server loses one vector of a channel."""
+    transport.losable = True
+    names = [*counts, "t"]
+    moments = Summed("moments", "class sums", "sources", fixed=True)
+    federation = Federation(
+        names, "t", channels=[moments, class_sources(moments)], transport=transport,
+        placement=[[], *([name] for name in names)], privacy={"moments": backend}, seed=0,
+    )  # fmt: skip
+    gather_each = federation._messenger.gather_each
+
+    def without(channel: str, messages: Any, sizes: Any, take: Any) -> None:
+        lost = {"class_sources": dropped[0], "moments": dropped[1]}[channel]
+        gather_each(
+            channel, messages, sizes, lambda name, got: None if name == lost and "sum" in got else take(name, got)
+        )
+
+    federation._messenger.gather_each = without  # type: ignore[method-assign]
+    mine = {name: torch.tensor(own) for name, own in counts.items() if federation.is_local(name)}
+    found = find_lone_classes(federation, "class_sources", mine, "nothing follows")
+    sent = {name: {"sums": torch.where(found[name], 0.0, own.double())} for name, own in mine.items()}
+    return {name: total["sums"].tolist() for name, total in federation.sum("moments", sent).items()}
+
+
+LOSING = PairwiseMasking(threshold=3, colluders=0)
+COUNTS: dict[str, list[float]] = {
+    "a": [3, 5, 7],
+    "b": [1, 2, 0],
+    "c": [4, 0, 0],
+    "d": [2, 0, 0],
+}  # at four, two and one of the sources
+
+
+def sums(backend: Any, *dropped: str, counts: dict[str, list[float]] = COUNTS) -> dict[str, list[float]]:
+    ranks = on_ranks(lambda transport: sums_of(transport, counts, backend, dropped), len(counts) + 2)
+    return {name: read for rank in ranks for name, read in rank.items()}
+
+
+@pytest.mark.filterwarnings("ignore:of the classes", "ignore:.*sums")
+@pytest.mark.parametrize("name", ["masking", "paillier", "threshold"])
+def test_a_source_that_drops_out_after_the_first_sum_leaves_no_class_to_another(name: str) -> None:
+    """Or that the server reports: without "b", the second class of the total was the samples of "a" alone."""
+    backend = LOSING if name == "masking" else backends.backend(name)
+    assert sums(backend, "", "")["t"] == [10, 7, 0]
+    for lost in ("b", "c"):  # whoever it is, as nobody knows who has the class
+        with pytest.raises(QuorumError, match="may be without 0"):
+            sums(backend, "", lost)
+
+
+def test_a_sum_is_not_sent_without_a_client_of_the_sum_that_it_rests_on() -> None:
+    federation = Federation(["a", "b", "c", "d", "t"], "t", privacy=PairwiseMasking(), seed=0)
+    ones = {name: {"x": torch.ones(2)} for name in "abcd"}
+    federation.sum("first", ones)
+    federation.bind("second", "first", 0)
+    with pytest.raises(QuorumError, match="'d'"):
+        federation.sum("second", ones, among=["a", "b", "c"])
+    assert "second" not in federation.ledger.bytes_by_channel()
+    federation.bind("second", "first", 1)
+    federation.sum("second", ones, among=["a", "b", "c"])
+
+
+@pytest.mark.filterwarnings("ignore:of the classes", "ignore:.*sums")
+def test_sources_may_drop_out_while_each_class_is_at_two_others() -> None:
+    assert sums(LOSING, "", "b", counts=COUNTS | {"c": [4, 9, 0]})["t"] == [9, 14, 0]
+    assert sums(LOSING, "a", "a")["t"] == [7, 0, 0]
+
+
+@pytest.mark.filterwarnings("ignore:of the classes", "ignore:.*sums")
+def test_a_source_that_the_first_sum_is_said_to_lack_sends_no_class_that_it_may_have_alone() -> None:
+    """Its classes were counted at nobody, and so sent: the third class of the total was the samples of "a" alone."""
+    assert sums(LOSING, "a", "")["t"] == [10, 0, 0]
+    assert sums(LOSING, "b", "")["t"] == [10, 0, 0]
+
+
+@pytest.mark.filterwarnings("ignore:of the classes", "ignore:.*sums")
+def test_a_source_that_claims_a_class_leaves_another_alone_with_it() -> None:
+    """Nothing prevents it: of the third class "b" has next to nothing, which "a" cannot know."""
+    assert sums(LOSING, "", "", counts=COUNTS | {"b": [1, 2, 1e-9]})["t"] == [10, 7, 7]
 
 
 def over_threads(transport: Transport, counts: dict[str, list[int]]) -> dict[str, list[bool]]:

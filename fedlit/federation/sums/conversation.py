@@ -22,11 +22,19 @@ from fedlit.privacy.driver import Carrier, Parties, Phase
 class Conversation(Carrier):
     """Carries the messages of a channel's backend between processes, and books them."""
 
-    def __init__(self, messenger: Messenger, channel: str, timed: Callable[[str], Any], step: Sum = ()) -> None:
+    def __init__(
+        self,
+        messenger: Messenger,
+        channel: str,
+        timed: Callable[[str], Any],
+        step: Sum = (),
+        check: Callable[[Sequence[str]], None] | None = None,
+    ) -> None:
         self._messenger = messenger
         self._channel = channel
         self._timed = timed
         self._step = step
+        self._check = check
 
     @contextmanager
     def working(self, client: str | None = None) -> Iterator[None]:
@@ -49,7 +57,9 @@ class Conversation(Carrier):
         return self._carry(messages, phase, up=False)
 
     def confirming(self, client: str, survivors: Sequence[str]) -> None:
-        """Write to the journal whose vectors the total of a local client has."""
+        """Check whose vectors the total of a local client has, and write it to the journal."""
+        if self._check is not None:
+            self._check(survivors)
         if self._messenger.journal is not None:
             self._messenger.journal.survivors(client, self._step, survivors)
 
@@ -83,9 +93,14 @@ class Backends:
         self.identities: Identities | None = None
         self._parties: dict[int, Parties] = {}  # by identity of the backend: one object may serve several channels
 
-    def conversation(self, channel: str, step: Sum = ()) -> Conversation:
-        """Return what carries the messages over a channel, of the sum by which the journal knows it."""
-        return Conversation(self._messenger, channel, self._timed, step)
+    def conversation(
+        self, channel: str, step: Sum = (), check: Callable[[Sequence[str]], None] | None = None
+    ) -> Conversation:
+        """Return what carries the messages over a channel, of the sum by which the journal knows it.
+
+        ``check`` refuses survivors, before a client confirms them.
+        """
+        return Conversation(self._messenger, channel, self._timed, step, check)
 
     def parties(self, backend: SecureAggregation) -> Parties:
         """Return a backend's parties, made at their first use."""

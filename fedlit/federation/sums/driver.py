@@ -7,6 +7,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,6 +101,7 @@ class Sums:
                 self._backends.forget(self._channels[recipe.channel].backend)  # to enrol without the lost client
                 continue
             self.totals.note(start, recipe.channel)
+            self.totals.release(recipe.channel)
             return result
 
     def _without_lost(self, recipe: Recipe, error: QuorumError) -> LostClientsError:
@@ -153,6 +155,8 @@ class Sums:
     def _aggregate(self, recipe: Recipe, payloads: Mapping[str, Payload]) -> dict[str, dict[str, Tensor]]:
         channel, messenger, backend = recipe.channel, self._messenger, self._channels[recipe.channel].backend
         working = self._backends.conversation(channel).working
+        with working():  # a failure here keeps vectors back
+            self.totals.check_senders(channel, recipe.senders)
         shares = self._shares(recipe, payloads, backend.codec)
         tags = self._tags(recipe)
         vectors, schema = self._vectors(recipe, payloads, shares)
@@ -347,7 +351,8 @@ class Sums:
 
     def _unmask(self, recipe: Recipe, parties: Parties, senders: Sequence[str], total: Total | None) -> Total | None:
         """Ask those who sent for what removes the masks of their total."""
-        conversation = self._backends.conversation(recipe.channel, recipe.step)
+        check = partial(self.totals.check_senders, recipe.channel)
+        conversation = self._backends.conversation(recipe.channel, recipe.step, check)
         answers = parties.ask_survivors(senders, conversation, has_total=total is not None)
         if total is not None:
             with conversation.working():

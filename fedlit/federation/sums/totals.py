@@ -50,6 +50,8 @@ class Totals:
         self._readers: dict[str, list[str]] = {}  # clients that have read the total kept for absent ones
         self.senders: dict[str, list[str]] = {}  # over whom a fixed channel was summed last
         self.received = ReceivedTotals()
+        self._summed: dict[str, Sequence[str]] = {}  # whose vectors the last total has that was read here
+        self._bound: dict[str, tuple[Sequence[str], int]] = {}  # who has to be in the next total, but for so many
 
     def _backend(self, channel: str) -> SecureAggregation:
         return self._channels[channel].backend
@@ -96,9 +98,12 @@ class Totals:
         if local:
             with self._backends.conversation(channel).working():
                 num_clients, weighted, appended = _about(message)
+                names = self._names_in(channel, message, senders) if senders else ()
+                if senders:
+                    self.check_senders(channel, names)  # before it is decrypted, where clients have the key
+                    self._summed[channel] = names
                 vector = self._revealed(backend, local[0], message, num_clients)
                 text = part(message, "schema", torch.uint8).cpu().numpy().tobytes()
-                names = self._names_in(channel, message, senders) if senders else ()
                 if tags is not None:
                     rule = f"{len(names)}, as stated, and at least {backend.min_clients}"
                     valid = backend.min_clients <= num_clients == len(names)
@@ -116,6 +121,27 @@ class Totals:
                     read = Total(part(message, "sum"), schema, num_clients, weighted, vector, tags=appended)
         messenger.check(channel)  # a total that one client cannot open is an error for all
         return ({} if result is None else dict.fromkeys(local, result)), read, digest
+
+    def bind(self, channel: str, to: str, spare: int) -> None:
+        """Refuse the next total of ``channel`` if more than ``spare`` of the vectors in the last of ``to`` lack in it.
+
+        Refused by clients: before they send, before they confirm whose vectors it has, and before they decrypt it.
+        """
+        self._bound[channel] = (self._summed.get(to, ()), spare)
+
+    def release(self, channel: str) -> None:
+        """Forget what `bind` has bound, as the total is there."""
+        self._bound.pop(channel, None)
+
+    def check_senders(self, channel: str, names: Collection[str]) -> None:
+        """Raise a `QuorumError` if a total over these clients is not what `bind` allows."""
+        due, spare = self._bound.get(channel, ((), 0))
+        missing = [name for name in due if name not in names]
+        if len(missing) > spare:
+            raise QuorumError(
+                f"the sum over channel {channel!r} is without {missing}, who took part in the one before, on which it "
+                f"rests: it may be without {spare} of these"
+            )
 
     def _binds(self, channel: str) -> bool:
         """Whether totals of a channel are remembered, as some backend hides messages that they may shape."""
