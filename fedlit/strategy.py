@@ -36,7 +36,7 @@ from fedlit.module import FederatedModule
 from fedlit.privacy import GaussianMechanism, PrivacyWarning, SecureAggregation, TwoPartyAffine
 from fedlit.remote import Seat
 from fedlit.remote.star import PROTOCOL, ServerStar, SiteStar
-from fedlit.run.agreement import arguments, facts_of, plain, trained_with
+from fedlit.run.agreement import arguments, facts_of, identity_of, plain, trained_with
 from fedlit.run.checkpoint_files import part_of, read, stale
 from fedlit.run.gathering import unite, warn_of_gathered
 from fedlit.run.planning import plan_rounds
@@ -192,7 +192,7 @@ class FederatedStrategy(DDPStrategy):
             self._federation, self._trained = federation, module
         assert self._federation is not None
         if self._federation.journal is None and self.seat is not None and self.seat.journal is not None and not apart:
-            self._federation.journal = Journal(self.seat.journal)
+            self._federation.journal = Journal(self.seat.journal, identity_of(module.run))
         self._federation.device = self.root_device
         if self._federation is federation and federation.hides and federation.transport.world_size > 1:
             voucher, allowed = (None, ()) if self.seat is None else (self.seat.voucher(), self.seat.allow_rejoin)

@@ -12,6 +12,7 @@ of another round.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,21 +43,34 @@ class Journal(Records):
 
     Args:
         path: Of the file, which is made if it is missing.
+        run: What identifies the run, plain data by name, which no resume changes: another run's journal is refused.
+            ``None`` does not look. A journal that has none of it takes this one.
 
     Raises:
-        JournalError: If the file cannot be read or written, or is no journal.
+        JournalError: If the file cannot be read, written or locked, is open in another process, is no journal, or is
+            that of another run.
     """
 
     _NOUN = "journal"
+    _TITLE = "journal of releases"
+    _WAY_OUT = "restore the file, or start the run anew (--fresh=true at all sites) with another seed_everything"
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, run: Mapping[str, Any] | None = None) -> None:
         self._entries: dict[tuple[object, ...], dict[str, Any]] = {}  # by client and sum
         self._peers: dict[str, bytes] = {}  # identity keys of clients of other sites
         self._contents: dict[tuple[str, str, str], list[Sum]] = {}  # by client, channel and hash
         self._position: tuple[object, ...] = ()
         self._counts: dict[str, int] = {}
         self._written: set[str] = set()  # clients with a new entry of the sum under way
+        self._run: dict[str, Any] = {}
         super().__init__(path)
+        if run is not None:
+            run = json.loads(json.dumps(run))
+            if not self._run:
+                self._append({"run": run})
+            for name in [name for name in run if self._run.get(name) != run[name]]:
+                what = f"is of another run ({name} was {self._run.get(name)!r}, and is {run[name]!r})"
+                raise self._problem(what, "name another file, or restore what the run began with")
 
     def next_sum(self, position: Sequence[object], channel: str) -> Sum:
         """Name the sum that begins, which the program of a run asks for in the same order whenever it is repeated."""
@@ -147,6 +161,9 @@ class Journal(Records):
         self._secret = bytes.fromhex(head["secret"])
 
     def _take(self, entry: Mapping[str, Any]) -> None:
+        if "run" in entry:
+            self._run = dict(entry["run"])
+            return
         if "peer" in entry:
             self._peers[str(entry["peer"])] = bytes.fromhex(entry["key"])
             return
@@ -177,14 +194,6 @@ class Journal(Records):
             "clients reveal what one of them sent, so nothing is sent. Wait until the same clients take part again, or "
             "start the run anew, with --fresh=true at all sites and another seed_everything"
         )
-
-    def _problem(self, what: str) -> JournalError:
-        error = JournalError(
-            f"the journal of releases '{self.path}' {what}: restore the file, or start the run anew (--fresh=true at "
-            "all sites) with another seed_everything"
-        )
-        error.public = f"a site's journal of releases {what}"  # type: ignore[attr-defined]
-        return error
 
 
 def _channel(step: Sum) -> str:
