@@ -5,6 +5,10 @@ which may be one client's vector (So et al., Securing secure aggregation: mitiga
 2023). So before a hidden vector leaves a site, an entry is written and synchronised; and again before the site confirms
 who survived. When the same sum comes again, the same vector goes to the same clients again, or nothing does.
 
+So it is with exchanges of two parties (`fedlit.privacy.affine`): how many numbers the holder of moments grants is
+written before, and counts in later processes too. An exchange that is repeated in its step counts once, as its receiver
+asks for the same numbers again: for others its own journal refuses it.
+
 A site numbers its sums itself: by round, batch, stage, and how many its program asked for before on the channel. No
 number of the server has a part in that. A vector is also looked up by its content, so that a sum does not pass for one
 of another round.
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +37,9 @@ _COINCIDENCE = 32
 
 Sum = tuple[object, ...]
 """Position of a sum in the run, its channel, and how many sums it had there before."""
+
+Grant = tuple[str, Sum, str, bytes, int]
+"""Holder of moments, step, receiver, `key_of` the moments, and how many numbers about them the receiver may learn."""
 
 
 class Journal(Records):
@@ -62,6 +70,7 @@ class Journal(Records):
         self._position: tuple[object, ...] = ()
         self._counts: dict[str, int] = {}
         self._written: set[str] = set()  # clients with a new entry of the sum under way
+        self._grants: set[Grant] = set()
         self._run: dict[str, Any] = {}
         super().__init__(path)
         if run is not None:
@@ -73,7 +82,7 @@ class Journal(Records):
                 raise self._problem(what, "name another file, or restore what the run began with")
 
     def next_sum(self, position: Sequence[object], channel: str) -> Sum:
-        """Name the sum that begins, which the program of a run asks for in the same order whenever it is repeated."""
+        """Name the sum or exchange that begins: the program of a run asks for them in the same order each time."""
         if self._position != (*position,):
             self._position, self._counts = (*position,), {}
         self._written.clear()
@@ -152,6 +161,37 @@ class Journal(Records):
             self._append({"client": client, "sum": [*step], "withdrawn": True})
         self._written.clear()
 
+    # ---------------------------------------------------------------- exchanges of two parties
+
+    def granted(self, client: str, channel: str) -> Counter[bytes]:
+        """Return how many numbers a holder of moments has granted to all receivers, by `key_of` the moments."""
+        outputs: Counter[bytes] = Counter()
+        for holder, step, _, moments, number in self._grants:
+            if (holder, _channel(step)) == (client, channel):
+                outputs[moments] += number
+        return outputs
+
+    def has_granted(self, grant: Grant) -> bool:
+        """Return whether `grant` has written this already."""
+        return grant in self._grants
+
+    def grant(self, grant: Grant) -> None:
+        """Write that a client lets a receiver learn so many numbers about moments; raises as `release`."""
+        client, step, receiver, moments, outputs = grant
+        self._append(
+            {"client": client, "sum": [*step], "receiver": receiver, "moments": moments.hex(), "outputs": outputs}
+        )
+
+    def ask(self, client: str, step: Sum, holder: str, asked: Tensor) -> None:
+        """Write which linear functions, of shape (n,), a client asks a holder of moments for.
+
+        Raises:
+            JournalError: If it has asked for others in this step, so that the holder would count two for one; or if
+                the journal cannot be written.
+        """
+        *position, channel, number = step
+        self.release(client, (*position, f"{channel}, of {holder}", number), asked, [holder])
+
     # ---------------------------------------------------------------- the file
 
     def _head(self) -> dict[str, Any]:
@@ -163,6 +203,10 @@ class Journal(Records):
     def _take(self, entry: Mapping[str, Any]) -> None:
         if "run" in entry:
             self._run = dict(entry["run"])
+            return
+        if "outputs" in entry:
+            moments, outputs = bytes.fromhex(entry["moments"]), int(entry["outputs"])
+            self._grants.add((str(entry["client"]), tuple(entry["sum"]), str(entry["receiver"]), moments, outputs))
             return
         if "peer" in entry:
             self._peers[str(entry["peer"])] = bytes.fromhex(entry["key"])
