@@ -32,20 +32,13 @@ _TRAINED_WITH = (
 """Attributes of a Trainer that must be equal on all processes, so that they stay in step."""
 
 
-def identity_of(run: Run) -> dict[str, Any]:
-    """Return what no resume changes: networks, epochs and the method's other arguments may be others then."""
-    return {
-        "roster": [(client.name, client.role) for client in run.clients],
-        "method": class_path(run),
-        "seed (call seed_everything before building the module)": global_seed(),
-    }
-
-
 def facts_of(run: Run, rounds: tuple[int | None, int]) -> dict[str, Any]:
     """Return what must be equal on all processes; ``rounds`` are local steps in a round and rounds in an epoch."""
     return {
-        **identity_of(run),
+        "roster": [(client.name, client.role) for client in run.clients],
+        "method": class_path(run),
         "rounds": rounds,
+        "seed (call seed_everything before building the module)": global_seed(),
         "the initial network (call seed_everything before building it)": networks_fingerprint(run),
     }
 
