@@ -285,7 +285,7 @@ def _site(args: list[str]) -> None:
 
 def certify(seat: CarriedSite, args: Sequence[str]) -> None:
     """Let a site in FLARE vouch by its startup kit, and know others as its own configuration says, not as the job's."""
-    own = next((tree for where, tree in trees(args) if where == os.environ.get(OWN)), {})
+    own: Any = next((tree for where, tree in trees(args) if where == os.environ.get(OWN)), {})
     given = own.get("seat") or {}
     unknown = [name for name in given if name not in _OWN]
     if unknown:

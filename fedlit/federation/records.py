@@ -44,7 +44,7 @@ class Records(ABC):
         except OSError as error:
             raise self._problem(f"cannot be opened ({error.strerror})") from error
         if not self._SHARED:
-            self._lock()
+            self._keep_others_out()
         self._update()
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Records(ABC):
         error.public = f"a site's {self._TITLE} {what}"  # type: ignore[attr-defined]
         return error
 
-    def _lock(self) -> None:
+    def _keep_others_out(self) -> None:
         """Keep other processes out; not by flock, which forks share, so that it may outlive a process that is killed.
 
         The lock ends as soon as this process closes the file anywhere: so it is read through the one descriptor.
