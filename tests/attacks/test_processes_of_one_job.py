@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from refused import slow
+from fedlit.methods import FedAvg
+from fedlit.remote.seats import CarriedSite
+from helpers import build, digits, trainer
+from refused import refused, slow
 from site_runs import merged, start, trouble, under_torchrun
 
 MASKED = ["--method", "FedAvg", "--privacy", "PairwiseMasking(colluders=0)", "--everyone", "--steps", "2"]
@@ -110,6 +114,14 @@ def test_a_journal_of_another_seed_is_refused(tmp_path: Path) -> None:
     of_one_round(tmp_path, *TWO)
     said = trouble(*MASKED, *TWO, "--rounds", "1", "--seed", "1", "--journal", str(tmp_path / "journals"))
     assert "is of another run (seed was 0, and is 1)" in said
+
+
+@pytest.mark.parametrize("given", [{"journal": "folder"}, {"allow_rejoin": ["fonts"]}])
+def test_beside_a_seat_they_are_the_seats(given: dict[str, Any]) -> None:
+    seat = CarriedSite(None, None, 1.0, 1.0)  # type: ignore[arg-type]  # it is refused before anybody is called
+    data = digits()
+    with refused(next(iter(given))):
+        trainer(1, strategy={"seat": seat, **given}).fit(build(FedAvg, data), data)
 
 
 # ---------------------------------------------------------------- fedlit fit
