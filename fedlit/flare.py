@@ -33,8 +33,8 @@ from fedlit.remote import Seat
 from fedlit.remote.message_carrier import Message, MessageListener
 from fedlit.remote.policy import REFUSED
 from fedlit.remote.processes import await_end
-from fedlit.remote.relay import POLICY, TIMES, Relay
-from fedlit.remote.seats import STEP_TIMEOUT, CarriedServer
+from fedlit.remote.relay import KIT, OWN, POLICY, TIMES, Relay
+from fedlit.remote.seats import KIT_FILES, STEP_TIMEOUT, CarriedServer
 
 SUPPORTED = (2, 9)
 """The oldest version of FLARE that was tried, of the one major version that is supported."""
@@ -153,7 +153,8 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
     It trains in another process, which is started again if it is killed, and takes part from the next round. The file
     ``fedlit.yaml`` in the folder ``local`` of the site's workspace, if there is one, overrides the job's configuration:
     the site's data are there. What ``policy.yaml`` beside it does not allow is refused before data are read. The output
-    of that process is in a file of the site, as it may quote data, and FLARE sends a site's logs to its server.
+    of that process is in a file of the site, as it may quote data, and FLARE sends a site's logs to its server. Where
+    the site has a startup kit, its certificate vouches for the identity keys of its clients.
 
     Args:
         arguments: Of ``fedlit fit``; configurations are files of the job's folder ``config``.
@@ -171,9 +172,12 @@ class FedlitExecutor(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.TASK_UNKNOWN)
         relay = Relay(partial(_send, fl_ctx.get_engine(), str(shareable.get(_KEY))))
         environment = {**os.environ, **relay.environment, TIMES: f"{self.wait_for} {self.patience}"}
-        local, output = _places(fl_ctx)
+        local, output, kit = _places(fl_ctx)
+        environment[OWN] = str(local / LOCAL)
         if os.path.lexists(local / RULES):
             environment[POLICY] = str(local / RULES)
+        if all((kit / name).is_file() for name in KIT_FILES):
+            environment[KIT] = str(kit)
         # -P: a folder of the workspace in which FLARE has started this process is not taken for a package
         command = [sys.executable, "-P", "-m", "fedlit.cli", "flare", "site", *_arguments(fl_ctx, self.arguments)]
         try:
@@ -226,11 +230,12 @@ def _arguments(fl_ctx: FLContext, arguments: Sequence[str]) -> list[str]:
     return [*here, f"--trainer.default_root_dir={Path(workspace.get_root_dir()) / RUNS}"]
 
 
-def _places(fl_ctx: FLContext) -> tuple[Path, Path]:
-    """Folder of a site's own configuration, and file for the output of its process in a job."""
+def _places(fl_ctx: FLContext) -> tuple[Path, Path, Path]:
+    """Folder of a site's own configuration, file for the output of its process in a job, and its startup kit."""
     workspace = fl_ctx.get_engine().get_workspace()
     local = Path(workspace.get_file_path_in_site_config(RULES)).parent
-    return local, Path(workspace.get_root_dir()) / RUNS / f"{fl_ctx.get_identity_name()}-{fl_ctx.get_job_id()}.log"
+    output = Path(workspace.get_root_dir()) / RUNS / f"{fl_ctx.get_identity_name()}-{fl_ctx.get_job_id()}.log"
+    return local, output, Path(workspace.get_startup_kit_dir())
 
 
 def _serve(fl_ctx: FLContext, arguments: Sequence[str], seat: Seat) -> None:

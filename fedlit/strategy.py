@@ -29,8 +29,7 @@ from fedlit.federation import FederatedLoader, Federation, Participation, Roster
 from fedlit.federation.choices import Reports, check_choices
 from fedlit.federation.client import names_of, place
 from fedlit.federation.errors import LostClientsError, public_text
-from fedlit.federation.journal import Journal
-from fedlit.federation.leaks import seen_by_the_server, sent_beside, with_moments, with_samples
+from fedlit.federation.leaks import sentences
 from fedlit.federation.transport import OneProcess, ProcessGroup, Transport
 from fedlit.module import FederatedModule
 from fedlit.privacy import GaussianMechanism, PrivacyWarning, SecureAggregation, TwoPartyAffine
@@ -39,6 +38,7 @@ from fedlit.remote.star import PROTOCOL, ServerStar, SiteStar
 from fedlit.run.agreement import arguments, facts_of, plain, trained_with
 from fedlit.run.checkpoint_files import part_of, read, stale
 from fedlit.run.gathering import unite, warn_of_gathered
+from fedlit.run.journals import keep_journal
 from fedlit.run.planning import plan_rounds
 from fedlit.run.sample_check import check_evaluation
 from fedlit.run.trainer_checks import check_reported
@@ -91,6 +91,10 @@ class FederatedStrategy(DDPStrategy):
         max_share: Maximum of the weights in a mean that one of three clients or more may have (see ``weighting`` of the
             method), in (0, 1]. A run in which one has more is refused with its name: of the sources at the start, and
             of a mean that the target is in before the first one. Each process may have its own.
+        journal: Folder in which each of several processes has a journal of what its clients release, as a site has
+            (`fedlit.remote.Site`), where messages are hidden or noised; a relative one is in `Trainer.log_dir`, and a
+            run that is resumed needs that of before. ``None`` keeps none, but for ``fedlit fit``: beside its runs.
+        allow_rejoin: Clients whose identity key may be another one than in the journals, as theirs is lost.
 
     Attributes:
         stays_joined: Stay in a federation across organisations when a run ends, as for ``Trainer.test`` after ``fit``;
@@ -125,6 +129,8 @@ class FederatedStrategy(DDPStrategy):
         gather_checkpoints: bool | None = None,
         seat: Seat | None = None,
         max_share: float = 0.9,
+        journal: str | None = None,
+        allow_rejoin: list[str] | None = None,
     ) -> None:
         if local_steps is not None:
             check_at_least("local_steps", local_steps, 1, "optimiser step", "None is a local epoch")
@@ -141,8 +147,8 @@ class FederatedStrategy(DDPStrategy):
         self.participation, self.heard, self.nested_heard = participation, heard, nested_heard
         self.privacy, self.two_party, self.differential_privacy = privacy, two_party, differential_privacy
         self.reports, self.encrypted, self.max_share = reports, encrypted, max_share
-        self.reports, self.encrypted = reports, encrypted
         self.epsilon_budget, self.account = epsilon_budget, account
+        self.journal, self.allow_rejoin = journal, allow_rejoin
         self.placement, self.num_threads, self.gather_checkpoints = placement, num_threads, gather_checkpoints
         self.seat, self.stays_joined = seat, False
         self._removed: _PATH | None = None
@@ -191,19 +197,17 @@ class FederatedStrategy(DDPStrategy):
         if previous is None or self._trained is not module or apart:  # fit, then test: the same federation goes on
             self._federation, self._trained = federation, module
         assert self._federation is not None
-        if self._federation.journal is None and self.seat is not None and self.seat.journal is not None and not apart:
-            self._federation.journal = Journal(self.seat.journal)
+        if self._federation is federation and not apart:
+            keep_journal(module.run, federation, None if self.seat is None else self.seat.journal, self.journal)
         self._federation.device = self.root_device
         if self._federation is federation and federation.hides and federation.transport.world_size > 1:
-            voucher, allowed = (None, ()) if self.seat is None else (self.seat.voucher(), self.seat.allow_rejoin)
-            federation.identify(voucher, allowed)
+            allowed = self.allow_rejoin if self.seat is None else self.seat.allow_rejoin
+            federation.identify(None if self.seat is None else self.seat.voucher(), allowed or ())
         self._federation.stage = lambda: str(module.trainer.state.stage)
         for label, value in facts.items() if self._star is None else ():  # a server compares them before all else
             federation.agree(label, value)
         if previous is None:
-            channels = federation.channels
-            seen = seen_by_the_server(channels, federation.roster.rank_of)
-            for sentence in (*seen, *with_samples(channels), *with_moments(channels), *sent_beside(channels)):
+            for sentence in sentences(federation.channels, federation.roster.rank_of):
                 rank_zero_warn(sentence, category=PrivacyWarning)
         if federation.channels.reports == "off":
             check_reported(module.trainer)
@@ -220,9 +224,9 @@ class FederatedStrategy(DDPStrategy):
             rule = "left out in an evaluation, as a process alone has some clients' data only"
             way_out = "predict at the target's site, or set stays_joined on the strategy of every process before fit"
             refuse("seat", rule, self.seat, way_out)
-        for name in ("placement", "gather_checkpoints"):
+        for name in ("placement", "gather_checkpoints", "journal", "allow_rejoin"):
             value, rule = getattr(self, name), "left out beside a seat: it is for processes of one job"
-            check(value is None, name, rule, value, "the server's sites state who is where")
+            check(value is None, name, rule, value, "the seats have their own")
         check(self.world_size == 1, "devices", "1 beside a seat", self.world_size, "it trains all clients of a site")
         if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             refuse("max_time", "left out beside a seat, as each process has its own clock", True, "give max_epochs")

@@ -20,6 +20,7 @@ still learns k linear functions of the moments, of its own choice: what it singl
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import final
 
@@ -51,16 +52,25 @@ def of_outputs(revealed: bool) -> str:
     )
 
 
+def key_of(moments: Tensor) -> bytes:
+    """Name of contiguous float64 moments on the CPU."""
+    return sha256(moments.numpy().tobytes()).digest()[:_DIGEST_BYTES]
+
+
 @final
 class Granted:
-    """Counts what one holder of moments lets others learn, by the moments themselves."""
+    """Counts what one holder of moments lets others learn, by the moments themselves.
 
-    def __init__(self) -> None:
-        self._outputs: Counter[bytes] = Counter()
+    Args:
+        outputs: What was granted in earlier processes, by `key_of` the moments.
+    """
+
+    def __init__(self, outputs: Mapping[bytes, int] | None = None) -> None:
+        self._outputs: Counter[bytes] = Counter(outputs)
 
     def add(self, moments: Tensor, outputs: int, most: int) -> None:
         """Count ``outputs`` more about contiguous moments on the CPU; a `SolvableError` if they were over ``most``."""
-        key = sha256(moments.numpy().tobytes()).digest()[:_DIGEST_BYTES]
+        key = key_of(moments)
         total = self._outputs[key] + outputs
         if total > most:
             rule = f"at most {most}, in all exchanges about the same {len(moments)} moments"

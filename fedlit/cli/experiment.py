@@ -423,6 +423,8 @@ def run_trainer(args: list[str]) -> None:
             "data.target, seed_everything and config, and give --seeds=null --targets=null --compare=null"
         )
     if len(runs) == 1:
+        if experiment.parsed.arguments.fresh:
+            experiment.set_journals_aside()
         print_table([experiment.start(0)])
         return
     experiment.run(args)

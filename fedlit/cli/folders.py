@@ -39,6 +39,11 @@ def first_process() -> bool:
     return not getattr(rank_zero_only, "rank", 0) and node in ("", "0")
 
 
+def first_of_host() -> bool:
+    """Whether this is the one process of its host that moves files there."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+
+
 class ExperimentFolder:
     """Where a command notes its finished runs, in ``ROOT/NAME``: a file for each run, which names the run's folder.
 
@@ -135,6 +140,10 @@ class ExperimentFolder:
         """A site's journal of what it has released in a run."""
         return self._file(number).with_suffix(".releases")
 
+    def journals(self, number: int) -> Path:
+        """A folder of the journals of a run's processes, where there are several."""
+        return self._file(number).with_suffix(".journals")
+
     def log(self, number: int) -> Path:
         """Where a run that is side by side with others prints to."""
         return self._file(number).with_suffix(".txt")
@@ -145,7 +154,7 @@ class ExperimentFolder:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a file, if it is there, to the first free name of ``NAME-1``, ``NAME-2`` and so on."""
+    """Rename what is there, if it is, to the first free name of ``NAME-1``, ``NAME-2`` and so on."""
     if path.exists():
         path.rename(next(each for n in count(1) if not (each := path.with_name(f"{path.name}-{n}")).exists()))
 

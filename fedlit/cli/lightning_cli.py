@@ -87,6 +87,9 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
 }
 """Options of experiments beside Lightning's: type, default and help."""
 
+JOURNALS = "journals"
+"""Folder of the journals of a run's processes, in the run's."""
+
 _USAGE = """%(prog)s [--config FILE] [--KEY VALUE ...]
        what keys can name: fedlit list; how a key's class is made: fedlit fit --model.help FedAvg"""
 
@@ -133,10 +136,11 @@ class FedlitCLI(LightningCLI):
         place: Callable[[Path], Path] | None = None,
         checkpoint: Path | None = None,
         seat: Seat | None = None,
+        journals: Path | None = None,
     ) -> None:
         quieten()
         load_plugins()
-        self._seat = seat
+        self._seat, self._journals = seat, journals
         self._run_classes = run_classes
         self._place = place
         self._checkpoint = checkpoint
@@ -250,6 +254,8 @@ class FedlitCLI(LightningCLI):
             if not isinstance(trainer.strategy, FederatedStrategy):
                 sys.exit(f"fedlit: a seat is for a FederatedStrategy, got {type(trainer.strategy).__name__}")
             trainer.strategy.seat, trainer.strategy.stays_joined = self._seat, True
+        elif isinstance(trainer.strategy, FederatedStrategy) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            trainer.strategy.journal = trainer.strategy.journal or str(self._journals or self._earlier() or JOURNALS)
         if isinstance(trainer.strategy, FederatedStrategy) and (self._seat is not None or trainer.world_size > 1):
             _keep_console(trainer.strategy)
         return trainer
@@ -292,7 +298,17 @@ class FedlitCLI(LightningCLI):
             first._version = place(parent).name
             if self._checkpoint is not None:
                 _keep_rows(first, self._checkpoint)
+            if self._journals is None and (earlier := self._earlier()) is not None:  # for who goes on from this one
+                Path(first.log_dir, JOURNALS).symlink_to(earlier)
         return loggers
+
+    def _earlier(self) -> Path | None:
+        """The journals of the run that is resumed, if it has some."""
+        checkpoint = self._get(self.config, "ckpt_path") if self.subcommand == "fit" else None
+        if checkpoint is None:
+            return None
+        earlier = Path(checkpoint).expanduser().resolve().parent.parent / JOURNALS
+        return earlier.resolve() if earlier.is_dir() else None
 
     def _check_versions(self, loggers: Iterable[Logger]) -> None:
         """Let no run take the place of another: a version, or an id of W&B, names one."""

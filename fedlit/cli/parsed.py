@@ -343,7 +343,8 @@ class Parsed:
     def text(self) -> str:
         """Everything that a run is trained with, in plain text: two runs of one text come to the same."""
         arguments = self.arguments.clone()
-        for key in (*_OF_EXPERIMENTS, "seat", "config", "trainer.default_root_dir", "trainer.enable_progress_bar"):
+        without = ("seat", "config", "trainer.default_root_dir", "trainer.enable_progress_bar")
+        for key in (*_OF_EXPERIMENTS, *without, "trainer.strategy.init_args.allow_rejoin"):
             arguments.pop(key, None)
         text: str = self.parser.dump(arguments, format="json", skip_none=True, skip_validation=True)
         return text

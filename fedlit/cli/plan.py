@@ -25,7 +25,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from fedlit.callbacks import RunSummary, closing_table
 from fedlit.callbacks.summary import write_tables
 from fedlit.cli.command import causes
-from fedlit.cli.folders import STARTS, ExperimentFolder, first_process, set_aside
+from fedlit.cli.folders import STARTS, ExperimentFolder, first_of_host, first_process, set_aside
 from fedlit.cli.lightning_cli import FedlitCLI
 from fedlit.cli.parsed import Parsed
 from fedlit.federation.client import names_of
@@ -136,6 +136,7 @@ class Plan(ABC):
             place=place,
             checkpoint=checkpoint,
             seat=seat,
+            journals=None if seat is not None or place is None else self.folder.journals(number).absolute(),
         )
         assert cli.summary is not None
         return cli.summary
@@ -196,6 +197,14 @@ class Plan(ABC):
         hosts = max(arguments.trainer.num_nodes or 1, int(os.environ.get("GROUP_WORLD_SIZE", "1")))  # as of torchrun
         return bool(arguments.fresh) or hosts > 1
 
+    def set_journals_aside(self) -> None:
+        """Let processes of runs that begin anew have new journals; it has to be before any of them opens one."""
+        for number in range(len(self.runs)) if first_of_host() else ():
+            named = self.configuration(number).arguments.get("trainer.strategy.init_args.journal")
+            folder = self.folder.journals(number).absolute() if named is None else Path(named).expanduser()
+            if folder.is_absolute():  # else it is in the folder of a run that has no other yet
+                set_aside(folder)
+
     def waiting(self) -> list[int]:
         """Numbers of the runs that are not finished, and a sentence on those that are."""
         jobs, total = self.parsed.arguments.jobs, len(self.runs)
@@ -206,8 +215,10 @@ class Plan(ABC):
         waiting = [*range(total)]
         if not self._afresh():
             waiting = [number for number in waiting if self.folder.finished(number) is None]
-        elif first_process():
-            self.folder.forget()
+        else:
+            self.set_journals_aside()
+            if first_process():
+                self.folder.forget()
         if len(waiting) < total:
             say(
                 f"{total - len(waiting)} of {total} runs are finished already, in '{self.root}': --fresh true "

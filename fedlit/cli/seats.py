@@ -26,7 +26,7 @@ from fedlit.cli.mistakes import check
 from fedlit.cli.plan import print_table
 from fedlit.cli.policy import asked
 from fedlit.federation import FederationError
-from fedlit.federation.names import alike, difference, shown
+from fedlit.federation.names import alike, check_list, difference, shown
 from fedlit.remote import (
     AheadOfServerError,
     DismissedError,
@@ -40,11 +40,13 @@ from fedlit.remote import (
 )
 from fedlit.remote.message_carrier import MessageCaller
 from fedlit.remote.policy import REFUSED
-from fedlit.remote.relay import POLICY, TIMES, RelayedSender
-from fedlit.remote.seats import STEP_TIMEOUT, CarriedSite
+from fedlit.remote.relay import KIT, OWN, POLICY, TIMES, RelayedSender
+from fedlit.remote.seats import KIT_FILES, STEP_TIMEOUT, CarriedSite
 
 _SEATS: dict[str, type[Server] | type[Site]] = {"serve": Server, "join": Site}
 _FILES = ("certificate", "key", "ca", "policy")
+_OWN = ("peers", "allow_rejoin")
+"""What a site in FLARE says of itself; all else is in its startup kit."""
 _ROUND = "FEDLIT_SERVER_ROUND"
 """Set in the environment of a site that starts itself again: the round that it may resume from at the latest."""
 _MOST_STARTS, _WITHIN = 5, 120.0  # seconds
@@ -271,6 +273,7 @@ def _site(args: list[str]) -> None:
     try:
         policy = os.environ.get(POLICY)
         seat = CarriedSite(MessageCaller(RelayedSender()), None, wait_for, patience)
+        certify(seat, args)
         seat.policy = None if policy is None else Policy.read(policy)
         take_seat(experiment, seat)
     except AGAIN as error:
@@ -278,6 +281,24 @@ def _site(args: list[str]) -> None:
     except PolicyError as error:
         print(f"fedlit: PolicyError: {error}", file=sys.stderr, flush=True)
         sys.exit(REFUSED)
+
+
+def certify(seat: CarriedSite, args: Sequence[str]) -> None:
+    """Let a site in FLARE vouch by its startup kit, and know others as its own configuration says, not as the job's."""
+    own: Any = next((tree for where, tree in trees(args) if where == os.environ.get(OWN)), {})
+    given = own.get("seat") or {}
+    unknown = [name for name in given if name not in _OWN]
+    if unknown:
+        sys.exit(f"fedlit: seat of a site in FLARE takes {', '.join(_OWN)}, got {', '.join(unknown)}")
+    seat.allow_rejoin, seat.peers = given.get("allow_rejoin") or [], given.get("peers") or {}
+    if kit := os.environ.get(KIT):
+        certificate, key, ca = (Path(kit, name) for name in KIT_FILES)
+        seat.files = certificate, key, ca
+    try:
+        check_list("allow_rejoin", seat.allow_rejoin)
+        seat.voucher()
+    except (ValueError, TypeError) as error:
+        sys.exit(f"fedlit: seat: {error}")
 
 
 def write_job(

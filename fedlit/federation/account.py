@@ -8,14 +8,13 @@ it leaves. A process that ends in between has booked more than it released, neve
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock
 
-from fedlit.federation.errors import BudgetError, JournalError
+from fedlit.federation.errors import BudgetError
 from fedlit.federation.records import Records
 from fedlit.privacy.differential import epsilon_of
 
@@ -37,6 +36,9 @@ class Account(Records):
     """
 
     _NOUN = "account"
+    _TITLE = "account of privacy"
+    _WAY_OUT = "restore the file. If it is lost, what has been spent is unknown, and a new one starts from nothing"
+    _SHARED = True
 
     def __init__(self, path: str | Path) -> None:
         self.spent: dict[Against, float] = {"message": 0.0, "sum": 0.0}
@@ -102,14 +104,6 @@ class Account(Records):
         self.spent["sum"] += costs[1]
         if entry["release"] is not None:
             self._booked[str(entry["release"])] = costs
-
-    def _problem(self, what: str) -> JournalError:
-        error = JournalError(
-            f"the account of privacy '{os.fspath(self.path)}' {what}: restore the file. If it is lost, what has been "
-            "spent is unknown, and a new one starts from nothing"
-        )
-        error.public = f"a site's account of privacy {what}"  # type: ignore[attr-defined]
-        return error
 
 
 def check_budget(client: str, before: float, cost: float, budget: float, delta: float, where: str) -> None:

@@ -5,6 +5,10 @@ which may be one client's vector (So et al., Securing secure aggregation: mitiga
 2023). So before a hidden vector leaves a site, an entry is written and synchronised; and again before the site confirms
 who survived. When the same sum comes again, the same vector goes to the same clients again, or nothing does.
 
+So it is with exchanges of two parties (`fedlit.privacy.affine`): how many numbers the holder of moments grants is
+written before, and counts in later processes too. An exchange that is repeated in its step counts once, as its receiver
+asks for the same numbers again: for others its own journal refuses it.
+
 A site numbers its sums itself: by round, batch, stage, and how many its program asked for before on the channel. No
 number of the server has a part in that. A vector is also looked up by its content, so that a sum does not pass for one
 of another round.
@@ -12,7 +16,9 @@ of another round.
 
 from __future__ import annotations
 
+import json
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +38,9 @@ _COINCIDENCE = 32
 Sum = tuple[object, ...]
 """Position of a sum in the run, its channel, and how many sums it had there before."""
 
+Grant = tuple[str, Sum, str, bytes, int]
+"""Holder of moments, step, receiver, `key_of` the moments, and how many numbers about them the receiver may learn."""
+
 
 class Journal(Records):
     """Releases of a site's clients, one line of JSON for each, in a file that only its owner reads.
@@ -42,24 +51,38 @@ class Journal(Records):
 
     Args:
         path: Of the file, which is made if it is missing.
+        run: What identifies the run, plain data by name, which no resume changes: another run's journal is refused.
+            ``None`` does not look. A journal that has none of it takes this one.
 
     Raises:
-        JournalError: If the file cannot be read or written, or is no journal.
+        JournalError: If the file cannot be read, written or locked, is open in another process, is no journal, or is
+            that of another run.
     """
 
     _NOUN = "journal"
+    _TITLE = "journal of releases"
+    _WAY_OUT = "restore the file, or start the run anew (--fresh=true at all sites) with another seed_everything"
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, run: Mapping[str, Any] | None = None) -> None:
         self._entries: dict[tuple[object, ...], dict[str, Any]] = {}  # by client and sum
         self._peers: dict[str, bytes] = {}  # identity keys of clients of other sites
         self._contents: dict[tuple[str, str, str], list[Sum]] = {}  # by client, channel and hash
         self._position: tuple[object, ...] = ()
         self._counts: dict[str, int] = {}
         self._written: set[str] = set()  # clients with a new entry of the sum under way
+        self._grants: set[Grant] = set()
+        self._run: dict[str, Any] = {}
         super().__init__(path)
+        if run is not None:
+            run = json.loads(json.dumps(run))
+            if not self._run:
+                self._append({"run": run})
+            for name in [name for name in run if self._run.get(name) != run[name]]:
+                what = f"is of another run ({name} was {self._run.get(name)!r}, and is {run[name]!r})"
+                raise self._problem(what, "name another file, or restore what the run began with")
 
     def next_sum(self, position: Sequence[object], channel: str) -> Sum:
-        """Name the sum that begins, which the program of a run asks for in the same order whenever it is repeated."""
+        """Name the sum or exchange that begins: the program of a run asks for them in the same order each time."""
         if self._position != (*position,):
             self._position, self._counts = (*position,), {}
         self._written.clear()
@@ -138,6 +161,37 @@ class Journal(Records):
             self._append({"client": client, "sum": [*step], "withdrawn": True})
         self._written.clear()
 
+    # ---------------------------------------------------------------- exchanges of two parties
+
+    def granted(self, client: str, channel: str) -> Counter[bytes]:
+        """Return how many numbers a holder of moments has granted to all receivers, by `key_of` the moments."""
+        outputs: Counter[bytes] = Counter()
+        for holder, step, _, moments, number in self._grants:
+            if (holder, _channel(step)) == (client, channel):
+                outputs[moments] += number
+        return outputs
+
+    def has_granted(self, grant: Grant) -> bool:
+        """Return whether `grant` has written this already."""
+        return grant in self._grants
+
+    def grant(self, grant: Grant) -> None:
+        """Write that a client lets a receiver learn so many numbers about moments; raises as `release`."""
+        client, step, receiver, moments, outputs = grant
+        self._append(
+            {"client": client, "sum": [*step], "receiver": receiver, "moments": moments.hex(), "outputs": outputs}
+        )
+
+    def ask(self, client: str, step: Sum, holder: str, asked: Tensor) -> None:
+        """Write which linear functions, of shape (n,), a client asks a holder of moments for.
+
+        Raises:
+            JournalError: If it has asked for others in this step, so that the holder would count two for one; or if
+                the journal cannot be written.
+        """
+        *position, channel, number = step
+        self.release(client, (*position, f"{channel}, of {holder}", number), asked, [holder])
+
     # ---------------------------------------------------------------- the file
 
     def _head(self) -> dict[str, Any]:
@@ -147,6 +201,13 @@ class Journal(Records):
         self._secret = bytes.fromhex(head["secret"])
 
     def _take(self, entry: Mapping[str, Any]) -> None:
+        if "run" in entry:
+            self._run = dict(entry["run"])
+            return
+        if "outputs" in entry:
+            moments, outputs = bytes.fromhex(entry["moments"]), int(entry["outputs"])
+            self._grants.add((str(entry["client"]), tuple(entry["sum"]), str(entry["receiver"]), moments, outputs))
+            return
         if "peer" in entry:
             self._peers[str(entry["peer"])] = bytes.fromhex(entry["key"])
             return
@@ -177,14 +238,6 @@ class Journal(Records):
             "clients reveal what one of them sent, so nothing is sent. Wait until the same clients take part again, or "
             "start the run anew, with --fresh=true at all sites and another seed_everything"
         )
-
-    def _problem(self, what: str) -> JournalError:
-        error = JournalError(
-            f"the journal of releases '{self.path}' {what}: restore the file, or start the run anew (--fresh=true at "
-            "all sites) with another seed_everything"
-        )
-        error.public = f"a site's journal of releases {what}"  # type: ignore[attr-defined]
-        return error
 
 
 def _channel(step: Sum) -> str:

@@ -16,6 +16,12 @@ _SHARE = 1e-4
 """Of a client's samples; a backend's grid rounds shares of classes by less."""
 
 
+def sentences(channels: Channels, rank_of: Mapping[str, int]) -> list[str]:
+    """Say what a run warns of when it starts; processes are by client."""
+    seen = seen_by_the_server(channels, rank_of)
+    return [*seen, *with_samples(channels), *with_moments(channels), *sent_beside(channels)]
+
+
 def seen_by_the_server(channels: Mapping[str, Resolved], rank_of: Mapping[str, int]) -> list[str]:
     """A sentence for each channel of which process 0, the server, hosts enough senders to read the others' vectors."""
     sentences = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from abc import ABC, abstractmethod
@@ -17,15 +18,20 @@ class Records(ABC):
     """Lines of JSON in a file that only its owner reads: a head, and entries, each synchronised before it counts.
 
     A line that is cut off at the end of the file was not yet synchronised when its process ended: nothing had left.
+    A file that is not shared is locked until this process ends, as another one would not know of what it adds.
 
     Args:
         path: Of the file, which is made if it is missing.
 
     Raises:
-        JournalError: If the file cannot be read or written, or holds something else.
+        JournalError: If the file cannot be read, written or locked, is open in another process, or holds something
+            else.
     """
 
     _NOUN: ClassVar[str]
+    _TITLE: ClassVar[str]
+    _WAY_OUT: ClassVar[str]
+    _SHARED: ClassVar[bool] = False
     _VERSION = 1
 
     def __init__(self, path: str | Path) -> None:
@@ -37,6 +43,8 @@ class Records(ABC):
             os.fchmod(self._file, 0o600)
         except OSError as error:
             raise self._problem(f"cannot be opened ({error.strerror})") from error
+        if not self._SHARED:
+            self._keep_others_out()
         self._update()
 
     @abstractmethod
@@ -51,19 +59,33 @@ class Records(ABC):
     def _take(self, entry: Mapping[str, Any]) -> None:
         """Take in an entry, which was there or is new."""
 
-    @abstractmethod
-    def _problem(self, what: str) -> JournalError:
+    def _problem(self, what: str, way_out: str = "") -> JournalError:
         """Return the error that the file ``what``, such as "cannot be read"."""
+        error = JournalError(f"the {self._TITLE} '{self.path}' {what}: {way_out or self._WAY_OUT}")
+        error.public = f"a site's {self._TITLE} {what}"  # type: ignore[attr-defined]
+        return error
+
+    def _keep_others_out(self) -> None:
+        """Keep other processes out; not by flock, which forks share, so that it may outlive a process that is killed.
+
+        The lock ends as soon as this process closes the file anywhere: so it is read through the one descriptor.
+        """
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            way_out = "end that one, or name another file; a journal is of one site in one run"
+            raise self._problem("is open in another process", way_out) from error
+        except OSError as error:
+            way_out = "name a file on a file system with locks, such as a disk of this machine"
+            raise self._problem(f"cannot be locked ({error.strerror})", way_out) from error
 
     def _update(self) -> None:
         """Take in entries that were added to the file since it was last read."""
         try:
-            with self.path.open("rb") as file:
-                file.seek(self._end)
-                text = file.read()
+            text = os.pread(self._file, max(0, os.fstat(self._file).st_size - self._end), self._end)
             whole = text[: text.rfind(b"\n") + 1]
             if len(whole) < len(text):
-                os.truncate(self.path, self._end + len(whole))
+                os.ftruncate(self._file, self._end + len(whole))
             entries = [json.loads(line) for line in whole.splitlines()]
             if not self._end:
                 head, *entries = entries or [self._begin()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
@@ -11,14 +10,14 @@ import torch
 from torch import Tensor
 
 from fedlit.federation.choices import Resolved
-from fedlit.federation.errors import with_place
+from fedlit.federation.errors import JournalError, with_place
 from fedlit.federation.exchange import Exchange
 from fedlit.federation.messenger import Message, Messenger, Pair, Party
 from fedlit.federation.release import Releases
 from fedlit.federation.wire import part
 from fedlit.privacy import DecodeError, PlainAffine, PrivacyError, RoundId
 from fedlit.privacy.affine import AffineSource, AffineTarget
-from fedlit.privacy.affine_bound import Granted
+from fedlit.privacy.affine_bound import Granted, key_of
 
 _T = TypeVar("_T")
 
@@ -40,7 +39,7 @@ class TwoPartyExchange:
         self._holders: dict[tuple[str, Pair], AffineSource] = {}
         self._learners: dict[tuple[str, Pair], AffineTarget] = {}
         self._introduced: set[tuple[str, Pair]] = set()
-        self._granted: defaultdict[tuple[str, str], Granted] = defaultdict(Granted)  # by channel and holder of moments
+        self._granted: dict[tuple[str, str], Granted] = {}  # by channel and holder of moments, to all receivers
 
     def run(
         self,
@@ -51,20 +50,24 @@ class TwoPartyExchange:
         num_outputs: int | Mapping[str, int],
     ) -> dict[str, dict[str, Tensor]]:
         """See `Federation.affine`; ``pairs`` are of the holder of moments and the receiver of y."""
-        channel, protocol = resolved.name, resolved.protocol or PlainAffine()
+        channel, protocol, journal = resolved.name, resolved.protocol or PlainAffine(), self._messenger.journal
+        step = () if journal is None else journal.next_sum(self._messenger.step, channel)
         holders = dict.fromkeys(first for first, _ in pairs)
         own: dict[str, Tensor] = {}
         for name in [name for name in moments if name in holders]:
             own |= self._releases.of(resolved, name, {name: moments[name]}, None)
         self._releases.account(resolved, dict.fromkeys(holders, 1.0))  # of all, the same on every process
         call, round_idx = self._messenger.position
-        round_id = RoundId(round_idx, channel, call)
+        # with the step, so that nobody answers in one step of his what is asked in another of the other's
+        round_id = RoundId(round_idx, f"{channel} {self._messenger.step}", call)
         pairs = self._still_there(pairs)
         new = [pair for pair in pairs if (channel, pair) not in self._introduced]
         for pair in new:
             if self._messenger.is_local(pair[0]):
                 self._holders[channel, pair] = protocol.source()
-                self._holders[channel, pair].granted = self._granted[channel, pair[0]]  # with those of all receivers
+                if (channel, pair[0]) not in self._granted:
+                    before = None if journal is None else journal.granted(pair[0], channel)
+                    self._granted[channel, pair[0]] = Granted(before)
             if self._messenger.is_local(pair[1]):
                 self._learners[channel, pair] = protocol.target()
         keys = self._relay(resolved, new, lambda pair: self._holders[channel, pair].public_key())
@@ -73,18 +76,28 @@ class TwoPartyExchange:
         self._introduced |= {(channel, pair) for pair in new}
 
         def protect(pair: Pair) -> bytes:
-            party = self._holders[channel, pair]
+            party, (holder, receiver) = self._holders[channel, pair], pair
             party.open_round(round_id)
-            most = num_outputs if isinstance(num_outputs, int) else num_outputs[pair[1]]
-            return party.protect(own[pair[0]].double().cpu(), most)
+            most = num_outputs if isinstance(num_outputs, int) else num_outputs[receiver]
+            held = own[holder].double().cpu().contiguous()
+            grant = (holder, step, receiver, key_of(held), most)
+            again = journal is not None and journal.has_granted(grant)
+            party.granted = Granted() if again else self._granted[channel, holder]
+            message = party.protect(held, most)
+            if journal is not None and not again and protocol.most_outputs(len(held)) is not None:
+                journal.grant(grant)
+            return message
 
         def evaluate(pair: Pair) -> bytes | None:
             if self._vanished(sent, pair):
                 return None
             party = self._learners[channel, pair]
             party.open_round(round_id)
-            matrix, offset = maps[pair[1]][pair[0]]
-            return party.evaluate(_arrived(sent, pair), matrix.double().cpu(), offset.double().cpu())
+            matrix, offset = (each.double().cpu() for each in maps[pair[1]][pair[0]])
+            reply = party.evaluate(_arrived(sent, pair), matrix, offset)
+            if journal is not None and protocol.most_outputs(matrix.shape[1]) is not None:
+                journal.ask(pair[1], step, pair[0], torch.cat([matrix.flatten(), offset]))
+            return reply
 
         def unlock(pair: Pair) -> bytes | None:
             if self._vanished(replies, pair):
@@ -148,7 +161,7 @@ class TwoPartyExchange:
         try:
             with self._timed("protection"):
                 return step()
-        except PrivacyError as error:
+        except (PrivacyError, JournalError) as error:
             self._messenger.fail(with_place(error, f"client {client!r}, channel {channel!r}"))
             return None
 

@@ -25,6 +25,12 @@ TIMES = "FEDLIT_TIMES"
 POLICY = "FEDLIT_POLICY"
 """In the environment of a process that is started: the file of its site's policy, if there is one."""
 
+KIT = "FEDLIT_KIT"
+"""In the environment of a process that is started: the folder of its site's certificate, key and authority, if any."""
+
+OWN = "FEDLIT_OWN"
+"""In the environment of a process that is started: the file of its site's own part of the configuration."""
+
 _SECONDS = "seconds"
 """Key of a message's patience, on its way."""
 

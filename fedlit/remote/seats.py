@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, final
 
 from fedlit.checks import check
@@ -18,6 +19,9 @@ from fedlit.remote.star import ServerStar, SiteStar
 
 STEP_TIMEOUT = 7200.0
 """Seconds for which a site that is connected may send nothing, unless the server's seat says otherwise."""
+
+KIT_FILES = ("client.crt", "client.key", "rootCA.pem")
+"""Of a site's startup kit in FLARE: its certificate, the key to it, and the authority's certificate."""
 
 
 class Seat(ABC):
@@ -84,11 +88,23 @@ class CarriedServer(Seat):
         return star
 
 
-@final
-class CarriedSite(Seat):
-    """A site's seat over a carrier that is there; other arguments as of `Site`."""
+class _SiteSeat(Seat):
+    """A site's seat, with files of a certificate, its key and its authority, or without."""
 
     is_server = False
+    files: tuple[Path, Path, Path] | None = None
+    peers: Mapping[str, str] = MappingProxyType({})
+
+    def voucher(self) -> Voucher | None:
+        """See `Seat`."""
+        from fedlit.remote.vouchers import CertificateVoucher
+
+        return None if self.files is None else CertificateVoucher(*self.files, self.peers)
+
+
+@final
+class CarriedSite(_SiteSeat):
+    """A site's seat over a carrier that is there; other arguments as of `Site`."""
 
     def __init__(self, caller: Caller, clients: list[str] | None, wait_for: float, patience: float) -> None:
         self._caller, self._clients, self._times = caller, clients, (wait_for, patience)
@@ -171,7 +187,7 @@ class Server(Seat):
 
 
 @final
-class Site(Seat):
+class Site(_SiteSeat):
     """A site, which calls its server over gRPC with mutual TLS, and is called by nobody.
 
     Args:
@@ -196,8 +212,6 @@ class Site(Seat):
         ValueError: If a number is not positive, or a file is not what it should be.
         TypeError: If a name is no text.
     """
-
-    is_server = False
 
     def __init__(
         self,
@@ -230,14 +244,9 @@ class Site(Seat):
         """See `Seat`."""
         from fedlit.remote.grpc_carrier import GrpcCaller
 
+        assert self.files is not None
         caller: Caller = GrpcCaller(self.server, *self.files)
         return CarriedSite(caller, self.clients, self.wait_for, self.patience).open(facts)
-
-    def voucher(self) -> Voucher:
-        """See `Seat`."""
-        from fedlit.remote.vouchers import CertificateVoucher
-
-        return CertificateVoucher(*self.files, self.peers)
 
 
 def _checked_address(argument: str, address: str) -> str:

@@ -243,7 +243,7 @@ def test_an_account_that_cannot_be_written_ends_the_run_before_anything_leaves(t
     send(fed)
     carried: list[str] = []
     fed._messenger.gather_each = lambda channel, *_: carried.append(channel)  # type: ignore[method-assign]
-    with open("/dev/full", "wb", buffering=0) as full:
+    with open("/dev/full", "r+b", buffering=0) as full:
         fed._releases._files["b"]._file = full.fileno()
         with pytest.raises(JournalError, match="nothing is sent"):
             send(fed)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 from torch import Tensor
 
+from fedlit.cli.seats import certify
 from fedlit.federation import Federation, Open, Summed
 from fedlit.federation.documents import document, read_document
 from fedlit.federation.identities import Identities, Voucher
@@ -24,6 +27,9 @@ from fedlit.federation.transport import Transport
 from fedlit.privacy import CKKS, DecodeError, KeyCheckError, Paillier, PairwiseMasking, ThresholdPaillier
 from fedlit.privacy.links import KeyPair
 from fedlit.remote.certificates import check_files, common_name, make_certificates
+from fedlit.remote.message_carrier import MessageCaller
+from fedlit.remote.relay import KIT, OWN
+from fedlit.remote.seats import CarriedSite
 from fedlit.remote.vouchers import CertificateVoucher, fingerprint_of
 from refused import refused
 from relayed import Relayed
@@ -316,3 +322,126 @@ def test_a_site_is_no_authority(authority: bool, certificates: Path, tmp_path: P
     else:
         with pytest.raises(KeyCheckError):
             voucher(certificates, "c").check("a", MESSAGE, proof)
+
+
+# -------------------------------------------------------------------- startup kits of FLARE
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the sites a, b, c and t, of the server, and of an administrator, as FLARE provisions them."""
+    lighter = pytest.importorskip("nvflare.lighter.utils")
+    folder = tmp_path_factory.mktemp("workspace")
+    root, (key, public) = lighter.generate_keys()[0], lighter.generate_keys()  # one for all, as they are slow to make
+    authority = lighter.Identity("project")
+    whole = lighter.generate_cert(authority, authority, root, root.public_key(), ca=True)
+    for name in [*NAMES, "server1", "admin@o.org"]:
+        certificate = lighter.generate_cert(lighter.Identity(name, "o"), authority, root, public)
+        startup = folder / name / "startup"
+        startup.mkdir(parents=True)
+        (startup / "client.crt").write_bytes(lighter.serialize_cert(certificate))
+        (startup / "client.key").write_bytes(lighter.serialize_pri_key(key))
+        (startup / "rootCA.pem").write_bytes(lighter.serialize_cert(whole))
+    return folder
+
+
+class NoRelay:
+    """In place of the process that hands messages on."""
+
+
+def certified(folder: Path | None, name: str, *args: str) -> CarriedSite:
+    """The seat of a site in a job, whose workspace is in a folder; ``None`` has no startup kit, as the simulator."""
+    seat = CarriedSite(MessageCaller(NoRelay()), None, 1.0, 1.0)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        if folder is not None:
+            patch.setenv(KIT, str(folder / name / "startup"))
+            patch.setenv(OWN, str(folder / name / "local" / "fedlit.yaml"))
+        certify(seat, args)
+    return seat
+
+
+def of_flare(transport: Transport, vouchers: dict[str, Any], change: Any = None) -> Any:
+    relayed = transport if change is None else Relayed(transport, change)
+    federation = Federation(NAMES, "t", transport=relayed, placement=PLACEMENT, seed=0, privacy=PairwiseMasking())
+    (name,) = [client.name for client in federation.local_clients] or [""]
+    federation.identify(vouchers.get(name))
+    return federation._identities.publics  # type: ignore[union-attr]
+
+
+def test_startup_kits_vouch_for_the_keys_of_sites(kits: Path) -> None:
+    """Before the mend, and in the simulator, who relays the keys puts its own in the place of client c's."""
+    vouchers = {name: certified(kits, name).voucher() for name in NAMES}
+    keys = on_ranks(lambda transport: of_flare(transport, vouchers), len(PLACEMENT))
+    assert all(each == keys[0] for each in keys)
+    with pytest.raises(KeyCheckError, match="client 'c' is not signed"):
+        on_ranks(lambda transport: of_flare(transport, vouchers, swapped), len(PLACEMENT))
+    without = {name: certified(None, name).voucher() for name in NAMES}
+    keys = on_ranks(lambda transport: of_flare(transport, without, swapped), len(PLACEMENT))
+    assert [each["c"] == SWAPPED.public for each in keys] == [True, True, True, False, True]
+
+
+@pytest.mark.parametrize("other", ["server1", "admin@o.org", "b"])
+def test_other_kits_of_a_project_vouch_for_no_client(other: str, kits: Path, certificates: Path) -> None:
+    site, proof = certified(kits, "a").voucher(), certified(kits, other).voucher().sign(MESSAGE)  # type: ignore[union-attr]
+    assert site is not None
+    for client in {"a", "c", "t"} - {other}:
+        with pytest.raises(KeyCheckError, match="expected"):
+            site.check(client, MESSAGE, proof)
+    with pytest.raises(KeyCheckError, match="authority"):  # of another project
+        site.check("c", MESSAGE, voucher(certificates, "c").sign(MESSAGE))
+
+
+def test_a_site_in_flare_says_itself_who_speaks_for_others_and_no_job_does(kits: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("seat: {peers: {ward: server1, clinic: server1}, allow_rejoin: [b]}")
+    local = kits / "a" / "local"
+    local.mkdir()
+    (local / "fedlit.yaml").write_text("seat: {peers: {clinic: b}, allow_rejoin: [c]}")
+    seat = certified(kits, "a", f"--config={tmp_path / 'job.yaml'}", f"--config={local / 'fedlit.yaml'}")
+    assert seat.peers == {"clinic": "b"}
+    assert seat.allow_rejoin == ["c"]
+    site = seat.voucher()
+    assert site is not None
+    proof = {name: certified(kits, name).voucher().sign(MESSAGE) for name in ("b", "server1")}  # type: ignore[union-attr]
+    site.check("clinic", MESSAGE, proof["b"])
+    for client in ("clinic", "ward"):
+        with pytest.raises(KeyCheckError):
+            site.check(client, MESSAGE, proof["server1"])
+    for wrong, said in (("journal: x", "takes peers, allow_rejoin"), ("peers: {b: 'sha256:1'}", "sha256")):
+        (local / "fedlit.yaml").write_text(f"seat: {{{wrong}}}")
+        with pytest.raises(SystemExit, match=said):
+            certified(kits, "a", f"--config={local / 'fedlit.yaml'}")
+
+
+@pytest.mark.parametrize("lacking", [None, "client.key"])
+def test_the_executor_finds_the_startup_kit_of_its_site(
+    lacking: str | None, kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flare = pytest.importorskip("fedlit.flare")
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.shareable import Shareable
+    from nvflare.apis.signal import Signal
+    from nvflare.apis.workspace import Workspace
+
+    place = tmp_path / "site"
+    shutil.copytree(kits / "b", place)
+    (place / "local").mkdir(exist_ok=True)
+    if lacking is not None:
+        (place / "startup" / lacking).unlink()
+
+    class Context(FLContext):
+        def get_engine(self) -> Any:
+            return SimpleNamespace(get_workspace=lambda: Workspace(str(place), "b"))
+
+        def get_job_id(self, default: Any = None) -> str:
+            return "1"
+
+        def get_identity_name(self, default: str = "") -> str:
+            return "b"
+
+    environments: list[dict[str, str]] = []
+    executor = flare.FedlitExecutor([])
+    monkeypatch.setattr(flare, "_arguments", lambda fl_ctx, arguments: [])
+    monkeypatch.setattr(executor, "_watch", lambda command, environment, *_: environments.append(environment) or 0)
+    executor.execute(flare.TASK, Shareable(), Context(), Signal())
+    assert environments[0].get(KIT) == (None if lacking else str(place / "startup"))
+    assert environments[0][OWN] == str(place / "local" / "fedlit.yaml")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Sequence
+import os
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +204,89 @@ def test_an_entry_cut_off_at_its_end_is_none(tmp_path: Path) -> None:
     Journal(path)
     assert path.read_bytes() == whole
     assert path.stat().st_mode & 0o077 == 0  # it has a secret
+
+
+def in_another_process(action: Callable[[], object]) -> bool:
+    """Whether a `JournalError` comes of an action in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+        except JournalError:
+            os._exit(3)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
+
+def test_a_second_process_does_not_write_to_the_same_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the mend both wrote, and neither knew of the other's: two sums of one step, over other clients."""
+    path, vector = tmp_path / "j", torch.ones(3)
+    step = ("train", 0, 0, "weights", 0)
+
+    def other() -> None:
+        Journal(path).release("a", step, vector, NAMES[:3])
+
+    Journal(path).release("a", step, vector, NAMES)
+    assert in_another_process(other)
+    Journal(path).release("a", step, vector, NAMES)  # a run that begins anew in this process gets it
+    assert in_another_process(other)
+    monkeypatch.setattr(fcntl, "lockf", raising(BlockingIOError(11, "busy")))
+    with pytest.raises(JournalError) as caught:
+        Journal(path)
+    assert f"'{path}' is open in another process: end that one" in str(caught.value)
+    assert str(tmp_path) not in public_text(caught.value)
+
+
+def test_a_journal_is_free_as_soon_as_its_process_is_killed_though_forks_of_it_live(tmp_path: Path) -> None:
+    """As the workers of a loader, which may end later."""
+    path = tmp_path / "j"
+    ready, write = os.pipe()
+    wait, end = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        Journal(path)
+        if os.fork() == 0:
+            os.write(write, b"1")
+            os.close(end)
+            os.read(wait, 1)  # until the test has ended
+            os._exit(0)
+        signal.pause()
+    os.read(ready, 1)
+    try:
+        assert in_another_process(lambda: Journal(path))
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        Journal(path)
+    finally:
+        for pipe in (ready, write, wait, end):
+            os.close(pipe)
+
+
+def raising(error: OSError) -> Callable[..., None]:
+    def raises(*_: object) -> None:
+        raise error
+
+    return raises
+
+
+def test_where_files_cannot_be_locked_there_is_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "lockf", raising(OSError(37, "No locks available")))
+    with pytest.raises(JournalError, match=r"cannot be locked \(No locks available\): name a file"):
+        Journal(tmp_path / "j")
+
+
+RUN = {"roster": [("a", "source"), ("t", "target")], "method": "FedAvg", "seed": 0}
+
+
+def test_a_journal_is_of_one_run(tmp_path: Path) -> None:
+    """One that was made before runs were written in it takes the first."""
+    Journal(tmp_path / "j").release("a", ("train", 0, 0, "weights", 0), torch.ones(3), NAMES)
+    for _ in range(2):
+        Journal(tmp_path / "j", RUN)
+    assert len((tmp_path / "j").read_text().splitlines()) == 3
+    for name, value in (("seed", 1), ("roster", RUN["roster"][:1]), ("method", "FedProx")):  # type: ignore[index]
+        with pytest.raises(JournalError, match=rf"another run \({name} was .*: name another file"):
+            Journal(tmp_path / "j", RUN | {name: value})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from fedlit.federation import ChannelError, Federation
+from fedlit.federation.errors import JournalError
+from fedlit.federation.journal import Journal
+from fedlit.federation.transport import Transport
 from fedlit.methods import FedMMD
 from fedlit.privacy import (
     CKKSAffine,
     FixedPoint,
     PaillierAffine,
     PlainAffine,
+    PrivacyError,
     PrivacyWarning,
     RoundId,
     SolvableError,
@@ -28,6 +33,7 @@ from fedlit.privacy.affine import AffineGrid, AffineSource
 from fedlit.privacy.links import unpack_fields
 from helpers import fit
 from refused import slow
+from thread_transport import on_ranks
 
 phe = pytest.importorskip("phe.paillier")
 
@@ -113,6 +119,69 @@ def test_what_is_granted_about_the_same_moments_adds_up_over_exchanges_and_recei
     federated(4)
     with pytest.raises(SolvableError, match="client 't'"):  # a and b may pool what they learn
         federated(5)
+
+
+def restarted(journal: Path | None, round_idx: int, matrix: Tensor, moments: Tensor, backend: Any = HIDES) -> Tensor:
+    """What a receiver learns of a source that has just started (again), in a round."""
+    federation = Federation(["a", "t"], "t", two_party=backend, seed=0)
+    federation.round_idx = round_idx
+    if journal is not None:
+        federation.journal = Journal(journal)
+    maps = {"a": {"t": (matrix, torch.zeros(len(matrix)))}}
+    pairs = [(federation.target, federation.sources[0])]
+    return federation.affine("dot", {"t": moments}, maps, pairs, len(matrix))["a"]["t"]
+
+
+def test_a_source_that_starts_again_grants_no_more(tmp_path: Path) -> None:
+    """Before the mend five starts gave 45 numbers about the same 40 moments, which least squares solve for."""
+    moments, matrix, _ = problem(40, 45)
+    cuts = [(start, matrix[9 * start :][:9]) for start in range(5)]
+    y = torch.cat([restarted(None, *cut, moments) for cut in cuts])
+    assert worst_error(moments, matrix, torch.zeros(45), y) < 1e-5
+
+    journal = tmp_path / "journal"
+    first = restarted(journal, *cuts[0], moments)
+    for round_idx, asked in cuts[1:]:
+        with pytest.raises(SolvableError, match="got 18"):
+            restarted(journal, round_idx, asked, moments)
+    restarted(journal, 1, cuts[1][1], moments + 2.0**-20)
+    # a round that is repeated counts once, and answers what was asked before and nothing else
+    assert torch.equal(restarted(journal, *cuts[0], moments), first)
+    with pytest.raises(JournalError, match="client 'a'"):
+        restarted(journal, 0, cuts[1][1], moments)
+    with pytest.raises(SolvableError):
+        restarted(journal, 7, cuts[0][1], moments)
+    restarted(journal, 8, matrix, moments, REVEALS)  # hides nothing, and is not counted
+
+
+def test_what_is_granted_is_written_before_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Journal._write
+
+    def full(journal: Journal, entry: Any) -> None:
+        if "outputs" in entry:
+            raise OSError(28, "No space left on device")
+        write(journal, entry)
+
+    monkeypatch.setattr(Journal, "_write", full)
+    moments, matrix, _ = problem(40, 9)
+    with pytest.raises(JournalError, match="nothing is sent"):
+        restarted(tmp_path / "journal", 0, matrix, moments)
+
+
+def test_two_processes_answer_each_other_in_the_same_step_alone(tmp_path: Path) -> None:
+    """A server that has one of them a batch behind: the receiver would ask for others of numbers granted before."""
+
+    def exchanged(transport: Transport, behind: int) -> None:
+        federation = Federation(["a", "t"], "t", two_party=HIDES, transport=transport, seed=0)
+        federation.batch_idx = behind * transport.rank
+        moments, matrix, offset = problem(40, 9)
+        pairs = [(federation.target, federation.sources[0])]
+        mine = {"t": moments} if transport.rank else {}
+        federation.affine("dot", mine, {} if mine else {"a": {"t": (matrix, offset)}}, pairs, 9)
+
+    on_ranks(lambda transport: exchanged(transport, 0), 2)
+    with pytest.raises(PrivacyError):
+        on_ranks(lambda transport: exchanged(transport, 1), 2)
 
 
 # -------------------------------------------------------------------------------- one number, packed

@@ -112,7 +112,7 @@ def test_the_executor_starts_a_killed_process_again_and_no_other(monkeypatch, tm
             return None
 
     monkeypatch.setattr(flare, "_arguments", lambda fl_ctx, arguments: [])
-    monkeypatch.setattr(flare, "_places", lambda fl_ctx: (tmp_path, tmp_path / "output"))
+    monkeypatch.setattr(flare, "_places", lambda fl_ctx: (tmp_path, tmp_path / "output", tmp_path))
     for codes, expected in (
         ([0], ReturnCode.OK),
         ([-9, -11, 0], ReturnCode.OK),

@@ -209,6 +209,8 @@ def _run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--gather", action="store_true", help="checkpoints have all clients whatever is hidden")
     parser.add_argument("--two-party", default="None", help="another one")
     parser.add_argument("--star", help="folder of certificates, for a server and a process for each client")
+    parser.add_argument("--journal", help="folder of the journals of the processes of one job")
+    parser.add_argument("--allow-rejoin", nargs="*")
     parser.add_argument("--patience", type=float, default=1.0)
     parser.add_argument("--wait-for", type=float, default=30.0)
     parser.add_argument("--latency", type=float, help="milliseconds that a relay adds between server and sites")
@@ -265,6 +267,8 @@ def _run(arguments: Sequence[str]) -> dict[str, Any]:
             "two_party": two_party,
             "placement": eval(options.placement),  # written by the tests, too
             "gather_checkpoints": True if options.gather else None,
+            "journal": options.journal,
+            "allow_rejoin": options.allow_rejoin,
         },
     )
     if options.schedule:

@@ -14,7 +14,11 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 REMEMBERED = 4
-"""Totals of a channel that are compared: enough for clients that were absent from the last ones."""
+"""Totals of a channel that are compared: enough for clients that were absent from the last ones.
+
+A running hash of all would compare less: a client that was absent once has another one from then on, honestly. So each
+total is compared by itself, among those that both have read, and the list of them has to end somewhere.
+"""
 
 
 class ReceivedTotals:
