@@ -121,7 +121,7 @@ class Journal(Records):
         """
         hashed = self._hash(vector)
         # numbers that are few, or all the same, may well be those of another round by chance
-        once = once and len(vector) >= _COINCIDENCE and bool((vector != vector[0]).any())
+        once = once and len(vector) >= _COINCIDENCE and len({*torch.stack(torch.aminmax(vector)).tolist()}) > 1
         entry = {"client": client, "sum": [*step], "among": [*among], "hash": hashed, "once": once}
         before = self._entries.get((client, *step))
         if before is not None:
