@@ -34,7 +34,8 @@ def come_together(run: Run) -> bool:
             "from one that was written at the end of a round"
         )
     if transport.returning:
-        welcome(run, federation.roll_call(run.requires.adapts))
+        back = federation.roll_call(run.requires.adapts)
+        welcome(run, back, transport.over)
         return True
     rounds = [each if type(each) is int else 0 for each in transport.all_gather(federation.round_idx, "rounds")]
     ahead = frozenset(rank for rank, each in enumerate(rounds) if each > rounds[0])
@@ -55,14 +56,17 @@ def come_together(run: Run) -> bool:
     return False
 
 
-def welcome(run: Run, back: frozenset[int]) -> None:
-    """Let processes that return go on where the server is; all others call it, too."""
+def welcome(run: Run, back: frozenset[int], over: bool = False) -> None:
+    """Let processes that return go on where the server is; all others call it, too.
+
+    ``over`` is whether this is after the last round, in which case their clients have ``returned``.
+    """
     if not back:
         return
     federation = run.federation
     transport = federation.transport
     have = federation.have()  # before the server's state takes the place of this process's
-    state = transport.broadcast(_state(run) if transport.rank == 0 else None, back, "a return")
+    state = transport.broadcast(_state(run, over) if transport.rank == 0 else None, back, "a return")
     public = _public_state(run) if state is None else state["components"]
     if state is not None:
         _go_on(run, state)
@@ -74,6 +78,7 @@ def welcome(run: Run, back: frozenset[int]) -> None:
     federation.welcome(reports_by_client(own, came, "totals"))
     for each in run.components:
         each.on_return(public, [*came])
+    federation.roster.call_back(came if over else ())
 
 
 def _public_state(run: Run) -> dict[str, Any]:
@@ -84,9 +89,11 @@ def _public_state(run: Run) -> dict[str, Any]:
     return public
 
 
-def _state(run: Run) -> dict[str, Any]:
-    """Return the state that the server sends, which holds nothing of a client."""
+def _state(run: Run, over: bool) -> dict[str, Any]:
+    """Return the state that the server sends, which holds nothing of a client but what it has reported to all."""
+    numbers = {name: float(value) for name, value in run.trainer.callback_metrics.items()}
     return {
+        **({"end": {"last_round": run.clock.last_round, "metrics": numbers}} if over else {}),
         "federation": run.federation.public_state(),
         "components": _public_state(run),
         "loops": run.trainer.fit_loop.state_dict(),
@@ -111,6 +118,10 @@ def _go_on(run: Run, state: dict[str, Any]) -> None:
         if callback.state_key in state["stopping"]:
             callback.load_state_dict(state["stopping"][callback.state_key])
     _go_to_round(run, state["loops"])
+    if "end" in state:
+        trainer.should_stop = True  # also where the others stopped early
+        run.clock.last_round = state["end"]["last_round"]
+        run.log(state["end"]["metrics"])
 
 
 def _go_to_round(run: Run, state: dict[str, Any]) -> None:

@@ -1,0 +1,49 @@
+"""The end of a run that has lost processes: checkpoints of what its last exchanges brought, and who is missing."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from fedlit.run.run import Run
+
+
+def save_again(run: Run) -> None:
+    """Write the checkpoints of the last round anew; a process that has come back after it has none, and writes them."""
+    trainer, epochs = run.trainer, run.trainer.fit_loop.epoch_progress.current
+    at_its_end = run.clock.round_idx % run.clock.rounds_per_epoch == 0
+    epochs.completed -= at_its_end  # as in the last epoch, whose number is in files and their names
+    try:
+        for each in trainer.checkpoint_callbacks:
+            if not isinstance(each, ModelCheckpoint):
+                continue
+            if run.federation.transport.over:
+                numbers = each._monitor_candidates(trainer)
+                each._save_topk_checkpoint(trainer, numbers)
+                each._save_last_checkpoint(trainer, numbers)
+            elif each._last_global_step_saved == trainer.global_step:
+                _write(trainer, each)
+    finally:
+        epochs.completed += at_its_end
+
+
+def _write(trainer: Trainer, kept: ModelCheckpoint) -> None:
+    """Write a callback's files of the last round, but not a best one that may be of an earlier."""
+    names = [kept._last_checkpoint_saved, kept.last_model_path, *([] if kept.monitor else [kept.best_model_path])]
+    for path in sorted({os.path.realpath(name) for name in names if name}):  # last.ckpt may be a link
+        trainer.save_checkpoint(path, kept.save_weights_only)
+
+
+def warn_of_missing(run: Run) -> None:
+    """Warn that the run ends without clients, which do not have its result."""
+    federation = run.federation
+    missing = [name for name in federation.roster.rank_of if federation.roster.rank_of[name] in federation.transport.lost]
+    if missing:
+        warnings.warn(
+            f"the run ends without {missing}, who were lost and did not come back in time after the last round "
+            "(wait_for of the server's seat): they have no more than their last checkpoint. XXX",
+            stacklevel=2,
+        )
