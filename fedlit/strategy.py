@@ -300,6 +300,9 @@ class FederatedStrategy(DDPStrategy):
         federation.check("loaders", error)
         if training:
             plan_rounds(module.run, dataloader, self.local_steps, self.rounds_per_epoch, self.max_share)
+            loop = module.trainer.fit_loop
+            if self._star is not None and loop.done:  # or Lightning would skip what those get here who were away
+                loop.epoch_progress.current.processed = 0  # until `come_together` sets it
         else:
             dataloader.guarded = module.target.name
             check_evaluation(module.run, dataloader)
@@ -367,6 +370,9 @@ class FederatedStrategy(DDPStrategy):
 
     def leave(self) -> None:
         """Leave a federation across organisations, once all have finished."""
+        if self.seat is not None and self._star is not None:
+            sites = [*self._star.sites.values()]
+            self.seat.missing = [name for rank in sorted(self._star.lost) for name in sites[rank - 1]]
         self._leave(None)
 
     def _leave(self, why: str | None, stopped: bool = False) -> None:

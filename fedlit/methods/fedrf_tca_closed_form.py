@@ -180,12 +180,14 @@ class FedRFTCAClosedForm(FederatedModule):
             self._class_sums[name] = self._class_sums.get(name, torch.zeros_like(by_class)) + by_class
 
     def on_round_start(self, run: Run) -> None:
-        """Clients that were away at the end of a warm-up fetch its result; sources that return at the end, the model."""
+        """Clients that were away fetch a warm-up's result; sources that return after the end, the model."""
         run.weights.finish_warmup()
         target, returned = self.target.name, run.federation.roster.returned
         if not returned or target in returned:
             return
-        sent = {target: {name: run.weights.of(target)[name] for name in _MODEL}} if run.federation.is_local(target) else {}
+        sent = (
+            {target: {name: run.weights.of(target)[name] for name in _MODEL}} if run.federation.is_local(target) else {}
+        )
         received = run.federation.exchange("model", sent, to=sorted(returned))
         run.weights.load_({name: messages[target] for name, messages in received.items()})
 

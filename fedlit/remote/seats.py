@@ -32,6 +32,8 @@ class Seat(ABC):
     """Clients whose identity key may be another one than before."""
     policy: Policy | None = None
     """At a site: what it takes part in; ``None`` is everything."""
+    missing: Sequence[str] = ()
+    """Clients that were lost when the run ended, and do not have its result."""
 
     @abstractmethod
     def open(self, facts: Mapping[str, Any]) -> ServerStar | SiteStar:

@@ -12,7 +12,7 @@ from fedlit.run.run import Run
 
 
 def save_again(run: Run) -> None:
-    """Write the checkpoints of the last round anew; a process that has come back after it has none, and writes them."""
+    """Write the checkpoints of the last round anew; a process that has come back after it writes its first."""
     trainer, epochs = run.trainer, run.trainer.fit_loop.epoch_progress.current
     at_its_end = run.clock.round_idx % run.clock.rounds_per_epoch == 0
     epochs.completed -= at_its_end  # as in the last epoch, whose number is in files and their names
@@ -20,7 +20,7 @@ def save_again(run: Run) -> None:
         for each in trainer.checkpoint_callbacks:
             if not isinstance(each, ModelCheckpoint):
                 continue
-            if run.federation.transport.over:
+            if not each._last_checkpoint_saved:  # this process has trained no round
                 numbers = each._monitor_candidates(trainer)
                 each._save_topk_checkpoint(trainer, numbers)
                 each._save_last_checkpoint(trainer, numbers)
@@ -40,10 +40,13 @@ def _write(trainer: Trainer, kept: ModelCheckpoint) -> None:
 def warn_of_missing(run: Run) -> None:
     """Warn that the run ends without clients, which do not have its result."""
     federation = run.federation
-    missing = [name for name in federation.roster.rank_of if federation.roster.rank_of[name] in federation.transport.lost]
+    missing = [
+        name for name in federation.roster.rank_of if federation.roster.rank_of[name] in federation.transport.lost
+    ]
     if missing:
         warnings.warn(
             f"the run ends without {missing}, who were lost and did not come back in time after the last round "
-            "(wait_for of the server's seat): they have no more than their last checkpoint. XXX",
+            "(wait_for of the server's seat), and do not have its result. To give it to them, start the server and all "
+            "sites again, each by the same command and from its last checkpoint: no round is trained again",
             stacklevel=2,
         )

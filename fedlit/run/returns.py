@@ -49,7 +49,9 @@ def come_together(run: Run) -> bool:
     if transport.rank in ahead:
         raise AheadOfServerError(federation.round_idx, rounds[0])
     if rounds[0]:
-        welcome(run, frozenset(range(1, transport.world_size)) - ahead)
+        over = rounds[0] == run.clock.all_rounds()  # all start again for those who were away then
+        run.clock.last_round = rounds[0] - 1 if over else -1
+        welcome(run, frozenset(range(1, transport.world_size)) - ahead, over)
         if transport.rank == 0:
             _go_to_round(run, run.trainer.fit_loop.state_dict())
     federation.settled = True

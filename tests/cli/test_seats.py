@@ -81,7 +81,7 @@ def test_only_the_first_start_of_a_seat_is_fresh(tmp_path, monkeypatch):
         if starts:
             monkeypatch.setenv(STARTS, starts)
         Experiment(normalise(["fit", *RUN, "--seeds=null", "--fresh=true"])).train(
-            0, SimpleNamespace(is_server=True), None
+            0, SimpleNamespace(is_server=True, missing=()), None
         )
     assert [version for version, _ in started] == ["version_0", "version_1", "version_1"]
     assert [each for _, each in started] == [None, None, Path("runs/FedAvg/version_1/checkpoints/last.ckpt")]

@@ -7,44 +7,166 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from processes import Ended
 from refused import slow
 from site_runs import plain, start
-from stars import struck
+from stars import around, struck
 
 pytest.importorskip("grpc")
 
+SITES = ("clean", "blended", "fonts")
 MASKED = "PairwiseMasking(colluders=0, threshold=2)"
+PAILLIER = "Paillier(key_bits=512, insecure_test_keys=True)"
 RUN = ("--own", "--everyone", "--steps", "2", "--rounds", "3")
 LAST = "local steps:5"
 """In the second of two steps of the last of three rounds."""
 
 
-def back_at_the_end(
-    folder: Path, site: str, method: str, privacy: str = "None", fault: str = LAST
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """What each process has at the end, by its client, and one process in which the client was absent in round 2."""
-    arguments = ("--method", method, *RUN, "--privacy", privacy)
-    ended = struck(folder, f"{site}:{fault}:kill", *arguments, "--checkpoints", str(folder / "kept"), back=True)
+def back_at_the_end(folder: Path, site: str, fault: str, *arguments: str) -> dict[str, dict[str, Any]]:
+    """What each process has at the end, by its site, one of which is killed and comes back."""
+    arguments = (*RUN, *arguments, "--checkpoints", str(folder / "kept"))
+    ended = struck(folder, f"{site}:{fault}:kill", *arguments, back=True)
     assert ended[site].exit_code == -9
-    results = finished({**ended, site: ended["back"]})
-    there = [["clean", "blended", "fonts"]] * 2 + [[name for name in ("clean", "blended", "fonts") if name != site]]
-    (scheduled,) = start(*arguments, "--schedule", json.dumps(there))
-    return results, scheduled
+    return finished({**ended, site: ended["back"]}, "server", *SITES)
 
 
-def finished(ended: dict[str, Ended]) -> dict[str, dict[str, Any]]:
-    for name in ("server", "clean", "blended", "fonts"):
+def finished(ended: dict[str, Ended], *names: str) -> dict[str, dict[str, Any]]:
+    for name in names:
         assert not ended[name].error, f"{name}: {ended[name].error}"
-    return {name: plain(ended[name].result) for name in ("server", "clean", "blended", "fonts")}
+    return {name: plain(ended[name].result) for name in names}
 
 
-@pytest.mark.parametrize("privacy", ["None", MASKED, "PaillierAffine(key_bits=512)"])
-def test_probe(privacy: str, tmp_path: Path) -> None:
-    results, scheduled = back_at_the_end(tmp_path, "blended", "FedAvg", privacy)
-    print(json.dumps({name: [each["weights"], each["round_idx"], each["metrics"], each["lost"]] for name, each in results.items()}, indent=1))
-    print(scheduled["weights"], scheduled["metrics"])
-    import glob
-    print(sorted(glob.glob(str(tmp_path / "kept/*/*"))))
-    assert 0
+def without(site: str, *arguments: str) -> dict[str, str]:
+    """Weights of one process in which a client was absent in the last round."""
+    there = [[*SITES], [*SITES], [name for name in SITES if name != site]]
+    (result,) = start(*RUN, *arguments, "--schedule", json.dumps(there))
+    return dict(result["weights"])
+
+
+def weights(results: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {name: digest for result in results.values() for name, digest in result["weights"].items()}
+
+
+def kept(folder: Path, site: str) -> dict[str, Tensor]:
+    """Weights in a site's checkpoint of the last round."""
+    written = torch.load(folder / "kept" / site / "epoch=2.ckpt", weights_only=True)
+    assert (written["epoch"], written["federation"]["round_idx"]) == (2, 3)
+    return dict(written["clients"][site]["weights"])
+
+
+def check_whole(folder: Path, results: dict[str, dict[str, Any]]) -> None:
+    """All ended after the same rounds, with the same numbers, and with a checkpoint of what they have."""
+    assert [result["round_idx"] for result in results.values()] == [3] * 4
+    assert all(result["metrics"] == results["server"]["metrics"] for result in results.values())
+    assert results["server"]["metrics"]["round"] == 2
+    for name in SITES:
+        kept(folder, name)
+
+
+@pytest.mark.parametrize(
+    ("method", "site", "privacy"),
+    [
+        ("FedAvg", "blended", MASKED),
+        *(slow("FedAvg", *others) for others in (("blended", "None"), ("blended", PAILLIER), ("fonts", MASKED))),
+        *(slow("FedGP", site, privacy) for site in ("blended", "fonts") for privacy in ("None", MASKED)),
+        *(slow("FedDA", site, privacy) for site in ("blended", "fonts") for privacy in ("None", MASKED)),
+        *(slow(method, "fonts", PAILLIER) for method in ("FedAvg", "FedGP")),
+    ],
+)
+def test_a_site_that_is_killed_in_the_last_round_has_the_weights_of_all_when_it_returns(
+    method: str, site: str, privacy: str, tmp_path: Path
+) -> None:
+    arguments = ("--method", method, "--privacy", privacy)
+    results = back_at_the_end(tmp_path, site, LAST, *arguments)
+    check_whole(tmp_path, results)
+    assert len({*weights(results).values()}) == 1
+    scheduled = without(site, *arguments)
+    assert all(scheduled[name] == weights(results)[name] for name in SITES if name != site)
+    written = [kept(tmp_path, name) for name in SITES]
+    assert all(torch.equal(each[key], written[0][key]) for each in written for key in written[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("privacy", ["None", MASKED])
+@pytest.mark.parametrize("site", ["blended", "fonts"])
+def test_the_target_has_the_last_classifiers_of_all_sources_whoever_was_away(
+    site: str, privacy: str, tmp_path: Path
+) -> None:
+    arguments = ("--method", "FedMMD", "--privacy", privacy)
+    results = back_at_the_end(tmp_path, site, LAST, *arguments)
+    check_whole(tmp_path, results)
+    if site != "fonts":  # it has no more than its own last network
+        assert weights(results)[site] == without(site, *arguments)[site]
+    committee = kept(tmp_path, "fonts")
+    for number, source in enumerate(("clean", "blended")):
+        own = {key: value for key, value in kept(tmp_path, source).items() if key.startswith("classifier.")}
+        assert own
+        for key, value in own.items():
+            assert torch.equal(committee[key.replace("classifier", f"members.{number}", 1)], value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("privacy", ["None", MASKED, PAILLIER])
+@pytest.mark.parametrize(("method", "site"), [("FedRFTCA", "blended"), ("FedRFTCA", "fonts"), ("Voting", "fonts")])
+def test_fedrf_tca_gives_all_its_w_and_the_target_its_classifier(
+    method: str, site: str, privacy: str, tmp_path: Path
+) -> None:
+    results = back_at_the_end(tmp_path, site, LAST, "--method", method, "--privacy", privacy)
+    check_whole(tmp_path, results)
+    written = {name: kept(tmp_path, name) for name in SITES}
+    assert all(torch.equal(each["aligner.weight"], written["clean"]["aligner.weight"]) for each in written.values())
+    target = written["fonts"]
+    if method == "Voting":
+        assert all(bool(value.all()) for key, value in target.items() if key.startswith("informed"))
+    else:
+        assert bool(target["informed"])
+        if site == "fonts":  # the sources have sent theirs in the last round
+            assert torch.equal(target["classifier.weight"], written["clean"]["classifier.weight"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "site", "privacy"),
+    [("FedAvg", "blended", MASKED), ("FedAvg", "blended", PAILLIER), ("FedMMD", "fonts", "None"),
+     ("FedGP", "blended", "None"), ("FedRFTCA", "fonts", MASKED)],
+)  # fmt: skip
+def test_one_that_has_taken_part_to_the_end_and_dies_before_it_has_written_that_gets_it_again(
+    method: str, site: str, privacy: str, tmp_path: Path
+) -> None:
+    arguments = ("--method", method, "--privacy", privacy)
+    results = back_at_the_end(tmp_path, site, "checkpoint:2", *arguments)
+    check_whole(tmp_path, results)
+    (undisturbed,) = start(*RUN, *arguments)
+    others = [name for name in SITES if name != site]
+    assert all(weights(results)[name] == undisturbed["weights"][name] for name in others)
+    if method in ("FedAvg", "FedGP"):
+        assert weights(results) == undisturbed["weights"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "site", "privacy"),
+    [("FedAvg", "blended", MASKED), ("FedGP", "fonts", "None"), ("FedAvg", "blended", PAILLIER),
+     ("FedMMD", "fonts", MASKED), ("FedRFTCA", "fonts", MASKED)],
+)  # fmt: skip
+def test_a_run_that_ends_without_a_site_names_it_and_gives_it_the_result_when_all_start_again(
+    method: str, site: str, privacy: str, tmp_path: Path
+) -> None:
+    arguments = (*RUN, "--method", method, "--privacy", privacy, "--checkpoints", str(tmp_path / "kept"))
+    ended = struck(tmp_path, f"{site}:{LAST}:kill", *arguments, "--wait-for", "3")
+    others = [name for name in SITES if name != site]
+    first = finished(ended, "server", *others)
+    for result in first.values():
+        (text,) = result["missing"]
+        assert f"without ['{site}']" in text
+        assert "start the server and all sites again" in text
+    results = dict(zip(("server", *SITES), around(tmp_path, *arguments), strict=True))
+    assert [result["round_idx"] for result in results.values()] == [3] * 4
+    assert all(weights(results)[name] == weights(first)[name] for name in others)
+    if method in ("FedAvg", "FedGP"):
+        assert len({*weights(results).values()}) == 1
+    for name in SITES:
+        kept(tmp_path, name)
