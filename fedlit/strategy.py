@@ -300,9 +300,11 @@ class FederatedStrategy(DDPStrategy):
         federation.check("loaders", error)
         if training:
             plan_rounds(module.run, dataloader, self.local_steps, self.rounds_per_epoch, self.max_share)
-            loop = module.trainer.fit_loop
-            if self._star is not None and loop.done:  # or Lightning would skip what those get here who were away
-                loop.epoch_progress.current.processed = 0  # until `come_together` sets it
+            trainer = module.trainer
+            planned = (trainer.max_epochs or 0) * dataloader.rounds_per_epoch
+            if self._star is not None and federation.round_idx == planned:
+                # until `come_together` sets them; or Lightning would skip what those get here who were away
+                trainer.fit_loop.epoch_progress.current.processed, trainer.should_stop = 0, False
         else:
             dataloader.guarded = module.target.name
             check_evaluation(module.run, dataloader)

@@ -118,7 +118,8 @@ class Server(Seat):
         certificate: File of its certificate, in PEM, which names the host that sites call.
         key: File of the key to it.
         ca: File of the certificate authority's certificate, by which sites' certificates are signed.
-        wait_for: Seconds to wait for sites that are not there yet, before training starts, and where none is left.
+        wait_for: Seconds to wait for sites that are not there: before training starts, where none is left, and for
+            those that were lost, when the last round is over.
         patience: Seconds after which a disconnected site times out, and the others go on.
         step_timeout: Seconds after which one times out that is connected, and has not sent what is due from it: more
             than its local training between two messages takes, and sending the longer of these.

@@ -44,9 +44,12 @@ def warn_of_missing(run: Run) -> None:
         name for name in federation.roster.rank_of if federation.roster.rank_of[name] in federation.transport.lost
     ]
     if missing:
+        clock = run.clock
+        planned, epochs = clock.round_idx == clock.all_rounds(), -(-clock.round_idx // clock.rounds_per_epoch)
+        early = "" if planned else f" with max_epochs={epochs}, as this run stopped early"
         warnings.warn(
             f"the run ends without {missing}, who were lost and did not come back in time after the last round "
             "(wait_for of the server's seat), and do not have its result. To give it to them, start the server and all "
-            "sites again, each by the same command and from its last checkpoint: no round is trained again",
+            f"sites again{early}, each from its last checkpoint, as the same command does: no round is trained again",
             stacklevel=2,
         )

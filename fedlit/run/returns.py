@@ -52,6 +52,9 @@ def come_together(run: Run) -> bool:
         over = rounds[0] == run.clock.all_rounds()  # all start again for those who were away then
         run.clock.last_round = rounds[0] - 1 if over else -1
         welcome(run, frozenset(range(1, transport.world_size)) - ahead, over)
+        if over:
+            rank_of = federation.roster.rank_of
+            federation.roster.call_back([name for name, rank in rank_of.items() if rounds[rank] < rounds[0]])
         if transport.rank == 0:
             _go_to_round(run, run.trainer.fit_loop.state_dict())
     federation.settled = True

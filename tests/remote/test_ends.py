@@ -170,3 +170,30 @@ def test_a_run_that_ends_without_a_site_names_it_and_gives_it_the_result_when_al
         assert len({*weights(results).values()}) == 1
     for name in SITES:
         kept(tmp_path, name)
+
+
+@pytest.mark.slow
+def test_a_source_gets_the_model_of_a_run_that_stopped_early(tmp_path: Path) -> None:
+    arguments = ("--method", "FedRFTCAClosedForm", "--own", "--everyone", "--rounds", "3")
+    files = ("--checkpoints", str(tmp_path / "kept"))
+    ended = struck(tmp_path, "blended:checkpoint:0:kill", *arguments, *files, back=True)
+    results = finished({**ended, "blended": ended["back"]}, "server", *SITES)
+    assert [result["round_idx"] for result in results.values()] == [1] * 4  # of three
+    (undisturbed,) = start(*arguments)
+    assert weights(results) == undisturbed["weights"]
+    written = torch.load(tmp_path / "kept" / "blended" / "epoch=0.ckpt", weights_only=True)["clients"]["blended"]
+    model = torch.load(tmp_path / "kept" / "clean" / "epoch=0.ckpt", weights_only=True)["clients"]["clean"]
+    assert torch.equal(written["weights"]["classifier.weight"], model["weights"]["classifier.weight"])
+
+
+@pytest.mark.slow
+def test_a_run_that_stopped_early_gives_its_result_with_the_epochs_that_it_came_to(tmp_path: Path) -> None:
+    arguments = ("--method", "FedRFTCAClosedForm", "--own", "--everyone", "--checkpoints", str(tmp_path / "kept"))
+    ended = struck(tmp_path, "blended:checkpoint:0:kill", *arguments, "--rounds", "3", "--wait-for", "3")
+    first = finished(ended, "server", "clean", "fonts")
+    assert all(
+        "start the server and all sites again with max_epochs=1" in each["missing"][0] for each in first.values()
+    )
+    results = dict(zip(("server", *SITES), around(tmp_path, *arguments, "--rounds", "1"), strict=True))
+    (undisturbed,) = start("--method", "FedRFTCAClosedForm", "--own", "--everyone", "--rounds", "3")
+    assert weights(results) == undisturbed["weights"]
