@@ -192,10 +192,10 @@ class Plan(ABC):
                 if afresh:
                     set_aside(Path(seat.journal))
             summary = self.start(number, partial(folder.place, number), checkpoint, seat)
-            if seat is not None and seat.missing:
+            missing = () if seat is None else seat.missing
+            folder.keep(number, summary, missing)
+            if missing:
                 print_table([summary])
-            else:
-                folder.keep(number, summary)
 
     def _afresh(self) -> bool:
         """Whether to train all runs: also on several hosts, each with its disk, which would have to agree."""
