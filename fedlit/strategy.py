@@ -38,6 +38,7 @@ from fedlit.remote import Seat
 from fedlit.remote.star import PROTOCOL, ServerStar, SiteStar
 from fedlit.run.agreement import arguments, facts_of, plain, trained_with
 from fedlit.run.checkpoint_files import part_of, read, stale
+from fedlit.run.ending import missing_from, skip_nothing
 from fedlit.run.gathering import unite, warn_of_gathered
 from fedlit.run.planning import plan_rounds
 from fedlit.run.sample_check import check_evaluation
@@ -300,11 +301,7 @@ class FederatedStrategy(DDPStrategy):
         federation.check("loaders", error)
         if training:
             plan_rounds(module.run, dataloader, self.local_steps, self.rounds_per_epoch, self.max_share)
-            trainer = module.trainer
-            planned = (trainer.max_epochs or 0) * dataloader.rounds_per_epoch
-            if self._star is not None and federation.round_idx == planned:
-                # until `come_together` sets them; or Lightning would skip what those get here who were away
-                trainer.fit_loop.epoch_progress.current.processed, trainer.should_stop = 0, False
+            skip_nothing(module.run, dataloader)
         else:
             dataloader.guarded = module.target.name
             check_evaluation(module.run, dataloader)
@@ -372,9 +369,8 @@ class FederatedStrategy(DDPStrategy):
 
     def leave(self) -> None:
         """Leave a federation across organisations, once all have finished."""
-        if self.seat is not None and self._star is not None:
-            sites = [*self._star.sites.values()]
-            self.seat.missing = [name for rank in sorted(self._star.lost) for name in sites[rank - 1]]
+        if self.seat and self._federation:
+            self.seat.missing = missing_from(self._federation)
         self._leave(None)
 
     def _leave(self, why: str | None, stopped: bool = False) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
+from typing import Any, cast
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from fedlit.federation import FederatedLoader, Federation
 from fedlit.run.run import Run
 
 
@@ -37,12 +39,24 @@ def _write(trainer: Trainer, kept: ModelCheckpoint) -> None:
         trainer.save_checkpoint(path, kept.save_weights_only)
 
 
+def skip_nothing(run: Run, loader: FederatedLoader) -> None:
+    """Across organisations, let a run start whose planned rounds are over, as others may fetch its result in it.
+
+    Lightning would skip it. `come_together` sets the counters again, before Lightning looks for a round to train.
+    """
+    trainer, loop = run.trainer, cast(Any, run.trainer.fit_loop)
+    if run.federation.transport.losable and run.clock.round_idx == (trainer.max_epochs or 0) * loader.rounds_per_epoch:
+        loop.epoch_progress.current.processed, trainer.should_stop = 0, False
+
+
+def missing_from(federation: Federation) -> list[str]:
+    """Return names of the clients that are lost."""
+    return [name for name, rank in federation.roster.rank_of.items() if rank in federation.transport.lost]
+
+
 def warn_of_missing(run: Run) -> None:
     """Warn that the run ends without clients, which do not have its result."""
-    federation = run.federation
-    missing = [
-        name for name in federation.roster.rank_of if federation.roster.rank_of[name] in federation.transport.lost
-    ]
+    missing = missing_from(run.federation)
     if missing:
         clock = run.clock
         planned, epochs = clock.round_idx == clock.all_rounds(), -(-clock.round_idx // clock.rounds_per_epoch)
