@@ -37,6 +37,7 @@ from fedlit.remote import Seat
 from fedlit.remote.star import PROTOCOL, ServerStar, SiteStar
 from fedlit.run.agreement import arguments, facts_of, plain, trained_with
 from fedlit.run.checkpoint_files import part_of, read, stale
+from fedlit.run.ending import missing_from, skip_nothing
 from fedlit.run.gathering import unite, warn_of_gathered
 from fedlit.run.journals import keep_journal
 from fedlit.run.planning import plan_rounds
@@ -304,6 +305,7 @@ class FederatedStrategy(DDPStrategy):
         federation.check("loaders", error)
         if training:
             plan_rounds(module.run, dataloader, self.local_steps, self.rounds_per_epoch, self.max_share)
+            skip_nothing(module.run, dataloader)
         else:
             dataloader.guarded = module.target.name
             check_evaluation(module.run, dataloader)
@@ -371,6 +373,8 @@ class FederatedStrategy(DDPStrategy):
 
     def leave(self) -> None:
         """Leave a federation across organisations, once all have finished."""
+        if self.seat and self._federation:
+            self.seat.missing = missing_from(self._federation)
         self._leave(None)
 
     def _leave(self, why: str | None, stopped: bool = False) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
@@ -24,6 +24,9 @@ from fedlit.run.checkpoint_files import SET
 
 _MARK = "experiment.sha256"
 """In a run's folder: the fingerprint of what it is trained with."""
+
+_MISSING = "missing.json"
+"""In a run's folder: names of clients that the run has ended without."""
 
 SELECTED = "selected.json"
 """Which method and round were selected."""
@@ -65,11 +68,11 @@ class ExperimentFolder:
         (self.path / SELECTED).unlink(missing_ok=True)
 
     def finished(self, number: int) -> RunSummary | None:
-        """What a run came to, if it has ended."""
+        """What a run came to, if it has ended, and with all clients."""
         if number in self._unwritten:
             return self._unwritten[number]
         folder = self.folder_of(number)
-        if folder is None or not (folder / SUMMARY).is_file():
+        if folder is None or not (folder / SUMMARY).is_file() or (folder / _MISSING).is_file():
             return None
         try:
             return RunSummary.from_json((folder / SUMMARY).read_text(encoding="utf-8"))
@@ -80,8 +83,17 @@ class ExperimentFolder:
                 "again, in new folders"
             )
 
-    def keep(self, number: int, summary: RunSummary) -> None:
-        """Remember, in this process alone, what a run came to that has written nothing, as under fast_dev_run."""
+    def keep(self, number: int, summary: RunSummary, missing: Sequence[str] = ()) -> None:
+        """Note clients that a run has ended without, if there are any, so that it is no finished one.
+
+        Remember, in this process alone, what it came to if it has written nothing, as under fast_dev_run.
+        """
+        folder = self.folder_of(number)
+        if folder is not None and missing:
+            write_whole(folder / _MISSING, json.dumps([*missing]))
+            return
+        if folder is not None:
+            (folder / _MISSING).unlink(missing_ok=True)
         if self.finished(number) is None:
             self._unwritten[number] = summary
 

@@ -172,7 +172,10 @@ class Plan(ABC):
         say(f"tables: {', '.join(map(str, paths))}")
 
     def train(self, number: int, seat: Seat | None = None, until: int | None = None) -> None:
-        """Train one run, unless another command has done so by now; from a checkpoint before round ``until``."""
+        """Train one run, unless another command has done so by now; from a checkpoint before round ``until``.
+
+        A run that ends without some clients counts as unfinished, so that all can start it again for these.
+        """
         folder, afresh = self.folder, self._afresh()
         if seat is not None and STARTS in os.environ:  # it has started itself again, and is in the same run
             afresh = False
@@ -189,7 +192,11 @@ class Plan(ABC):
                 seat.accounts = str(folder.root / "accounts")  # of all experiments here, and never set aside
                 if afresh:
                     set_aside(Path(seat.journal))
-            folder.keep(number, self.start(number, partial(folder.place, number), checkpoint, seat))
+            summary = self.start(number, partial(folder.place, number), checkpoint, seat)
+            missing = () if seat is None else seat.missing
+            folder.keep(number, summary, missing)
+            if missing:
+                print_table([summary])
 
     def _afresh(self) -> bool:
         """Whether to train all runs: also on several hosts, each with its disk, which would have to agree."""

@@ -26,7 +26,7 @@ from fedlit.federation.release import Budget, Releases
 from fedlit.federation.roster import Roster
 from fedlit.federation.streams import global_seed
 from fedlit.federation.sums.driver import Recipe, Sums
-from fedlit.federation.transport import OneProcess, Transport
+from fedlit.federation.transport import NOTHING, OneProcess, Transport
 from fedlit.federation.two_party import TwoPartyExchange
 from fedlit.privacy import GaussianMechanism, PrivacyWarning, SecureAggregation, TwoPartyAffine
 from fedlit.privacy.packing import Payload
@@ -137,10 +137,27 @@ class Federation(Participants):
         """
         transport, lacks = self.transport, partial(self._lacks, adapts=adapts)
         back = transport.roll_call(lacks)
-        while transport.lost and lacks(transport.lost):  # of those who were lost in the roll call itself
+        while transport.lost and not transport.over and lacks(transport.lost):  # who were lost in the roll call itself
             back = back - transport.lost | transport.roll_call(lacks)
-        self.roster.send_away([name for name in self.roster.rank_of if self._messenger.is_lost(name)])
+        self._send_away()
         return back
+
+    def last_call(self) -> frozenset[int]:
+        """Find out which processes are there after the last round, and wait a while for others to come back.
+
+        Returns ranks that come back: see `come_back`.
+        """
+        transport = self.transport
+        if not transport.losable:
+            return frozenset()
+        self.settle()
+        transport.meet(NOTHING, "the end of the last round")  # who was lost since the last exchange
+        back = transport.last_call() if transport.lost else frozenset()
+        self._send_away()
+        return back
+
+    def _send_away(self) -> None:
+        self.roster.send_away([name for name in self.roster.rank_of if self._messenger.is_lost(name)])
 
     def public_state(self) -> dict[str, Any]:
         """Return what the server sends to processes that come back; nothing of it is a client's."""

@@ -25,6 +25,7 @@ class Roster:
     Attributes:
         rank_of: Process that hosts each client, in roster order.
         away: Clients that are absent as their process was disconnected when the round began.
+        returned: Clients that have come back after the last round, and fetch what they have missed; before, none.
 
     Raises:
         RosterError: If roster, target, placement or participation do not fit together.
@@ -53,6 +54,7 @@ class Roster:
         self._rank = transport.rank
         self._present: dict[tuple[int, str | None], tuple[Client, ...]] = {}
         self.away: frozenset[str] = frozenset()
+        self.returned: frozenset[str] = frozenset()
 
     def is_local(self, client: Client | str) -> bool:
         """Return whether this process hosts ``client``."""
@@ -99,8 +101,20 @@ class Roster:
             self.away = frozenset(clients)
             self._present.clear()
 
+    def call_back(self, clients: Collection[str]) -> None:
+        """Set which clients have ``returned`` after the last round; none before another."""
+        if self.returned != {*clients}:
+            self.returned = frozenset(clients)
+            self._present.clear()
+
     def present(self, round_idx: int, channel: str | None = None) -> tuple[Client, ...]:
-        """Clients present in a round; with ``channel``, those who participate on it."""
+        """Clients present in a round; with ``channel``, those who participate on it.
+
+        After the last round, those are who were there in it, and who have ``returned``.
+        """
+        if self.returned:
+            there = self._drawn(round_idx - 1, channel if channel in self.participating else None, self.away)
+            return tuple(client for client in self.clients if client in there or client.name in self.returned)
         key = (round_idx, channel if channel in self.participating else None)
         if key not in self._present:
             # draws of earlier rounds are not asked for again

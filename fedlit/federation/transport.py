@@ -38,6 +38,9 @@ Outgoing = Tensor | list[Tensor]
 Way = tuple[int, int, int]
 """Sending rank, receiving rank, and number of bytes of a message."""
 
+NOTHING = torch.zeros(1, dtype=torch.uint8)
+"""Frame of a meeting that tells who is there, and nothing else."""
+
 
 class Transport(ABC):
     """Messages between the processes of a federation.
@@ -47,12 +50,14 @@ class Transport(ABC):
         world_size: Number of processes.
         losable: Whether the others go on when a process is disconnected.
         lost: Disconnected ranks, as of the last meeting: the same on all others.
+        over: Whether this process has come back after the last round, with the `last_call`.
     """
 
     rank: int
     world_size: int
     losable: bool = False
     lost: frozenset[int] = frozenset()
+    over: bool = False
 
     @abstractmethod
     def meet(self, frame: Tensor, doing: str) -> list[Tensor]:
@@ -83,6 +88,10 @@ class Transport(ABC):
 
         ``lacks`` says why a round without some ranks makes no sense; while it is not empty, they are waited for.
         """
+        return frozenset()
+
+    def last_call(self) -> frozenset[int]:
+        """Meet after the last round, once ranks that are lost are there or their time is over; as `roll_call`."""
         return frozenset()
 
     def begin(self, back: Collection[int]) -> None:  # noqa: B027 (nothing, where nobody comes back)

@@ -278,6 +278,9 @@ class FedDaDiL(FederatedModule):
     def on_round_start(self, run: Run) -> None:
         """Let clients that were absent fetch the newest atoms."""
         run.weights.catch_up("atoms")
+        for client in self.federation.local_clients:
+            if client.name in run.federation.roster.returned:
+                self.replicas[client].fitted.fill_(False)
 
     def on_round_end(self, run: Run) -> None:
         """Average all clients' atoms (equation 12)."""

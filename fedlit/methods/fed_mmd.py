@@ -385,9 +385,9 @@ class FedMMD(FederatedModule):
             self.send_classifiers_(run.clock.round_idx)
 
     def on_run_end(self, run: Run) -> None:
-        """Send the classifiers of the last round, those of absent sources too."""
+        """Send the classifiers of the last round, those of absent sources too; again if a client returns then."""
         last = run.clock.last_round
-        if last >= self.warmup_rounds and self._classified_in != last:
+        if last >= self.warmup_rounds and (self._classified_in != last or run.federation.roster.returned):
             self.send_classifiers_(last, absent_too=True)
 
     def send_classifiers_(self, round_idx: int, absent_too: bool = False) -> None:

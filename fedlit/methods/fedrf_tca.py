@@ -215,8 +215,11 @@ class FedRFTCA(FederatedModule):
     # ---------------------------------------------------------------- Algorithm 4: aggregation
 
     def on_round_start(self, run: Run) -> None:
-        """Let clients that were absent fetch the warm-up's result."""
+        """Let clients that were absent fetch the warm-up's result; if they return after the end, W and classifier."""
         run.weights.finish_warmup()
+        for channel in ("aligner", "classifier") if run.federation.roster.returned else ():
+            if channel in run.federation.channels:
+                run.weights.catch_up(channel)
 
     def on_round_end(self, run: Run) -> None:
         """Average W over present sources and the target (line 3), and C over present sources every T_C rounds (4-6)."""
@@ -232,10 +235,13 @@ class FedRFTCA(FederatedModule):
 
     def on_run_end(self, run: Run) -> None:
         """Send the target its final classifier: the sources' mean, or all of theirs to vote."""
-        if self._classified_in == run.clock.last_round:
+        votes, returned = self.classifier_period is None, run.federation.roster.returned
+        if returned:  # who may not know when it was
+            self._classified_in = run.federation.transport.all_gather(self._classified_in, "the last classifier")[0]
+        if self._classified_in == run.clock.last_round and not (votes and returned):
             return
         self._classified_in = run.clock.last_round
-        if self.classifier_period is None:
+        if votes:
             with torch.no_grad():
                 for name, messages in send_classifiers(run, "vote", absent_too=True).items():
                     cast(VotingReplica, self.replicas[name]).count_(messages)

@@ -48,6 +48,9 @@ from fedlit.module import Batch
 from fedlit.run.replicas import Replicas
 from fedlit.run.weights import Weighting
 
+_MODEL = ("aligner.weight", "classifier.weight", "classifier.bias")
+"""What is handed out, by name in a replica's state."""
+
 
 class FedRFTCAClosedForm(FederatedModule):
     """RF-TCA from one secure mean of moments (own; RF-TCA is of Feng et al., arXiv 2311.04686, Algorithm 1).
@@ -177,8 +180,16 @@ class FedRFTCAClosedForm(FederatedModule):
             self._class_sums[name] = self._class_sums.get(name, torch.zeros_like(by_class)) + by_class
 
     def on_round_start(self, run: Run) -> None:
-        """Clients that were away at the end of a warm-up fetch its result."""
+        """Clients that were away fetch a warm-up's result; sources that return after the end, the model."""
         run.weights.finish_warmup()
+        target, returned = self.target.name, run.federation.roster.returned
+        if not returned or target in returned:
+            return
+        sent = (
+            {target: {name: run.weights.of(target)[name] for name in _MODEL}} if run.federation.is_local(target) else {}
+        )
+        received = run.federation.exchange("model", sent, to=sorted(returned))
+        run.weights.load_({name: messages[target] for name, messages in received.items()})
 
     @torch.no_grad()
     def on_round_end(self, run: Run) -> None:
@@ -264,8 +275,8 @@ class FedRFTCAClosedForm(FederatedModule):
         weight, bias = linear_discriminant(
             aligner.T @ second @ aligner, aligner.T @ by_class[:-1], by_class[-1], self.shrinkage
         )
-        state = {"aligner.weight": aligner.T, "classifier.weight": weight, "classifier.bias": bias}
-        return {name: tensor.float().contiguous() for name, tensor in state.items()}
+        model = zip(_MODEL, (aligner.T, weight, bias), strict=True)
+        return {name: tensor.float().contiguous() for name, tensor in model}
 
     def align(self, sources: RandomFeatureSums, by_class: Tensor, own: RandomFeatureSums) -> Tensor:
         """Return W, shape (2N, m), from sums over all sources and over the target's samples.

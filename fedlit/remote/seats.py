@@ -36,6 +36,8 @@ class Seat(ABC):
     """Clients whose identity key may be another one than before."""
     policy: Policy | None = None
     """At a site: what it takes part in; ``None`` is everything."""
+    missing: Sequence[str] = ()
+    """Clients that were lost when the run ended, and do not have its result."""
 
     @abstractmethod
     def open(self, facts: Mapping[str, Any]) -> ServerStar | SiteStar:
@@ -132,7 +134,8 @@ class Server(Seat):
         certificate: File of its certificate, in PEM, which names the host that sites call.
         key: File of the key to it.
         ca: File of the certificate authority's certificate, by which sites' certificates are signed.
-        wait_for: Seconds to wait for sites that are not there yet, before training starts, and where none is left.
+        wait_for: Seconds to wait for sites that are not there: before training starts, where none is left, and for
+            those that were lost, when the last round is over.
         patience: Seconds after which a disconnected site times out, and the others go on.
         step_timeout: Seconds after which one times out that is connected, and has not sent what is due from it: more
             than its local training between two messages takes, and sending the longer of these.

@@ -23,6 +23,8 @@ from fedlit.federation import DivergedError, FederatedLoader
 from fedlit.federation.leaks import with_samples
 from fedlit.privacy import PrivacyWarning
 from fedlit.run.checkpoint import arrange
+from fedlit.run.component import Phase
+from fedlit.run.ending import save_again, warn_of_missing
 from fedlit.run.optimisation import ClientSchedules, check_resumed
 from fedlit.run.planning import change_optimizer, plan_rounds, set_epoch_length
 from fedlit.run.returns import come_together, welcome
@@ -50,7 +52,6 @@ class Rounds(Callback):
 
     _started: float
     _exchanging: float
-    _run_closed: bool
     _called: bool
     _trains: bool = False
     _standstill: Standstill
@@ -82,7 +83,8 @@ class Rounds(Callback):
             rule = "data with a length, without which there are no rounds"
             refuse("train_dataloaders", rule, loader, "give FederatedLoader({client: dataset})", TypeError)
         _check_optimizers(run)
-        self._trains, self._run_closed, self._called = True, False, False
+        self._trains, self._called, run.clock.last_round = True, False, -1
+        run.federation.roster.call_back(())
         labels_scaled = isinstance(run.task, Regression) and run.outputs.scales_labels
         if labels_scaled and not isinstance(loader, FederatedLoader):
             rank_zero_warn(
@@ -133,12 +135,25 @@ class Rounds(Callback):
             self._close(run)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Close a round and a run that were stopped early, so that their local steps are aggregated."""
+        """Close a round and a run that were stopped early, so that their local steps are aggregated.
+
+        Across organisations, wait for those who have been lost, and let them fetch the result.
+        """
         run = run_of(pl_module)
+        transport = run.federation.transport
         if run.clock.step:
             self._close(run)
-        if run.clock.round_idx > run.clock.warmup_rounds and not self._run_closed:
+        if not transport.over:
+            welcome(run, run.federation.last_call(), over=True)
+        returned = run.federation.roster.returned
+        if returned:
+            run.phase().on_round_start(run)  # as before a round, in which those who return fetch what they have missed
+        if run.clock.round_idx > run.clock.warmup_rounds and (returned or run.clock.last_round < 0):
             self._finish(run, run.clock.round_idx - 1)
+            if transport.losable:
+                run.prepare_predictions()
+                save_again(run)
+        warn_of_missing(run)
         run.federation.raise_left()
         self._standstill.end_()
 
@@ -194,7 +209,8 @@ class Rounds(Callback):
         reported = federation.report(numbers, ["loss", "grad_norm"])
         method, *others = run.active()
         method.on_round_end(run)  # the phase first: parts and callbacks see the aggregated model
-        if self._is_last(run):  # before the checkpoint of the last round is written
+        # before the checkpoint of the last round is written; but who is lost may come back: see `on_train_end`
+        if self._is_last(run) and not federation.transport.lost:
             self._finish(run, round_idx)
         metrics = run.metric_names(reported)
         if reported:
@@ -212,11 +228,11 @@ class Rounds(Callback):
             self._standstill.watch_(run.trainer.optimizers)
 
     def _finish(self, run: Run, last_round: int) -> None:
-        """Close a run once, after its last round."""
-        run.clock.last_round = last_round
+        """Close a run after its last round; a second time, for those who return, the method's phases alone."""
+        again, run.clock.last_round = run.clock.last_round >= 0, last_round
         for each in run.components:
-            each.on_run_end(run)
-        self._run_closed = True
+            if not again or isinstance(each, Phase):
+                each.on_run_end(run)
 
     def _is_last(self, run: Run) -> bool:
         """Return whether the current round is the last planned one, outside of the warm-up."""

@@ -34,7 +34,8 @@ def come_together(run: Run) -> bool:
             "from one that was written at the end of a round"
         )
     if transport.returning:
-        welcome(run, federation.roll_call(run.requires.adapts))
+        back = federation.roll_call(run.requires.adapts)
+        welcome(run, back, transport.over)
         return True
     rounds = [each if type(each) is int else 0 for each in transport.all_gather(federation.round_idx, "rounds")]
     ahead = frozenset(rank for rank, each in enumerate(rounds) if each > rounds[0])
@@ -48,21 +49,29 @@ def come_together(run: Run) -> bool:
     if transport.rank in ahead:
         raise AheadOfServerError(federation.round_idx, rounds[0])
     if rounds[0]:
-        welcome(run, frozenset(range(1, transport.world_size)) - ahead)
+        over = rounds[0] == run.clock.all_rounds()  # all start again for those who were away then
+        run.clock.last_round = rounds[0] - 1 if over else -1
+        welcome(run, frozenset(range(1, transport.world_size)) - ahead, over)
+        if over:
+            rank_of = federation.roster.rank_of
+            federation.roster.call_back([name for name, rank in rank_of.items() if rounds[rank] < rounds[0]])
         if transport.rank == 0:
             _go_to_round(run, run.trainer.fit_loop.state_dict())
     federation.settled = True
     return False
 
 
-def welcome(run: Run, back: frozenset[int]) -> None:
-    """Let processes that return go on where the server is; all others call it, too."""
+def welcome(run: Run, back: frozenset[int], over: bool = False) -> None:
+    """Let processes that return go on where the server is; all others call it, too.
+
+    ``over`` is whether this is after the last round, in which case their clients have ``returned``.
+    """
     if not back:
         return
     federation = run.federation
     transport = federation.transport
     have = federation.have()  # before the server's state takes the place of this process's
-    state = transport.broadcast(_state(run) if transport.rank == 0 else None, back, "a return")
+    state = transport.broadcast(_state(run, over) if transport.rank == 0 else None, back, "a return")
     public = _public_state(run) if state is None else state["components"]
     if state is not None:
         _go_on(run, state)
@@ -74,6 +83,7 @@ def welcome(run: Run, back: frozenset[int]) -> None:
     federation.welcome(reports_by_client(own, came, "totals"))
     for each in run.components:
         each.on_return(public, [*came])
+    federation.roster.call_back(came if over else ())
 
 
 def _public_state(run: Run) -> dict[str, Any]:
@@ -84,9 +94,11 @@ def _public_state(run: Run) -> dict[str, Any]:
     return public
 
 
-def _state(run: Run) -> dict[str, Any]:
-    """Return the state that the server sends, which holds nothing of a client."""
+def _state(run: Run, over: bool) -> dict[str, Any]:
+    """Return the state that the server sends, which holds nothing of a client but what it has reported to all."""
+    numbers = {name: float(value) for name, value in run.trainer.callback_metrics.items()}
     return {
+        **({"end": {"last_round": run.clock.last_round, "metrics": numbers}} if over else {}),
         "federation": run.federation.public_state(),
         "components": _public_state(run),
         "loops": run.trainer.fit_loop.state_dict(),
@@ -111,6 +123,10 @@ def _go_on(run: Run, state: dict[str, Any]) -> None:
         if callback.state_key in state["stopping"]:
             callback.load_state_dict(state["stopping"][callback.state_key])
     _go_to_round(run, state["loops"])
+    if "end" in state:
+        trainer.should_stop = True  # also where the others stopped early
+        run.clock.last_round = state["end"]["last_round"]
+        run.log(state["end"]["metrics"])
 
 
 def _go_to_round(run: Run, state: dict[str, Any]) -> None:

@@ -64,6 +64,7 @@ def test_a_site_that_is_killed_before_it_sends_has_booked_it_and_the_others_go_o
     pytest.importorskip("grpc")
     accounts = tmp_path / "accounts"
     words = ("--method", "FedAvg", "--own", "--everyone", "--steps", "2", "--rounds", "3", "--noise", str(accounts))
+    words += ("--wait-for", "5")
     ended = struck(tmp_path, "blended:sending:1:kill", *words)
     assert ended["blended"].exit_code == -9
     assert not ended["server"].error, ended["server"].error

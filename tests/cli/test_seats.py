@@ -81,7 +81,7 @@ def test_only_the_first_start_of_a_seat_is_fresh(tmp_path, monkeypatch):
         if starts:
             monkeypatch.setenv(STARTS, starts)
         Experiment(normalise(["fit", *RUN, "--seeds=null", "--fresh=true"])).train(
-            0, SimpleNamespace(is_server=True), None
+            0, SimpleNamespace(is_server=True, missing=()), None
         )
     assert [version for version, _ in started] == ["version_0", "version_1", "version_1"]
     assert [each for _, each in started] == [None, None, Path("runs/FedAvg/version_1/checkpoints/last.ckpt")]
@@ -123,18 +123,18 @@ class Federation:
             "certificates", "--sites", ",".join(SITES), "--server", "localhost", "--out", "certificates"
         ).wait()
 
-    def _command(self, *words: str, place: str = ".", log: str = "log", dies: str = "") -> subprocess.Popen[bytes]:
-        program = ["-c", DIES.format(*dies.split(":"))] if dies else ["-m", "fedlit.cli"]
+    def _command(self, *words: str, place: str = ".", log: str = "log", program: str = "") -> subprocess.Popen[bytes]:
+        python = ["-c", program] if program else ["-m", "fedlit.cli"]
         with open(self.folder / place / log, "ab") as to:
             return subprocess.Popen(
-                [sys.executable, *program, *words],
+                [sys.executable, *python, *words],
                 cwd=self.folder / place,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdout=to,
                 stderr=to,
             )
 
-    def start(self, *names: str, dies: str = "") -> None:
+    def start(self, *names: str, program: str = "") -> None:
         common = ["--config", str(self.folder / "experiment.yaml")]
         for name in names:
             own = ["--config", str(self.folder / f"{name}.yaml")]
@@ -143,7 +143,9 @@ class Federation:
             else:
                 words, place = ["join", *common, *own, f"--seat.server=localhost:{self.port}"], f"sites/{name}"
             # the last one counts, and a file's seat is one as a whole
-            self.processes[name] = self._command(*words, "--seat.patience=5", *self.arguments, place=place, dies=dies)
+            self.processes[name] = self._command(
+                *words, "--seat.patience=5", *self.arguments, place=place, program=program
+            )
 
     def log(self, name: str) -> str:
         return (self.folder / ("server" if name == "server" else f"sites/{name}") / "log").read_text()
@@ -220,7 +222,7 @@ def test_a_masked_site_of_three_that_is_killed_within_a_sum_is_waited_for_and_th
 ) -> None:
     struck = Federation(tmp_path / "struck", free_port, *OF_ALL)
     struck.start("server", "cleveland", "long_beach")
-    struck.start("hungary", dies=dies)
+    struck.start("hungary", program=DIES.format(*dies.split(":")))
     assert struck.processes["hungary"].wait(500) == -signal.SIGKILL, struck.log("hungary")
     time.sleep(8)  # its patience is over, and the others wait for it
     struck.start("hungary")
@@ -272,3 +274,38 @@ def test_a_site_that_is_frozen_for_longer_than_patience_comes_back_by_itself(tmp
     assert "cleveland timed out: the run goes on without it" in run.log("server")
     assert "This site starts again" in run.log("cleveland")
     run.weights("cleveland", 300)
+
+
+DIES_IN_THE_LAST_ROUND = """
+import os, signal
+from fedlit.run.loop import Rounds
+before = Rounds._close
+def closing(self, run):
+    if run.clock.round_idx == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return before(self, run)
+Rounds._close = closing
+from fedlit.cli import run
+run()
+"""
+
+
+@pytest.mark.slow
+def test_a_site_that_returns_next_day_gets_the_result_where_all_start_again(tmp_path: Path, free_port: int) -> None:
+    late = Federation(tmp_path / "late", free_port, *OF_ALL, "--seat.wait_for=60")
+    late.start("server", "cleveland", "long_beach")
+    late.start("hungary", program=DIES_IN_THE_LAST_ROUND)
+    assert late.processes.pop("hungary").wait(500) == -signal.SIGKILL, late.log("hungary")
+    late.finish()
+    for name in ("server", "cleveland", "long_beach"):
+        assert "the run ends without ['hungary']" in late.log(name)
+    before = {name: late.weights(name, 6) for name in ("cleveland", "long_beach")}
+    late.start("server", *SITES)
+    late.finish()
+    assert "JournalError" not in "".join(map(late.log, SITES))
+    for name in SITES:
+        after = late.weights(name, 6)
+        assert all(torch.equal(value, after[key]) for key, value in before["cleveland"].items()), name
+        assert all(torch.equal(value, before["long_beach"][key]) for key, value in before["cleveland"].items())
+    written = {name: [*(late.folder / "sites" / name).glob("runs/*/version_*/summary.json")] for name in SITES}
+    assert all(written.values()), written

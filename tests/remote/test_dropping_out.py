@@ -44,7 +44,7 @@ def check_weights(results: Iterable[dict[str, Any]], scheduled: dict[str, Any]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["FedMMD", "FedAvg", "FedDaDiL", "FedGP", "FedRFTCA", "FedDA", "FedDAN", "FedCORAL"])
 def test_a_site_that_is_killed_is_as_one_that_is_absent(method: str, tmp_path: Path) -> None:
-    arguments = ("--method", method, *RUN, "--rounds", "3")
+    arguments = ("--method", method, *RUN, "--rounds", "3", "--wait-for", "5")
     # two steps a round: in the second of round 1, or before the first where clients send in each
     step = 2 if method in ("FedMMD", "FedRFTCA", "FedDAN", "FedCORAL") else 3
     ended = struck(tmp_path, f"blended:local steps:{step}:kill", *arguments)

@@ -51,7 +51,7 @@ def moments(count: int, seed: int = 0) -> list[Moment]:
 def outcome(moment: Moment) -> dict[str, Any]:
     """What came of a fault: how the others ended, and after how many seconds it was noticed."""
     method = ("--method", "FedAvg", "--own", "--everyone", "--rounds", str(ROUNDS), "--steps", str(STEPS))
-    arguments = (*method, "--privacy", BACKENDS[moment.backend])
+    arguments = (*method, "--privacy", BACKENDS[moment.backend], "--wait-for", "5")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         fault = f"blended:{moment.phase}:{moment.number}:{moment.kind}"

@@ -280,6 +280,7 @@ def _run(arguments: Sequence[str]) -> dict[str, Any]:
         resumed = str(found[-1]) if found else resumed
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PrivacyWarning)
+        warnings.filterwarnings("always", "the run ends without")
         own = OwnDataOnly(small.get("target_batch_size", 64), options.numbers)
         fitted.fit(module, own if options.own or seat is not None else data, ckpt_path=resumed)
         if options.save:
@@ -288,6 +289,7 @@ def _run(arguments: Sequence[str]) -> dict[str, Any]:
     return {
         "rank": fitted.global_rank,
         "warnings": [str(each.message) for each in caught if issubclass(each.category, PrivacyWarning)],
+        "missing": [str(each.message) for each in caught if str(each.message).startswith("the run ends without")],
         "weights": {c.name: fingerprint(weights(module, c.name)) for c in federation.local_clients},
         "values": {
             c.name: torch.cat([value.double().flatten() for value in weights(module, c.name).values()]).tolist()

@@ -87,6 +87,10 @@ class StepBoard:
         """Names of ranks, for logs."""
         return ", ".join(self.names[rank] for rank in sorted(ranks))
 
+    def disconnected(self) -> set[int]:
+        """Ranks that neither take part nor wait to come back; with the lock."""
+        return {*self.sites} - self.members.here - self.members.waiting
+
     def check_running(self) -> None:
         """Raise a `FederationError` if the run has ended."""
         if self.ended is not None:
@@ -119,12 +123,19 @@ class StepBoard:
         for rank in self.members.overdue():
             self.drop(rank, "timed out")
 
-    def await_sites(self, missing: Callable[[], Collection[int]], what: str, seconds: float) -> None:
-        """Wait until ``missing()`` is empty, and log now and then which sites are missing; with the lock."""
+    def await_sites(
+        self, missing: Callable[[], Collection[int]], what: str, seconds: float, needed: bool = True
+    ) -> None:
+        """Wait until ``missing()`` is empty, and log now and then which sites are missing; with the lock.
+
+        A `FederationError` after so many seconds, if they are ``needed``.
+        """
         ends, reminds = time.monotonic() + seconds, time.monotonic() + min(_REMIND, seconds / 2)
         while ranks := missing():
             self.check_running()
             now = time.monotonic()
+            if now >= ends and not needed:
+                return
             if now >= ends:
                 raise FederationError(
                     f"sites {[self.names[rank] for rank in sorted(ranks)]} did not come within {seconds:g} s "

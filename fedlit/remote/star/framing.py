@@ -20,7 +20,7 @@ _log = logging.getLogger("fedlit.remote")
 
 _T = TypeVar("_T")
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the messages between star ends; raised where older ones would not understand."""
 
 LONG = 64 << 20

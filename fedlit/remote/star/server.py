@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlit.federation.errors import FederationError
 from fedlit.federation.membership import Verdict
-from fedlit.federation.transport import Outgoing, Transport, Way, whole
+from fedlit.federation.transport import NOTHING, Outgoing, Transport, Way, whole
 from fedlit.privacy import DecodeError
 from fedlit.remote.carrier import Listener, Pieces, RefusedError
 from fedlit.remote.star.admission import Admission, History
@@ -105,10 +105,7 @@ class ServerStar(Transport):
     def roll_call(self, lacks: Callable[[Collection[int]], str] = lambda lost: "") -> frozenset[int]:
         """See `Transport`; where no site is left, waits for one."""
         board = self.board
-        members, expected = board.members, self._expected
-
-        def disconnected() -> set[int]:
-            return {*board.sites} - members.here - members.waiting
+        members, expected, disconnected = board.members, self._expected, board.disconnected
 
         def wait(missing: Callable[[], Collection[int]], what: str) -> None:
             board.await_sites(missing, what, self._wait_for)
@@ -120,7 +117,15 @@ class ServerStar(Transport):
                 _log.warning("no round begins without %s: %s", board.named(disconnected()), why)
                 wait(lambda: disconnected() if lacks(disconnected()) else set(), f"to go on: {why}")
         self._expected = frozenset()
-        return self._meeting(torch.zeros(1, dtype=torch.uint8), "a roll call", roll_call=True)[1].joined
+        return self._meeting(NOTHING, "a roll call", roll_call=True)[1].joined
+
+    def last_call(self) -> frozenset[int]:
+        """See `Transport`; waits for all sites."""
+        board = self.board
+        with board.changed:
+            _log.info("the last round is over: waiting for %s, to give them the result", board.named(self.lost))
+            board.await_sites(board.disconnected, "to receive the result", self._wait_for, needed=False)
+        return self._meeting(NOTHING, "the last roll call", roll_call=True, over=True)[1].joined
 
     def begin(self, back: Collection[int]) -> None:
         """See `Transport`."""
@@ -131,7 +136,9 @@ class ServerStar(Transport):
                 board.members.drop(rank)
             board.changed.notify_all()
 
-    def _meeting(self, frame: Tensor, doing: str, roll_call: bool = False) -> tuple[list[Tensor], Verdict]:
+    def _meeting(
+        self, frame: Tensor, doing: str, roll_call: bool = False, over: bool = False
+    ) -> tuple[list[Tensor], Verdict]:
         board, ours = self.board, bytes_of(frame)
         received = board.collect({rank: [len(ours)] for rank in board.here()}, doing)
         table = torch.zeros(self.world_size, len(ours), dtype=torch.uint8)
@@ -140,7 +147,8 @@ class ServerStar(Transport):
             verdict = board.members.meeting(roll_call)
             for rank in received.keys() - verdict.lost:
                 table[rank] = received[rank][0]
-            head = make_head(step=board.number, lost=sorted(verdict.lost), joined=sorted(verdict.joined))
+            lost, joined = sorted(verdict.lost), sorted(verdict.joined)
+            head = make_head(step=board.number, lost=lost, joined=joined, over=over)
             for rank in verdict.joined:
                 board.sites[rank].replies[JOINED] = Reply(head)
             present = board.members.here - verdict.joined

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedlit.federation.documents import read_document
 from fedlit.federation.errors import FederationError, PeerFailedError, RosterError
-from fedlit.federation.transport import Outgoing, Transport, Way
+from fedlit.federation.transport import NOTHING, Outgoing, Transport, Way
 from fedlit.privacy import DecodeError
 from fedlit.remote.carrier import BrokenError, Caller, Pieces
 from fedlit.remote.star.framing import bytes_of, cut, entry, frames, make_head, read_body, read_head
@@ -154,11 +154,16 @@ class SiteStar(Transport):
     def roll_call(self, lacks: Callable[[Collection[int]], str] = lambda lost: "") -> frozenset[int]:
         """See `Transport`; a site that comes back waits for the next."""
         if self._history is None:
-            return self._meeting(torch.zeros(1, dtype=torch.uint8), "a roll call")[1]
+            return self._meeting(NOTHING, "a roll call")[1]
         answer, _ = self._take_step(make_head(kind="join", session=self._session), (), lambda _: [], "a return")
         self._history = None
         self._number = entry(answer, "step", int)
+        self.over = entry(answer, "over", bool)
         return self._take_verdict(answer)
+
+    def last_call(self) -> frozenset[int]:
+        """See `Transport`."""
+        return self._meeting(NOTHING, "the last roll call")[1]
 
     def _take_verdict(self, answer: Mapping[str, Any]) -> frozenset[int]:
         """Note the ranks that have dropped out, and return those that come back."""
