@@ -32,7 +32,7 @@ def test_one_client_and_the_server_read_every_vector_under_a_shared_key(name: st
 def test_one_client_and_the_server_make_tags_for_any_total() -> None:
     """So that a false total is found out by the masks' terms and comparisons alone."""
     codec = FixedPoint()
-    tags = Tags(bytes(32), b"a sum", codec)  # its key is the same at all clients
+    tags = Tags(bytes(32), b"a sum", codec, 3)  # its key is the same at all clients
     false = [torch.full((5,), float(number)) for number in (7, 0, 0)]
     sent = [codec.encode(tags.append(vector, name)) for vector, name in zip(false, NAMES, strict=True)]
     total = codec.decode(torch.stack(sent).sum(dim=0))
