@@ -117,10 +117,10 @@ def test_a_bar_is_refreshed_ten_times_a_second_at_most(tmp_path, monkeypatch):
     monkeypatch.setattr(Progress, "refresh", lambda self: (refreshes.append(1), original(self))[1])
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setattr("fedlit.callbacks.round_progress_bar._SECONDS_BETWEEN_REFRESHES", 1000.0)
-    bar_trainer(10, tmp_path).fit(build(), Blobs())
+    bar_trainer(4, tmp_path).fit(build(), Blobs())
     few = len(refreshes)
     monkeypatch.setattr("fedlit.callbacks.round_progress_bar._SECONDS_BETWEEN_REFRESHES", 0.0)
-    bar_trainer(10, tmp_path).fit(build(), Blobs())
+    bar_trainer(4, tmp_path).fit(build(), Blobs())
     assert len(refreshes) - few >= 10
     assert few <= 6, "at the start and the end"
 
