@@ -110,7 +110,7 @@ def test_finished_runs_are_trained_again_if_that_is_asked_for(trained, capsys):
 
 def test_a_method_and_its_round_are_selected(capsys):
     words = [*TINY, "--compare=[fedlit.methods.SourceOnly]", "--select=best", "--trainer.enable_checkpointing=true"]
-    main(["fit", *words, "--trainer.max_epochs=4", "--data.target=cleveland"])
+    main(["fit", *words, "--trainer.max_epochs=6", "--data.target=cleveland"])
     printed = " ".join(capsys.readouterr().out.split())
     (file,) = Path("runs").glob("experiment_*/selected.json")
     (row,) = json.loads(file.read_text())
