@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from matplotlib.figure import Figure
 from torch.optim import Adam
 
 from commands import rows as rows_of
@@ -49,10 +48,7 @@ class Watch(pl.Callback, Component):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[DictionaryPictures, FedDaDiL, Watch, Path]:
     callback, watch, module, folder = DictionaryPictures(), Watch(), build(), tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        write = Figure.savefig
-        patch.setattr(Figure, "savefig", lambda self, path, dpi: write(self, path, dpi=20))  # quick
-        trainer(3, [callback, watch], folder).fit(module, Blobs())
+    trainer(3, [callback, watch], folder).fit(module, Blobs())
     return callback, module, watch, folder
 
 
