@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -122,7 +123,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         sys.modules["processes"].stop()
     if hasattr(config, "workerinput"):  # all is told, and to take libraries apart takes seconds
         os._exit(0)
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)  # no sooner: pytest itself has all rubbish collected before it ends
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,6 +8,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from copy import deepcopy
+from functools import lru_cache
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -183,13 +185,19 @@ class _Once(yaml.SafeLoader):
         super().flatten_mapping(node)
 
 
+@lru_cache(64)
+def _parsed(text: str) -> Any:
+    """A command looks at each of its configurations several times."""
+    return yaml.load(text, _Once)  # a SafeLoader
+
+
 def content_of(text: str) -> Any:
     """Parse YAML, or the file of that name."""
     where = "the command line"
     if os.path.isfile(text):  # which takes long texts, too
         where, text = text, Path(text).read_text()
     try:
-        return yaml.load(text, _Once)  # a SafeLoader
+        return deepcopy(_parsed(text))
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         place = where if mark is None else f"{where}, line {mark.line + 1}, column {mark.column + 1}"

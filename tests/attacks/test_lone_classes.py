@@ -22,7 +22,7 @@ from fedlit.methods import FedAvg, FedDaDiL, FedJDA, FedRFTCAClosedForm
 from fedlit.models import Features
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, Plain, PrivacyWarning, QuorumError
 from helpers import loader, same, trainer, weights
-from refused import refused
+from refused import refused, slow
 from thread_transport import on_ranks
 
 WIDTH, CLASSES, N = 4, 3, 3
@@ -172,7 +172,7 @@ def trained(make: Any, data: Data, strategy: Any, **kwargs: Any) -> tuple[dict[s
     return weights(module, "t"), {*module.federation.ledger.bytes_by_channel()}
 
 
-@pytest.mark.parametrize("make", [closed_form, dictionary])
+@pytest.mark.parametrize("make", [closed_form, slow(dictionary)])
 @pytest.mark.parametrize(
     ("numbers", "strategy", "asked"),
     [
@@ -208,7 +208,7 @@ def test_a_source_that_alone_has_each_of_its_classes_adds_zeros(monkeypatch: pyt
     assert all(bool(tensor.isfinite().all()) for tensor in weights(module, "t").values())
 
 
-@pytest.mark.parametrize("make", [closed_form, dictionary, validated])
+@pytest.mark.parametrize("make", [closed_form, slow(dictionary), validated])
 def test_sources_without_a_class_in_common_cannot_send_any(make: Any) -> None:
     data = samples({"a": (6, 5, 0), "b": (0, 0, 9), "t": (5, 5, 5)})
     with pytest.raises(RosterError, match="no class is at two sources"):
@@ -268,7 +268,7 @@ def sums(backend: Any, *dropped: str, counts: dict[str, list[float]] = COUNTS) -
 
 
 @pytest.mark.filterwarnings("ignore:of the classes", "ignore:.*sums")
-@pytest.mark.parametrize("name", ["masking", "paillier", "threshold"])
+@pytest.mark.parametrize("name", ["masking", *map(slow, ("paillier", "threshold"))])
 def test_a_source_that_drops_out_after_the_first_sum_leaves_no_class_to_another(name: str) -> None:
     """Or that the server reports: without "b", the second class of the total was the samples of "a" alone."""
     backend = LOSING if name == "masking" else backends.backend(name)

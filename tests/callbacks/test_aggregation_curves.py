@@ -18,6 +18,7 @@ from fedlit import Client, Run
 from fedlit.callbacks import AggregationCurves
 from fedlit.methods import FedAvg, FedGP
 from fedlit.models import MLP
+from refused import slow
 from small_federation import NUM_CLASSES, TARGET, Blobs, build, trainer
 
 SOURCES = ["amazon", "dslr", "caltech"]
@@ -129,7 +130,7 @@ def test_a_resumed_run_has_the_rounds_before(tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("federated", [True, False])
+@pytest.mark.parametrize("federated", [True, slow(False)])
 def test_another_fit_forgets_the_one_before(tmp_path, federated):
     callback = AggregationCurves()
     trainer(3, [callback], tmp_path, federated).fit(build(Logs, weighting="uniform"), Blobs())

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 from fedlit import Run, methods
 from fedlit.run.component import Component
 from fedlit.run.evaluation import CollapseWatch
+from refused import slow
 from small_federation import Blobs, build, trainer
 
 EVEN = {"a": 25, "b": 25, "c": 25, "d": 25}  # as many as 4 classes: variety 3
@@ -79,7 +80,7 @@ def test_classes_that_mix_in_a_confident_network_are_warned_of_but_not_among_ima
     assert not warned(trainer(8, spoiled, tmp_path), build(optimizer=adam), "near samples", data)
 
 
-@pytest.mark.parametrize("method", [methods.SourceOnly, methods.FedDANN])
+@pytest.mark.parametrize("method", [methods.SourceOnly, slow(methods.FedDANN)])
 def test_a_run_that_learns_is_not_warned_about(method, tmp_path):
     assert not warned(trainer(6, [], tmp_path), build(method), "predictions")
 

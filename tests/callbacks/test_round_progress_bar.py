@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from fedlit import Run
 from fedlit.callbacks import OracleAccuracy, RoundProgressBar
 from fedlit.run.component import Component
+from refused import slow
 from small_federation import Blobs, build, trainer
 
 LINE = re.compile(
@@ -139,7 +140,7 @@ def test_an_error_gives_the_terminal_back(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-@pytest.mark.parametrize(("steps", "first"), [(3, 1), (8, 3)])
+@pytest.mark.parametrize(("steps", "first"), [(3, 1), slow(8, 3)])
 def test_the_first_round_after_a_resume_is_shown_wherever_the_run_goes_on(tmp_path, capsys, steps, first):
     """Rounds of 4 steps: 3 are within a round, 8 at the end of one."""
     saving = ModelCheckpoint(tmp_path, filename="mid", every_n_train_steps=steps, save_top_k=-1)

@@ -20,7 +20,7 @@ from fedlit.federation import RosterError
 from fedlit.methods import FedAvg, FedRFTCA
 from fedlit.models import MLP
 from fedlit.privacy import PairwiseMasking
-from refused import refused
+from refused import refused, slow
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, EveryMetric, build, trainer
 
 NAMES = ["certainty", "diversity", "information", "density", "iwv", "dev"]
@@ -142,7 +142,7 @@ def test_scores_of_the_target_alone_cost_the_sources_nothing(tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["dev", "density"])
+@pytest.mark.parametrize("name", [slow("dev"), "density"])
 def test_a_checkpoint_is_kept_by_a_score(name, tmp_path):
     metrics, monitor = EveryMetric(), f"validator/{name}"
     best = ModelCheckpoint(tmp_path, monitor=monitor, mode="max", filename="{epoch}")

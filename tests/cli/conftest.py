@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,17 @@ NETWORK = "--model.extractor.init_args.hidden=[8]"
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _return_types_kept() -> Iterator[None]:
+    """Keep the types that functions return, for which each parser would read and parse the files of their modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        with contextlib.suppress(ImportError, AttributeError):  # of another release
+            from jsonargparse import _postponed_annotations as annotations
+
+            patch.setattr(annotations, "get_return_type", cache(annotations.get_return_type))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -205,7 +205,7 @@ def test_resuming_from_a_checkpoint_continues_the_run(exported):
     assert "MisconfigurationException" in refusal(*run, "--trainer.max_epochs=1", f"--ckpt_path={last}")
 
 
-def test_a_checkpoint_serves_the_other_subcommands_and_no_run_takes_the_place_of_another(exported, monkeypatch):
+def test_a_checkpoint_serves_the_other_subcommands_and_no_run_takes_the_place_of_another(exported):
     run = ["fit", "--config", "experiments/digits_fedavg", NETWORK]
     logger = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=runs", "--trainer.logger.version=one"]
     there = Path("runs/lightning_logs/one/metrics.csv")
@@ -221,9 +221,14 @@ def test_a_checkpoint_serves_the_other_subcommands_and_no_run_takes_the_place_of
     assert len(predicted) == 120  # the target's test samples
     assert all(float(row[row["predicted"]]) == max(float(row[str(each)]) for each in range(10)) for row in predicted)
     assert "version 'two' of CSVLogger" in refusal(*run, *logger, "--trainer.logger.version=two", "--seeds=[1, 2]")
+
+
+@pytest.mark.slow
+def test_no_run_takes_the_name_in_the_environment_from_another(monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_RUN_ID", "three")
-    assert "version 'three' of WandbLogger" in refusal(*run, "--config", "loggers/wandb", "--seeds=[1, 2]")
+    words = ["--config=experiments/digits_fedavg", "--config=loggers/wandb", "--seeds=[1, 2]"]
+    assert "version 'three' of WandbLogger" in refusal("fit", *words)
 
 
 def test_what_wandb_agents_write_is_understood():
@@ -272,7 +277,7 @@ def test_compared_methods_have_their_own_arguments_and_names():
     ("words", "expected"),
     [
         (["--data.init_args.batch_size=24", "--trainer.max_epochs=1", "--config=late.yaml"], (1, 24, 3)),
-        (["--trainer.strategy.local_steps=7", "--config=late.yaml", "--data.batch_size=24"], (9, 24, 7)),
+        slow(["--trainer.strategy.local_steps=7", "--config=late.yaml", "--data.batch_size=24"], (9, 24, 7)),
     ],
 )
 def test_what_the_user_gives_takes_the_place_of_what_a_method_presets(words, expected):
@@ -289,7 +294,7 @@ WRONG = [
     slow(["--data.clients=[fonts]"], "at least 2 clients"),
     slow(["--model.clients=[a,b]"], "taken from the data module"),
     (["--model", "{class_path: FedProx, init_args: {task: x}}"], "model.init_args.task: clients"),
-    (["--data=fedlit.data.ImageDomains", "--data.root=missing"], "missing"),
+    slow(["--data=fedlit.data.ImageDomains", "--data.root=missing"], "missing"),
     slow(["--compare=[{init_args: {mu: 0.1}}]"], "an entry of compare"),
     (["--compare=[{class_path: FedProx, data: {target_labels: 9}}, {class_path: FedProx}]"], "called 'FedProx'"),
     (["--ckpt_path=nowhere.ckpt"], "resumes one run, but this is 2 runs"),
@@ -381,7 +386,7 @@ def test_a_full_disk_is_named_and_no_other_failure_of_files_is_hidden(monkeypatc
 
 LACKING = [
     ("tensorboard", ["--config=loggers/tensorboard"], "tensorboard"),
-    ("wandb", ["--config=loggers/wandb"], "wandb"),
+    slow("wandb", ["--config=loggers/wandb"], "wandb"),
     slow("tenseal", ["--config=privacy/ckks"], "he"),
 ]
 

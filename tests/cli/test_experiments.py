@@ -95,9 +95,14 @@ def test_an_experiment_goes_on_and_takes_finished_runs_as_they_are(trained, caps
     assert sorted(map(str, Path("runs").rglob("version_*"))) == folders
     assert not (gone / "half.txt").exists()
     assert sum(path.stat().st_mtime_ns != times[path] for path in Path("runs").rglob("summary.json")) == 1
+
+
+@pytest.mark.slow
+def test_finished_runs_are_trained_again_if_that_is_asked_for(trained, capsys):
     main(SEEDS)
     assert "2 of 2 runs are finished already" in capsys.readouterr().out
     main([*SEEDS, "--fresh=true"])
+    assert len(trained) == 2
     assert len([*Path("runs").rglob("version_*")]) == 4
     Path("runs/FedAvg/version_2/summary.json").write_text("{}")
     assert re.search(r"version_2/summary.json' cannot be read.* --fresh true trains", refusal(*SEEDS))
@@ -156,9 +161,14 @@ def test_an_interrupted_run_goes_on_from_its_latest_whole_checkpoint(trained):
     assert metrics(folder) == rows
     assert first.stat().st_mtime_ns == written
     assert len([*Path("runs").rglob("version_*")]) == 2
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_no_run_of_the_experiment_stays_as_it_is(trained):
+    folder = Path("runs/FedAvg/version_1")
     for name in ("experiment.sha256", "summary.json"):
         (folder / name).unlink()
-    main(SEEDS)  # the folder is none of this experiment any more, and stays as it is
+    main(SEEDS)
     assert (folder / "metrics.csv").is_file()
     assert not (folder / "summary.json").exists()
     assert found() == trained

@@ -57,6 +57,8 @@ def by_command(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Tens
 
 
 def test_the_file_predicts_what_the_command_predicts(run, by_command, capsys):
+    os.utime(epoch(run, 0))  # the youngest file is not the newest model
+    shutil.copyfile(epoch(run, 1), run / "checkpoints" / "last.ckpt")
     main(["export", str(run)])
     printed = capsys.readouterr().out
     assert f"checkpoint: {epoch(run, 2)}, after 3 rounds" in printed
@@ -64,14 +66,9 @@ def test_the_file_predicts_what_the_command_predicts(run, by_command, capsys):
     torch.testing.assert_close(predicted(run / "target.pt2"), by_command, atol=1e-6, rtol=0)
 
 
-def test_of_several_checkpoints_the_one_of_most_rounds_is_taken_unless_another_is_given(run, by_command, capsys):
-    os.utime(epoch(run, 0))  # the youngest file is not the newest model
-    shutil.copyfile(epoch(run, 1), run / "checkpoints" / "last.ckpt")
-    main(["export", str(run), "--output", "default.pt2"])
+def test_another_checkpoint_than_the_one_of_most_rounds_is_taken_where_it_is_given(run, by_command, capsys):
     main(["export", str(run), "--output", "first.pt2", "--ckpt_path", str(epoch(run, 0))])
-    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("checkpoint")] == [
-        f"checkpoint: {epoch(run, number)}, after {number + 1} rounds" for number in (2, 0)
-    ]
+    assert f"checkpoint: {epoch(run, 0)}, after 1 rounds" in capsys.readouterr().out.splitlines()
     assert not torch.allclose(predicted(Path("first.pt2")), by_command)
 
 
@@ -127,8 +124,8 @@ def of_federation(content: Any, **changes: Any) -> Any:
     ("change", "message"),
     [
         (lambda content: {}, "'strange.ckpt' is no checkpoint of a federation"),
-        (lambda content: content | {"method": "another.Method"}, "is a checkpoint of another.Method, .*FedAvg"),
-        (lambda content: of_federation(content, roster=content["federation"]["roster"][1:]), "another federation"),
+        slow(lambda content: content | {"method": "another.Method"}, "is a checkpoint of another.Method, .*FedAvg"),
+        slow(lambda content: of_federation(content, roster=content["federation"]["roster"][1:]), "another federation"),
         (wide, "'strange.ckpt' does not fit the run's config.yaml: give a checkpoint of the"),
         slow(lambda content: of_federation(content, round_idx=float("inf")), ""),
         slow(lambda content: content | {"lr_schedulers": 1}, ""),
@@ -147,7 +144,7 @@ def test_of_several_checkpoints_all_must_say_how_far_they_are(run):
     assert "strange.ckpt' does not state how many rounds" in refusal("export", "run")
 
 
-@pytest.mark.parametrize("place", [0, -30])
+@pytest.mark.parametrize("place", [slow(0), -30])
 def test_a_damaged_checkpoint_is_refused(run, place):
     content = bytearray(epoch(run, 2).read_bytes())
     content[place : place + 20 or None] = b"\xff" * 20

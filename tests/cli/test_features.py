@@ -99,7 +99,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, most: float = float("inf")) -> list
     return sizes
 
 
-@pytest.mark.parametrize("survived", [slow(0), 5, 9])
+@pytest.mark.parametrize("survived", [slow(0), slow(5), 9])
 def test_a_killed_run_goes_on_and_the_file_is_the_same_to_the_last_byte(monkeypatch, survived, capsys):
     monkeypatch.setattr("fedlit.cli.extraction._CHUNK", 4)  # rounded up to 6, two batches of 3
     write(*SMALL, out="straight.npz")
@@ -240,10 +240,10 @@ def another_decoder() -> None:
     ("change", "words", "which"),
     [
         (another_picture, [], "data of photo"),
-        (other_weights, [], "network"),
+        slow(other_weights, [], "network"),
         slow(lambda: None, ["--data.image_size=24"], "data of art and data of photo"),
         slow(another_decoder, [], "data of art and data of photo"),
-        (lambda: None, ["--batch_size=2"], "batch_size"),
+        slow(lambda: None, ["--batch_size=2"], "batch_size"),
     ],
     ids=["data", "weights", "size", "decoder", "batches"],
 )

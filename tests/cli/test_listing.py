@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,18 +19,21 @@ import fedlit.models
 from fedlit import methods
 from fedlit.callbacks import Validators
 from fedlit.cli import catalogue, commands, known, main
-from fedlit.cli.catalogue import KINDS, PlugIn, rows
+from fedlit.cli.catalogue import KINDS, PlugIn
 from fedlit.data import DomainDataModule
 from fedlit.methods import FedAvg
 from helpers import build, digits, trainer
 
 ROOT = Path(__file__).parents[2]
+rows = cache(catalogue.rows)
+"""Made once: for those of methods, each is built."""
 
 
 @pytest.fixture(autouse=True)
 def _no_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is installed beside fedlit where the tests run."""
     monkeypatch.setattr(commands, "offered", lambda kind: ())
+    monkeypatch.setattr(catalogue, "rows", rows)
     commands._plug_ins.cache_clear()
 
 

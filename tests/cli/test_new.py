@@ -278,7 +278,7 @@ def test_the_rate_is_one_at_which_no_loss_of_these_rows_rises(columns, task):
     ("labelled", "share", "told"),
     [
         (30, 0.5, "turin has 30 labels: FedAvg trains on 15, drawn at random, and the other 15 score it"),
-        (2, 0.5, "turin has 2 labels: FedAvg trains on 1, drawn at random, and the other 1 score it"),
+        slow(2, 0.5, "turin has 2 labels: FedAvg trains on 1, drawn at random, and the other 1 score it"),
         (1, None, "turin has 1 label, and FedAvg needs"),
         (0, None, "turin has no labels, and FedAvg needs"),
     ],

@@ -11,6 +11,7 @@ import pytest
 
 from fedlit.cli import main
 from fedlit.cli.catalogue import KINDS, load_plugins
+from refused import slow
 
 CODE = '''
 from dataclasses import replace
@@ -121,8 +122,8 @@ def test_every_kind_of_plug_in_is_used_by_its_short_name(nested, install, capsys
     [
         ("methods", "Gone", "not_installed_anywhere:Gone", "ModuleNotFoundError: No module named 'not_installed"),
         ("methods", "OddSum", "odd_things:OddSum", "TypeError: 'odd_things:OddSum' is no subclass of FederatedModule"),
-        ("privacy", "OddNet", "odd_things:OddNet", "no subclass of SecureAggregation or TwoPartyAffine"),
-        ("methods", "odd", "odd_things:OddAverage", "'odd_things:OddAverage' must be called like its class"),
+        slow("privacy", "OddNet", "odd_things:OddNet", "no subclass of SecureAggregation or TwoPartyAffine"),
+        slow("methods", "odd", "odd_things:OddAverage", "'odd_things:OddAverage' must be called like its class"),
         ("methods", "FedAvg", "odd_things:FedAvg", "fedlit has a class of that name: rename it, or write its class"),
     ],
 )

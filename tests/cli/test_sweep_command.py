@@ -22,7 +22,7 @@ from fedlit.cli.arguments import type_true
 from fedlit.cli.distributions import DISTRIBUTIONS
 from fedlit.cli.sweep import SweepFile
 from fedlit.cli.trials import Ranking, Sweep, Trial, name_trials
-from refused import refused
+from refused import refused, slow
 from summaries import summary
 
 ROOT = Path(__file__).parents[2]
@@ -189,12 +189,10 @@ ARRIVE: dict[str, Any] = {
     "model.init_args.param_groups": [{"part": "classifier", "lr": float("inf"), "weight_decay": None}],
     "trainer.default_root_dir": "1.0",
 }
-SPELT = ("no_hyphens", "no_equals", "no_boolean_flags", "json")
+SPELT = ("no_hyphens", "no_equals", "no_boolean_flags", "json", "json_file")
 
 
-@pytest.mark.parametrize(
-    "placeholder", ["args", "args_json_file", *(pytest.param(f"args_{each}", marks=pytest.mark.slow) for each in SPELT)]
-)
+@pytest.mark.parametrize("placeholder", ["args", *(slow(f"args_{each}") for each in SPELT)])
 def test_values_of_a_sweep_arrive_with_their_types(placeholder):
     before = ["-c"] if "json" in placeholder else []
     command = ["${env}", "${program}", "fit", "--config=data/digits", "--config=methods/fedavg", *before]

@@ -60,6 +60,19 @@ pytestmark = pytest.mark.usefixtures("translations_kept")
 Reader = Callable[[Path, Tensor], Tensor]
 
 
+def without_fedlit(model: Path, inputs: Tensor) -> Tensor:
+    """What a .pt2 file predicts where fedlit cannot be imported; in this process, as torch takes long to import."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "fedlit"]:
+            patch.delitem(sys.modules, name)
+        patch.setitem(sys.modules, "fedlit", None)
+        network = torch.export.load(model).module()
+        with torch.no_grad():
+            found = network(inputs)
+        assert not [name for name in sys.modules if name.startswith("fedlit.")]
+    return found
+
+
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     """Reads a .pt2 file in a process in which fedlit cannot be imported."""
@@ -137,12 +150,12 @@ def by_default(rows: Collection[Any], default: Collection[Any]) -> list[Any]:
         [(name, ".pt2") for name in ("FedRFTCA", "FedDaDiL", "APFL", "KNNPer")] + [("SmallCNN", ".onnx")],
     ),
 )
-def test_files_predict_as_the_trainer_does(name: str, suffix: str, elsewhere: Reader, tmp_path: Path) -> None:
+def test_files_predict_as_the_trainer_does(name: str, suffix: str, tmp_path: Path) -> None:
     module, inputs, expected = trained(name)
     path = tmp_path / f"target{suffix}"
     export_target(module, path, inputs.shape[1:])
     for part in PARTS:
-        found = (read_onnx if suffix == ".onnx" else elsewhere)(path, inputs[part])
+        found = (read_onnx if suffix == ".onnx" else without_fedlit)(path, inputs[part])
         torch.testing.assert_close(found, expected[part], atol=1e-5 if suffix == ".onnx" else 1e-6, rtol=0)
     assert sorted(tmp_path.iterdir()) == [path, path.with_suffix(f"{suffix}.md")]
     if name in READ and suffix == ".pt2":
@@ -150,6 +163,15 @@ def test_files_predict_as_the_trainer_does(name: str, suffix: str, elsewhere: Re
         names = {*program.state_dict, *program.constants}
         assert {name.split(".")[1] for name in names} == READ[name]
         assert str(Path(__file__).parents[2]).encode() not in path.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_another_process_reads_a_file_without_fedlit(name: str, elsewhere: Reader, tmp_path: Path) -> None:
+    module, inputs, expected = trained(name)
+    export_target(module, tmp_path / "target.pt2", inputs.shape[1:])
+    for part in PARTS:
+        torch.testing.assert_close(elsewhere(tmp_path / "target.pt2", inputs[part]), expected[part], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("method", [KNNPer, Ditto])
@@ -312,14 +334,14 @@ MODULES: dict[str, Callable[[Path], DomainDataModule]] = {
     ),
 )
 def test_files_predict_of_raw_samples_what_the_module_does_of_prepared_ones(
-    name: str, suffix: str, elsewhere: Reader, tmp_path: Path
+    name: str, suffix: str, tmp_path: Path
 ) -> None:
     data = MODULES[name](tmp_path)
     module, expected = fitted(data)
     raw = data.load(data.target).x[data.split(data.target).test]
     path = tmp_path / f"target{suffix}"
     export_target(module, path, data)
-    found = (read_onnx if suffix == ".onnx" else elsewhere)(path, raw.flatten(1) if name == "Digits" else raw)
+    found = (read_onnx if suffix == ".onnx" else without_fedlit)(path, raw.flatten(1) if name == "Digits" else raw)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 

@@ -22,6 +22,7 @@ from fedlit.methods import FedAvg, FedDaDiL
 from fedlit.models import DictionaryReplica, Features
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, PrivacyWarning
 from helpers import loader, same, trainer, weights
+from refused import slow
 
 NAMES = ["c0", "c1", "c2"]
 WIDTH, CLASSES, ATOMS, SIZE = 5, 3, 2, 12
@@ -105,7 +106,7 @@ def test_a_source_that_alone_has_a_class_is_told_that_its_moments_are_its_own(st
 
 
 @pytest.mark.parametrize(
-    ("label_cost", "sample_weights"), [(2.0, "uniform"), ("adaptive", "uniform"), (2.0, "balanced")]
+    ("label_cost", "sample_weights"), [slow(2.0, "uniform"), ("adaptive", "uniform"), (2.0, "balanced")]
 )
 def test_a_round_is_a_step_of_each_client_and_their_mean(label_cost: Any, sample_weights: Any) -> None:
     """Algorithms 1 and 2 with all points of the atoms and all samples in one batch."""

@@ -182,7 +182,7 @@ def test_whatever_a_user_sees_is_in_the_unit_of_the_labels(tmp_path: Path) -> No
         SourceOnly, data, extractor=MLP(data.in_features, [8]), task="regression",
         optimizer=lambda params: Adam(params, lr=0.02),
     )  # type: ignore[arg-type]  # fmt: skip
-    run = trainer(10, [OracleAccuracy(), TargetPredictions(tmp_path / "predictions.csv")])
+    run = trainer(3, [OracleAccuracy(), TargetPredictions(tmp_path / "predictions.csv")])
     run.fit(module, data)
     x, y = samples_of(data, data.target)
     first = module.replicas[data.target](x).detach().double()[:, 0]

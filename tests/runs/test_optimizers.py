@@ -31,7 +31,7 @@ from fedlit.federation import RosterError
 from fedlit.methods import FADA, CoMDA, FedAvg, FedDANN, FedGP, FedWDGRL, TargetOnly
 from fedlit.models import MLP
 from helpers import STATEFUL, build, digits, loader, same, shards, trainer, weights
-from refused import refused
+from refused import refused, slow
 
 BY_PART = [
     {"part": "extractor", "lr": 0.003},
@@ -210,7 +210,7 @@ def test_settings_that_a_resume_does_not_take_are_named(before: Any, now: Any, m
 
 
 @pytest.mark.parametrize(
-    ("before", "now"), [(partial(SGD, lr=0.1), ADAM), (ADAM, partial(SGD, lr=0.1)), (ADAM, RMSprop)]
+    ("before", "now"), [(partial(SGD, lr=0.1), ADAM), slow(ADAM, partial(SGD, lr=0.1)), slow(ADAM, RMSprop)]
 )
 def test_another_optimizer_cannot_take_over_a_state(before: Any, now: Any, tmp_path: Path) -> None:
     fit(1, tmp_path / "a.ckpt", before)
@@ -240,7 +240,8 @@ def test_another_schedule_is_named_or_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "schedule",
     [
-        None, step(0.5), lambda optimizer: ConstantLR(optimizer), lambda optimizer: CosineAnnealingLR(optimizer, 4),
+        None, step(0.5), slow(lambda optimizer: ConstantLR(optimizer)),
+        slow(lambda optimizer: CosineAnnealingLR(optimizer, 4)),
         lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=9),
         lambda optimizer: ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0),
     ],

@@ -32,7 +32,7 @@ def one() -> dict:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "devices"), [pytest.param(start, 3, id="K+1", marks=SLOW), pytest.param(under_torchrun, 2)]
+    ("launcher", "devices"), [pytest.param(start, 3, id="K+1", marks=SLOW), pytest.param(under_torchrun, 2, marks=SLOW)]
 )
 def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
     one: dict, launcher: Callable[..., list[dict[str, Any]]], devices: int
@@ -46,7 +46,7 @@ def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
 
 
 LAYOUTS = {"two": ["--devices", "2"], "three": ["--devices", "3"], "server apart": [*APART]}
-BY_DEFAULT = [("FedGP auto", "server apart"), ("FedDANN", "three")]
+BY_DEFAULT = [("FedGP auto", "server apart")]
 EVERY = [name for name in one_site.ARGUMENTS if name not in ("Oracle", "FedGP auto, one batch")]
 
 
@@ -187,7 +187,7 @@ def test_exact_backends_resume_on_other_processes_with_new_keys(name: str, tmp_p
             marks=SLOW,
         ),
         pytest.param(["--trouble", "nan", "--method", "FedAvg"], "the training loss of client", marks=SLOW),
-        (["--method", "OutOfStep"], "channel 'gossip'"),
+        pytest.param(["--method", "OutOfStep"], "channel 'gossip'", marks=SLOW),
         (["--trouble", "init"], "the initial network"),
         (["--trouble", "raise"], "something went wrong at this site"),
         pytest.param(["--method", "FedGP auto, one batch"], "at least 2 of different samples", marks=SLOW),
@@ -270,7 +270,7 @@ def test_each_process_writes_its_own_clients_and_nobody_elses(folder: Path) -> N
     assert len({checkpoint["set"] for checkpoint in checkpoints}) == 1
 
 
-@pytest.mark.parametrize(("devices", "file"), [("1", "half.ckpt.part1"), ("2", "half.ckpt")])
+@pytest.mark.parametrize(("devices", "file"), [pytest.param("1", "half.ckpt.part1", marks=SLOW), ("2", "half.ckpt")])
 def test_training_goes_on_from_any_file_of_the_set_on_any_number_of_processes(
     folder: Path, straight: dict[str, Any], devices: str, file: str
 ) -> None:

@@ -46,7 +46,8 @@ def test_a_fault_names_client_row_and_way_out(fault: str, in_memory: bool, feder
     ("method", "fault", "in_memory", "rank_of_client"),
     [
         pytest.param("FedAvg", "NaN at a source", True, 1, marks=pytest.mark.slow),
-        ("FedDANN", "one class too high", False, 1),  # exchanges in every step
+        # exchanges in every step
+        pytest.param("FedDANN", "one class too high", False, 1, marks=pytest.mark.slow),
         ("AdaBN", "NaN at the target", False, 2),  # reads the target's samples after the last exchange of a round
     ],
 )

@@ -58,7 +58,7 @@ def unlogged(module: Net) -> Net:
     return module
 
 
-@pytest.mark.parametrize("interval", ["epoch", "step"])
+@pytest.mark.parametrize("interval", [pytest.param("epoch", marks=pytest.mark.slow), "step"])
 def test_fedavg_of_a_wrapped_module_is_a_loop_by_hand_to_the_bit(interval: str) -> None:
     seen: dict[int, list[Any]] = defaultdict(list)
     torch.manual_seed(0)
