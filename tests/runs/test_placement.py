@@ -32,7 +32,7 @@ def one() -> dict:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "devices"), [pytest.param(start, 3, id="K+1", marks=SLOW), pytest.param(under_torchrun, 2, marks=SLOW)]
+    ("launcher", "devices"), [pytest.param(start, 3, id="K+1", marks=SLOW), (under_torchrun, 2)]
 )
 def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
     one: dict, launcher: Callable[..., list[dict[str, Any]]], devices: int
