@@ -31,9 +31,7 @@ def one() -> dict:
     return result
 
 
-@pytest.mark.parametrize(
-    ("launcher", "devices"), [pytest.param(start, 3, id="K+1", marks=SLOW), (under_torchrun, 2)]
-)
+@pytest.mark.parametrize(("launcher", "devices"), [pytest.param(start, 3, id="K+1", marks=SLOW), (under_torchrun, 2)])
 def test_placement_changes_neither_weights_nor_ledger_nor_metrics(
     one: dict, launcher: Callable[..., list[dict[str, Any]]], devices: int
 ) -> None:
