@@ -189,7 +189,8 @@ class CKKS(VectorAggregation):
     @property
     def grid(self) -> FixedPoint:
         """See `SecureAggregation`: finer than the codec's."""
-        return FixedPoint(self.grid_bits, self.codec.bound)
+        # the codec rounds before it compares, so that half a step of it is beyond the bound
+        return FixedPoint(self.grid_bits, self.codec.bound + 1 / self.codec.scale)
 
     def encode(self, numbers: Tensor) -> Tensor:
         """Reals on the grid, which a decrypted sum of them is rounded to as well."""

@@ -90,14 +90,14 @@ class Tags:
             DecodeError: If it is shorter than its tags.
             AuthenticationError: If its tags are not those of its numbers, or a number is beyond what they add up to.
         """
-        if len(total) < self.count:
-            raise DecodeError(f"a total of {len(total)} numbers has no {self.count} of its tags")
+        if total.dim() != 1 or len(total) < self.count:
+            raise DecodeError(f"a total of shape {tuple(total.shape)} is no row with {self.count} tags at its end")
         largest = self._codec.largest_sum(len(clients))
         running = Running(self._r + bytes(_COEFFICIENT), self._packed, largest)
-        reals = total.cpu().double().numpy()
-        for start in range(0, len(reals) - self.count, _CHUNK):
-            running.take(self._integers(reals[start : min(start + _CHUNK, len(reals) - self.count)], largest))
-        parts = self._integers(reals[-self.count :], largest)
+        reals, rest = total.cpu().double().numpy(), len(total) - self.count
+        for start in range(0, rest, _CHUNK):
+            running.take(self._integers(reals[start : min(start + _CHUNK, rest)], largest))
+        parts = self._integers(reals[rest:], largest)
         sent = sum(part << at for part, at in zip(parts.tolist(), self._places(), strict=True))
         sent -= sum(int.from_bytes(self._offset(client), "little") for client in clients)
         if not self._is_sum(sent, *running.finish(), len(clients)):
@@ -109,12 +109,14 @@ class Tags:
 
     def _integers(self, reals: NDArray[np.float64], largest: int) -> NDArray[np.int64]:
         """Integers of some numbers of a total, none of them beyond ``largest``."""
-        integers = reals * self._codec.scale
-        np.rint(integers, out=integers)
-        if not (len(integers) == 0 or -largest <= integers.min() <= integers.max() <= largest):  # NaN neither
+        scaled = reals * self._codec.scale
+        if len(scaled) and not -largest <= scaled.min() <= scaled.max() <= largest:  # NaN neither
             bound = f"the {largest / self._codec.scale:g} that its clients can add up to"
             raise AuthenticationError(f"a total has numbers beyond {bound}")
-        return integers.astype(np.int64)
+        integers = scaled.astype(np.int64)
+        if not np.array_equal(integers, scaled):  # or clients could hold totals that differ by half a step
+            raise AuthenticationError("a total has numbers between the steps of its grid")
+        return integers
 
     def _is_sum(self, sent: int, authenticator: int, coefficients: int, num_clients: int) -> bool:
         """Whether authenticators of ``num_clients`` vectors, without offsets, can have the sum ``sent``."""

@@ -299,7 +299,7 @@ class FedlitCLI(LightningCLI):
             if self._checkpoint is not None:
                 _keep_rows(first, self._checkpoint)
             if self._journals is None and (earlier := self._earlier()) is not None:  # for who goes on from this one
-                Path(first.log_dir, JOURNALS).symlink_to(earlier)
+                Path(first.log_dir, JOURNALS).symlink_to(os.path.relpath(earlier, Path(first.log_dir).resolve()))
         return loggers
 
     def _earlier(self) -> Path | None:

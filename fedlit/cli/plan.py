@@ -223,7 +223,8 @@ class Plan(ABC):
         if not self._afresh():
             waiting = [number for number in waiting if self.folder.finished(number) is None]
         else:
-            self.set_journals_aside()
+            if self.parsed.arguments.fresh:
+                self.set_journals_aside()
             if first_process():
                 self.folder.forget()
         if len(waiting) < total:

@@ -28,7 +28,7 @@ from fedlit.federation.streams import global_seed
 from fedlit.federation.sums.driver import Recipe, Sums
 from fedlit.federation.transport import NOTHING, OneProcess, Transport
 from fedlit.federation.two_party import TwoPartyExchange
-from fedlit.privacy import GaussianMechanism, PrivacyWarning, SecureAggregation, TwoPartyAffine
+from fedlit.privacy import GaussianMechanism, PrivacyWarning, SecureAggregation, Terms, TwoPartyAffine
 from fedlit.privacy.packing import Payload
 
 _Clients = Iterable[Client | str]
@@ -155,6 +155,16 @@ class Federation(Participants):
         back = transport.last_call() if transport.lost else frozenset()
         self._send_away()
         return back
+
+    def compare_totals(self) -> None:
+        """Compare the newest totals that processes have received, in pairs, where a backend hides.
+
+        Raises:
+            TermsError: On every process, if the server has sent two of them different ones.
+        """
+        if self._identities is not None:
+            totals = self._sums.totals
+            self._identities.compare(Terms({}, totals.received.listed(), totals.remembered))
 
     def _send_away(self) -> None:
         self.roster.send_away([name for name in self.roster.rank_of if self._messenger.is_lost(name)])

@@ -18,8 +18,11 @@ from typing import Any
 
 from fedlit.federation.errors import RosterError
 from fedlit.federation.messenger import Messenger
-from fedlit.privacy import DecodeError, KeyCheckError, PrivacyError
+from fedlit.privacy import DecodeError, KeyCheckError, PrivacyError, Terms
 from fedlit.privacy.links import KEY_BYTES, KeyPair, Link, derive, digest
+
+_FRESH = 16
+"""Bytes that a process draws for each meeting."""
 
 _PAD = 4096
 """Proofs are padded to multiples of so many bytes: who returns, with another signature, states as many as before."""
@@ -64,6 +67,7 @@ class Identities:
         self.keys = {name: KeyPair(None if journal is None else journal.secret_of("identity", name)) for name in local}
         self._pinned: dict[str, bytes] = {} if journal is None else journal.pinned()
         self.publics: dict[str, bytes] = {}
+        self._fresh: list[bytes] = []  # of each rank, so that nothing of an earlier meeting passes
         self._shared: bytes | None = None
         self._dealer = ""  # of the shared key
 
@@ -77,11 +81,14 @@ class Identities:
         messenger = self._messenger
         keys = {name: pair.public for name, pair in self.keys.items()}
         lasting = messenger.journal is not None
-        proof = {} if self._voucher is None else self._voucher.sign(_statement(keys, lasting))
+        fresh = secrets.token_bytes(_FRESH)
+        proof = {} if self._voucher is None else self._voucher.sign(self._statement(keys, lasting, fresh))
         padding = bytes(-sum(map(len, proof.values())) % _PAD)
-        own = {"keys": keys, "lasting": lasting, "proof": {**proof, "": padding}}
+        own = {"keys": keys, "lasting": lasting, "fresh": fresh, "proof": {**proof, "": padding}}
         statements = messenger.transport.all_gather(own, "identity keys")
         self.publics, self._shared = dict(keys), None
+        self._fresh = [b""] * len(statements)
+        self._fresh[messenger.transport.rank] = fresh
         try:
             for rank, statement in enumerate(statements):
                 if rank != messenger.transport.rank and rank not in messenger.transport.lost:
@@ -100,7 +107,7 @@ class Identities:
         if self._shared is None or messenger.is_lost(self._dealer):  # lost while it dealt, maybe
             here = [name for name in messenger.rank_of if not messenger.is_lost(name)]
             self._dealer = dealer = here[0]
-            about = digest("shared key", here)
+            about = digest("shared key", here, self._fresh)
             drawn = secrets.token_bytes(KEY_BYTES)
             sealed: dict[str, bytes] = {}
             if messenger.is_local(dealer):
@@ -117,6 +124,35 @@ class Identities:
             self._shared = drawn
         return self._shared
 
+    def compare(self, terms: Terms) -> None:
+        """Compare what processes have received, in pairs over links of their clients; every process calls it.
+
+        Raises:
+            TermsError: On every process, if two have received something else as one total.
+        """
+        messenger = self._messenger
+        spokes = {rank: name for name, rank in reversed(messenger.rank_of.items()) if not messenger.is_lost(name)}
+        own = spokes.pop(messenger.transport.rank, None)
+
+        def about(sender: str | None, receiver: str | None) -> bytes:
+            return digest("received totals", self._fresh, str(sender), str(receiver))
+
+        def link(peer: str, way: bytes) -> Link:
+            return self._link(str(own), peer, way)
+
+        ways = {name: about(own, name) for name in spokes.values()} if own is not None else {}
+        sealed = {name: link(name, way).seal(terms.for_peers(), way) for name, way in ways.items()}
+        sent = messenger.transport.all_gather(sealed, "received totals")
+        try:
+            for rank, peer in spokes.items() if own is not None else ():
+                if not isinstance(sent[rank], Mapping) or type(sent[rank].get(own)) is not bytes:
+                    raise DecodeError(f"client {peer!r} does not say client {own!r} which totals it has received")
+                way = about(peer, own)
+                terms.check(link(peer, way).open(sent[rank][own], way), peer, str(own))
+        except PrivacyError as error:
+            messenger.fail(error)
+        messenger.check("received totals")
+
     def _link(self, owner: str, peer: str, about: bytes) -> Link:
         if peer not in self.publics:
             raise KeyCheckError(f"client {peer!r} has stated no identity key")
@@ -125,13 +161,14 @@ class Identities:
     def _take(self, rank: int, statement: Any) -> None:
         names = [name for name, host in self._messenger.rank_of.items() if host == rank]
         try:
-            keys, lasting, proof = statement["keys"], statement["lasting"], statement["proof"]
+            keys, lasting, fresh, proof = (statement[key] for key in ("keys", "lasting", "fresh", "proof"))
             whole = {*keys} == {*names} and all(type(key) is bytes and len(key) == KEY_BYTES for key in keys.values())
         except (TypeError, KeyError, AttributeError) as error:
             raise DecodeError(f"rank {rank} states no identity keys, but a {type(statement).__name__}") from error
-        if not whole or type(lasting) is not bool or not isinstance(proof, Mapping):
+        whole = whole and type(lasting) is bool and type(fresh) is bytes and len(fresh) == _FRESH
+        if not whole or not isinstance(proof, Mapping):
             raise DecodeError(f"rank {rank} states identity keys of {[*keys]}, and hosts {names}")
-        message = _statement(keys, lasting)
+        message, self._fresh[rank] = self._statement(keys, lasting, fresh), fresh
         for name in names:
             if self._voucher is not None:
                 self._voucher.check(name, message, proof)
@@ -151,6 +188,5 @@ class Identities:
             if self._messenger.journal is not None:
                 self._messenger.journal.pin(name, key)
 
-
-def _statement(keys: Mapping[str, bytes], lasting: bool) -> bytes:
-    return digest("identity keys of clients", sorted(keys.items()), lasting)
+    def _statement(self, keys: Mapping[str, bytes], lasting: bool, fresh: bytes) -> bytes:
+        return digest("identity keys of clients", [*self._messenger.rank_of], sorted(keys.items()), lasting, fresh)

@@ -79,7 +79,9 @@ class Journal(Records):
                 self._append({"run": run})
             for name in [name for name in run if self._run.get(name) != run[name]]:
                 what = f"is of another run ({name} was {self._run.get(name)!r}, and is {run[name]!r})"
-                raise self._problem(what, "name another file, or restore what the run began with")
+                problem = self._problem(what, "name another file, or restore what the run began with")
+                problem.public = f"a site's {self._TITLE} is of another run, with another {name}"  # type: ignore[attr-defined]
+                raise problem
 
     def next_sum(self, position: Sequence[object], channel: str) -> Sum:
         """Name the sum or exchange that begins: the program of a run asks for them in the same order each time."""
@@ -105,7 +107,15 @@ class Journal(Records):
         """Write the identity key of a client of another site; raises as `release`."""
         self._append({"peer": client, "key": key.hex()})
 
-    def release(self, client: str, step: Sum, vector: Tensor, among: Sequence[str], once: bool = False) -> None:
+    def release(
+        self,
+        client: str,
+        step: Sum,
+        vector: Tensor,
+        among: Sequence[str],
+        once: bool = False,
+        content: Sequence[Tensor] | None = None,
+    ) -> None:
         """Write that a client's vector leaves it next.
 
         Args:
@@ -114,15 +124,20 @@ class Journal(Records):
             vector: Shape (n,), before it is hidden.
             among: Whose vectors it is added to.
             once: Whether a vector is refused that was released in another sum, over other clients.
+            content: What the vector is made of by a weight, which depends on the others: by this it is known again.
 
         Raises:
             JournalError: If another vector, or the same one for other clients, was released in this step; or if the
                 journal cannot be written.
         """
         hashed = self._hash(vector)
+        parts = [vector] if content is None else [each for each in content if each.numel()]
+        ends = {float(end) for each in parts for end in torch.aminmax(each.detach())} if once else ()
         # numbers that are few, or all the same, may well be those of another round by chance
-        once = once and len(vector) >= _COINCIDENCE and len({*torch.stack(torch.aminmax(vector)).tolist()}) > 1
+        once = sum(each.numel() for each in parts) >= _COINCIDENCE and len(ends) > 1
         entry = {"client": client, "sum": [*step], "among": [*among], "hash": hashed, "once": once}
+        if content is not None:
+            entry["content"] = self._hash(*content)
         before = self._entries.get((client, *step))
         if before is not None:
             if before["among"] != entry["among"]:
@@ -130,7 +145,7 @@ class Journal(Records):
             if before["hash"] != hashed:
                 raise self._refusal(client, step, "another vector")
             return
-        for earlier in self._alike(client, step, hashed) if once else ():
+        for earlier in self._alike(client, step, _content(entry)) if once else ():
             if earlier["among"] != entry["among"]:
                 what = f"the same vector in another round, among {earlier['among']}, now {[*among]}"
                 raise self._refusal(client, step, what)
@@ -142,7 +157,7 @@ class Journal(Records):
         entry = self._entries.get((client, *step), {})
         before = entry.get("survivors")
         if before is None:
-            for earlier in self._alike(client, step, entry["hash"]) if entry.get("once") else ():
+            for earlier in self._alike(client, step, _content(entry)) if entry.get("once") else ():
                 if earlier.get("survivors", [*survivors]) != [*survivors]:
                     what = f"the same vector in a total of {earlier['survivors']}, now in one of {[*survivors]}"
                     raise self._refusal(client, step, what)
@@ -214,21 +229,22 @@ class Journal(Records):
         client, step = str(entry["client"]), tuple(entry["sum"])
         if "withdrawn" in entry:
             gone = self._entries.pop((client, *step))
-            self._contents[client, _channel(step), gone["hash"]].remove(step)
+            self._contents[client, _channel(step), _content(gone)].remove(step)
             return
         whole = self._entries.setdefault((client, *step), {})
-        whole |= {key: entry[key] for key in ("among", "hash", "once", "survivors") if key in entry}
-        steps = self._contents.setdefault((client, _channel(step), whole["hash"]), [])
+        whole |= {key: entry[key] for key in ("among", "hash", "content", "once", "survivors") if key in entry}
+        steps = self._contents.setdefault((client, _channel(step), _content(whole)), [])
         if step not in steps:
             steps.append(step)
 
-    def _hash(self, vector: Tensor) -> str:
+    def _hash(self, *vectors: Tensor) -> str:
         # GMAC under a key that stays here, which is many times as fast as SHA-256 where processors lack it
         mac = Cipher(algorithms.AES256(self.secret_of("hash")), modes.GCM(bytes(12))).encryptor()
-        mac.authenticate_additional_data(digest(str(vector.dtype), len(vector)))
-        content = vector.detach().cpu().contiguous().view(torch.uint8).numpy()
-        for start in range(0, len(content), _CHUNK):
-            mac.authenticate_additional_data(content[start : start + _CHUNK].data)
+        for vector in vectors:
+            mac.authenticate_additional_data(digest(str(vector.dtype), vector.numel()))
+            content = vector.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            for start in range(0, len(content), _CHUNK):
+                mac.authenticate_additional_data(content[start : start + _CHUNK].data)
         mac.finalize()
         return mac.tag.hex()
 
@@ -238,6 +254,11 @@ class Journal(Records):
             "clients reveal what one of them sent, so nothing is sent. Wait until the same clients take part again, or "
             "start the run anew, with --fresh=true at all sites and another seed_everything"
         )
+
+
+def _content(entry: Mapping[str, Any]) -> str:
+    """Hash by which a message is known again, whatever its weight."""
+    return str(entry.get("content", entry["hash"]))
 
 
 def _channel(step: Sum) -> str:

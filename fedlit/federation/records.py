@@ -6,12 +6,18 @@ import fcntl
 import json
 import os
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fedlit.federation.errors import JournalError
+
+_START = b'{"version": '
+
+_open_here: Counter[tuple[int, int]] = Counter()
+"""How many records of a file, by device and number, this process has open."""
 
 
 class Records(ABC):
@@ -40,12 +46,26 @@ class Records(ABC):
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            start = os.pread(self._file, len(_START), 0)
+            if not _START.startswith(start):  # so that no other file is cut or locked
+                os.close(self._file)
+                raise self._problem(f"is no {self._NOUN} of fedlit")
             os.fchmod(self._file, 0o600)
+            status = os.fstat(self._file)
         except OSError as error:
             raise self._problem(f"cannot be opened ({error.strerror})") from error
+        self._place = status.st_dev, status.st_ino
+        _open_here[self._place] += 1
         if not self._SHARED:
             self._keep_others_out()
         self._update()
+
+    def __del__(self) -> None:
+        place = getattr(self, "_place", None)
+        if place is not None:
+            _open_here[place] -= 1
+            if not _open_here[place]:  # or another one of this process would lose its lock
+                os.close(self._file)
 
     @abstractmethod
     def _head(self) -> dict[str, Any]:

@@ -237,7 +237,7 @@ class FedRFTCA(FederatedModule):
         """Send the target its final classifier: the sources' mean, or all of theirs to vote."""
         votes, returned = self.classifier_period is None, run.federation.roster.returned
         if returned:  # who may not know when it was
-            self._classified_in = run.federation.transport.all_gather(self._classified_in, "the last classifier")[0]
+            self._classified_in = max(run.federation.transport.all_gather(self._classified_in, "the last classifier"))
         if self._classified_in == run.clock.last_round and not (votes and returned):
             return
         self._classified_in = run.clock.last_round

@@ -153,6 +153,8 @@ class Rounds(Callback):
             if transport.losable:
                 run.prepare_predictions()
                 save_again(run)
+        if returned:
+            run.federation.compare_totals()  # as no sum follows in which clients would
         warn_of_missing(run)
         run.federation.raise_left()
         self._standstill.end_()

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 from fedlit.federation import FederationError, RosterError
 from fedlit.federation.client import reports_by_client
-from fedlit.federation.errors import AheadOfServerError
+from fedlit.federation.errors import AheadOfServerError, printable
 from fedlit.run.planning import change_optimizer, set_epoch_length
 from fedlit.run.run import Run
 
@@ -126,7 +126,12 @@ def _go_on(run: Run, state: dict[str, Any]) -> None:
     if "end" in state:
         trainer.should_stop = True  # also where the others stopped early
         run.clock.last_round = state["end"]["last_round"]
-        run.log(state["end"]["metrics"])
+        run.log({name: value for name, value in state["end"]["metrics"].items() if _is_number(name, value)})
+
+
+def _is_number(name: object, value: object) -> bool:
+    """Whether what the server has sent can be logged under its name: a cell of a table, and no formula."""
+    return isinstance(name, str) and name == printable(name) and name[:1].isalnum() and type(value) is float
 
 
 def _go_to_round(run: Run, state: dict[str, Any]) -> None:

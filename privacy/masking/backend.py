@@ -139,7 +139,8 @@ class PairwiseMasking(SecureAggregation):
         return 2
 
     def _check_headroom(self, num_clients: int) -> None:
-        self.codec.check_headroom(num_clients, 2 ** (self.modulus_bits - 1) - 1, f"uint{self.modulus_bits} masks")
+        most = min(2 ** (self.modulus_bits - 1) - 1, 2**53)  # totals are decoded into float64
+        self.codec.check_headroom(num_clients, most, f"uint{self.modulus_bits} masks")
 
     def degree(self, num_clients: int) -> int:
         """Clients that each one draws in a round of so many; all others, if the graph is complete."""

@@ -52,6 +52,7 @@ def means(
     size: int = 3,
     frozen: bool = False,
     dropped: str | None = None,
+    weights: dict[str, float] | None = None,
     **settings: Any,
 ) -> list[list[float]]:
     """Masked means of some rounds; ``dropped`` is a client whose vector the server does not add."""
@@ -72,7 +73,8 @@ def means(
     for round_idx in rounds:
         federation.round_idx = round_idx
         payloads = vectors_of(federation, senders, shift if frozen else shift + round_idx, size)
-        read += [mean["w"].tolist() for mean in federation.mean("weights", payloads, among=senders).values()]
+        received = federation.mean("weights", payloads, among=senders, weights=weights)
+        read += [mean["w"].tolist() for mean in received.values()]
     return read
 
 
@@ -122,6 +124,26 @@ def test_a_sum_does_not_pass_for_one_of_another_round(tmp_path: Path) -> None:
     fixed: dict[str, Any] = {"channels": [Summed("weights", "weights", fixed=True)]}
     for rounds, senders in (((0,), NAMES), ((8,), NAMES[:3])):  # declared to repeat its messages, of which a run warns
         run(tmp_path / "fixed", rounds=rounds, senders=senders, **same, **fixed)
+
+
+def test_weighted_vectors_do_not_pass_for_others_without_the_heaviest_client(tmp_path: Path) -> None:
+    """Weights are relative to the greatest: without its client all are scaled, and both means give its vector."""
+    same: dict[str, Any] = {"size": 40, "frozen": True, "weights": {"a": 1.0, "b": 2.0, "c": 3.0, "d": 9.0}}
+    run(tmp_path, rounds=(0,), **same)
+    run(tmp_path, rounds=(1,), **same)
+    with pytest.raises(JournalError, match="another round"):
+        run(tmp_path, rounds=(2,), senders=NAMES[:3], **same)
+
+
+@pytest.mark.parametrize("content", ["notes\nand more", '{"version": 1}'.replace("version", "name"), "\x00" * 100])
+def test_another_file_stays_as_it_is(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "precious"
+    path.write_text(content)
+    path.chmod(0o644)
+    with pytest.raises(JournalError, match="no journal"):
+        Journal(path)
+    assert path.read_text() == content
+    assert path.stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("skipped", [0, 50])
@@ -226,10 +248,13 @@ def test_a_second_process_does_not_write_to_the_same_journal(tmp_path: Path, mon
     def other() -> None:
         Journal(path).release("a", step, vector, NAMES[:3])
 
-    Journal(path).release("a", step, vector, NAMES)
+    first = Journal(path)
+    first.release("a", step, vector, NAMES)
     assert in_another_process(other)
-    Journal(path).release("a", step, vector, NAMES)  # a run that begins anew in this process gets it
-    assert in_another_process(other)
+    second = Journal(path)  # a run that begins anew in this process gets it
+    second.release("a", step, vector, NAMES)
+    del first
+    assert in_another_process(lambda: Journal(path))
     monkeypatch.setattr(fcntl, "lockf", raising(BlockingIOError(11, "busy")))
     with pytest.raises(JournalError) as caught:
         Journal(path)
@@ -244,7 +269,7 @@ def test_a_journal_is_free_as_soon_as_its_process_is_killed_though_forks_of_it_l
     wait, end = os.pipe()
     holder = os.fork()
     if holder == 0:
-        Journal(path)
+        _held = Journal(path)
         if os.fork() == 0:
             os.write(write, b"1")
             os.close(end)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlit.federation import Federation, Summed
+from fedlit.federation import Federation, Schedule, Summed
 from fedlit.federation.client import Facts
 from fedlit.federation.documents import document, read_document
 from fedlit.federation.transport import Transport
@@ -95,6 +95,42 @@ def test_totals_without_tags_are_compared_before_the_next_masked_sum(to: list[st
     on_ranks(lambda transport: then_masked(transport, honest, to), len(PLACEMENT))
     with pytest.raises(TermsError, match="earlier totals"):
         on_ranks(lambda transport: then_masked(transport, FALSE, to), len(PLACEMENT))
+
+
+@pytest.mark.parametrize("lies", [False, True])
+def test_who_returns_after_the_last_round_compares_what_it_is_given(lies: bool) -> None:
+    """No sum follows in which clients would compare, and what is fetched later has no tags."""
+
+    def ends(transport: Transport) -> dict[str, Any]:
+        names = ["a", "b", "c", "d"]
+        transport.losable = True
+        federation = Federation(
+            names,
+            "d",
+            transport=transport,
+            placement=[[], *([name] for name in names)],
+            privacy=PairwiseMasking(),
+            channels=[Summed("weights", "w")],
+            participation=Schedule([names[:3], names]),
+            seed=0,
+        )
+        federation.identify()
+        own = {client.name: {"w": torch.ones(40)} for client in federation.local_clients if client.name != "d"}
+        federation.mean("weights", own)
+        federation.round_idx = 1
+        federation.roster.call_back(["d"])
+        if lies and transport.rank == 0:
+            federation._sums.totals._last["weights"].vector[:40] = 7.0
+        received = federation.catch_up("weights")
+        federation.compare_totals()
+        return received
+
+    placed = 5
+    if lies:
+        with pytest.raises(TermsError, match="earlier totals"):
+            on_ranks(ends, placed)
+    else:
+        assert torch.equal(on_ranks(ends, placed)[4]["d"]["w"], torch.ones(40))
 
 
 def test_what_a_client_has_received_outlives_its_process() -> None:

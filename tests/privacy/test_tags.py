@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlit.privacy import AuthenticationError, DecodeError, FixedPoint, Tags
+from fedlit.privacy import CKKS, AuthenticationError, DecodeError, FixedPoint, Tags
 from fedlit.privacy.links import derive
 
 KEY, ABOUT = bytes(range(32)), b"a sum"
@@ -127,3 +127,31 @@ def test_numbers_beyond_what_clients_add_up_to_are_refused(entry: float, generat
         total[4] = entry
         with pytest.raises(AuthenticationError, match="beyond"):
             tags.check(total, NAMES[:3])
+
+
+@pytest.mark.parametrize("shape", [(), (9, 1), (9, 2)])
+def test_what_is_no_row_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(DecodeError, match="no row"):
+        Tags(KEY, ABOUT, FixedPoint(), 3).check(torch.zeros(shape, dtype=torch.float64), NAMES[:3])
+
+
+def test_numbers_between_steps_are_refused(generator: torch.Generator) -> None:
+    """Rounded away, they would let clients hold totals that differ."""
+    codec = FixedPoint()
+    tags = Tags(KEY, ABOUT, codec, 7)
+    total = total_of(tags, codec, 3, 10, generator)
+    total[4] += 0.49 / codec.scale
+    with pytest.raises(AuthenticationError, match="between"):
+        tags.check(total, NAMES[:3])
+
+
+@pytest.mark.parametrize("bound", [0.3, 1.0, 2.0])
+def test_numbers_that_the_codec_takes_at_its_bound_pass_on_a_finer_grid(bound: float) -> None:
+    """Which the codec rounds before it compares them with its bound."""
+    pytest.importorskip("tenseal")
+    backend = CKKS(FixedPoint(20, bound), max_clients=8)
+    vector = torch.full((3,), -bound - 0.49 * 2.0**-20, dtype=torch.float64)
+    backend.codec.check(vector)
+    tags = Tags(KEY, ABOUT, backend.grid, 3)
+    total = torch.stack([backend.grid.round(tags.append(vector, name)) for name in NAMES[:3]]).sum(dim=0)
+    tags.check(backend.grid.decode(total), NAMES[:3])

@@ -170,7 +170,8 @@ class Sums:
                 with working(name):
                     if messenger.journal is not None and self._channels[channel].hides:
                         once = not self._channels[channel].declared.fixed
-                        messenger.journal.release(name, recipe.step, vector, recipe.senders, once)
+                        content = None if shares is None else [*payloads[name].values()]
+                        messenger.journal.release(name, recipe.step, vector, recipe.senders, once, content)
                     party = parties.clients[name]
                     hidden = party.protect(vector) if own is None else party.protect_tagged(vector, own)
                     messages[name] = {"schema": schema, "sum": hidden}
