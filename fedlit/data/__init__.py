@@ -17,6 +17,7 @@ from fedlit.data.image_domains import ImageDomains
 from fedlit.data.mnist_likes import ColoredMNIST, FashionMNIST
 from fedlit.data.raw_inputs import RawInputs
 from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataset
+from fedlit.data.signal_domains import SignalDomains
 from fedlit.federation.loader import FederatedLoader
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "HeartDisease",
     "ImageDomains",
     "RawInputs",
+    "SignalDomains",
 ]

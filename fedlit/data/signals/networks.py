@@ -1,0 +1,46 @@
+"""Networks that prepare windows of signals: further channels, features, and normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from fedlit.functional.signals import window_features, with_magnitudes
+
+
+class WindowScaling(nn.Module):
+    """Standardises each channel of each window by itself; one that stands still is centred alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Standardise windows of shape (n, C, L)."""
+        centred = x - x.mean(dim=-1, keepdim=True)
+        deviation = centred.square().mean(dim=-1, keepdim=True).sqrt()
+        return centred / deviation.clamp(min=1e-6)
+
+
+class SignalNetwork(nn.Module):
+    """From windows as they were recorded to what a model takes.
+
+    Args:
+        magnitudes: Indices of the channels of each group whose length is a further channel.
+        features: Whether features are computed of windows.
+        normalise: Network that follows.
+    """
+
+    def __init__(self, magnitudes: Sequence[Sequence[int]], features: bool, normalise: nn.Module) -> None:
+        super().__init__()
+        self.magnitudes = [[*group] for group in magnitudes]
+        self.features = features
+        self.normalise = normalise
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Return what is normalised, of windows of shape (n, C, L)."""
+        if self.magnitudes:
+            x = with_magnitudes(x, self.magnitudes)
+        return window_features(x) if self.features else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what a model takes, of windows of shape (n, C, L), float32."""
+        prepared: Tensor = self.normalise(self.prepare(x))
+        return prepared

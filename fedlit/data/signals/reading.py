@@ -1,0 +1,232 @@
+"""Recordings from arrays and from tables in files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedlit.data.samples import DatasetLayoutError, check_data, refuse_data
+from fedlit.data.signals.recordings import Numbers, Recording
+from fedlit.data.tables.values import check_once, some
+from fedlit.functional.signals import NONE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""Of units of time stamps."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of columns that are no channels; `SignalDomains` documents them."""
+
+    domain: str | None
+    label: str
+    recording: str
+    time: str | None
+    time_unit: str
+    no_label: frozenset[str]
+
+    @property
+    def others(self) -> set[str]:
+        """All of them."""
+        return {self.label, self.recording} | {name for name in (self.domain, self.time) if name is not None}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Samples in the order of time, and a value of each in some columns.
+
+    Args:
+        where: File, or what has the samples otherwise, for messages.
+        name: How recordings are called after it.
+        x: Shape (T, C).
+        channels: Names of the C channels.
+        columns: Arrays of shape (T,).
+        scale: Of each channel, by which samples are multiplied; ``None`` for 1.
+        rate: Samples a second, if the table states it.
+    """
+
+    where: str
+    name: str
+    x: Numbers
+    channels: tuple[str, ...]
+    columns: Mapping[str, Numbers]
+    scale: Numbers | None = None
+    rate: float | None = None
+
+    def recordings(self, names: Names, domain: str | None = None, class_name: str | None = None) -> Iterator[Recording]:
+        """Yield the recordings of a ``domain``, or all; of one class if ``class_name`` is passed.
+
+        A recording ends where the column of the recording, or of the domain, has another value.
+        """
+        keys = [self.columns[name] for name in (names.domain, names.recording) if name in self.columns]
+        changes = np.zeros(max(len(self.x) - 1, 0), dtype=bool)
+        for key in keys:
+            changes |= key[1:] != key[:-1]
+        bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self.x)]
+        parts = [*pairwise(bounds)] if len(self.x) else []
+        times: dict[str, int] = {}
+        for first, end in parts:
+            if domain is not None and text_of(self.columns[str(names.domain)][first]) != domain:
+                continue
+            name = self.name
+            if names.recording in self.columns:
+                name = f"{name}#{text_of(self.columns[names.recording][first])}"
+            times[name] = times.get(name, 0) + 1
+            if times[name] > 1:
+                name = f"{name}#{times[name]}"
+            yield self._part(name, slice(first, end), names, class_name)
+
+    def _part(self, name: str, rows: slice, names: Names, class_name: str | None) -> Recording:
+        x = self.x[rows]
+        if self.scale is not None:
+            x = (x * self.scale).astype(np.float32)
+        labels: npt.NDArray[np.int64] | None = None
+        classes: tuple[str, ...] = ()
+        if class_name is not None:
+            labels, classes = np.zeros(len(x), dtype=np.int64), (class_name,)
+        elif names.label in self.columns:
+            labels, classes = coded(self.columns[names.label][rows], names.no_label)
+        time = None
+        if names.time is not None:
+            check_data(names.time in self.columns, f"time (of {self.where})", "a column", "none called so")
+            time = _seconds(self.columns[names.time][rows], names.time_unit, self.where)
+        return Recording(name, x, self.channels, labels, classes, time, self.rate)
+
+
+def text_of(value: Any) -> str:
+    """Return a value of a column as a text, a whole number without decimals, a missing one as an empty text."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace").strip()
+    if value is None or (isinstance(value, float | np.floating) and not np.isfinite(value)):
+        return ""
+    is_whole = isinstance(value, float | np.floating) and float(value).is_integer()
+    return str(int(value)) if is_whole else str(value).strip()
+
+
+def coded(values: Numbers, no_label: Collection[str]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """Return indices of the classes of labels, -1 for none, and names of the classes."""
+    different: dict[Any, int] = {}
+    if values.dtype.kind in "iufb":
+        uniques, codes = np.unique(values, return_inverse=True)
+        texts = [text_of(value) for value in uniques]
+    else:
+        codes = np.fromiter((different.setdefault(text_of(v), len(different)) for v in values), np.int64, len(values))
+        texts = [*different]
+    names = tuple(sorted({text for text in texts if text and text not in no_label}))
+    index = {name: number for number, name in enumerate(names)}
+    return np.array([index.get(text, NONE) for text in texts], dtype=np.int64)[codes.reshape(-1)], names
+
+
+def _seconds(values: Numbers, unit: str, where: str) -> npt.NDArray[np.float64]:
+    """Time stamps from the first one on."""
+    if values.dtype.kind in "iuf":
+        return (values - values[0]).astype(np.float64) * SECONDS[unit]
+    import pandas as pd
+
+    try:
+        stamps = pd.DatetimeIndex(pd.to_datetime(values, format="ISO8601", utc=True)).as_unit("ns")
+    except Exception as error:  # libraries raise errors of any kind
+        rule = "numbers, or dates and times as in ISO 8601"
+        refuse_data(f"time stamps of {where}", rule, str(error).splitlines()[0], "mend them, or name another column")
+    since = (stamps - stamps[0]).total_seconds().to_numpy()
+    return np.asarray(since, dtype=np.float64)
+
+
+# ---------------------------------------------------------------- arrays
+
+
+def table_of_arrays(arrays: Mapping[str, Any], where: str, names: Names) -> Table:
+    """Return samples of arrays: ``x``, (T, C), columns (T,), and optionally ``scale``, ``channels`` and ``rate``."""
+    check_data("x" in arrays, where, "of an array x, shape (T, C)", [*arrays])
+    x = np.asarray(arrays["x"])
+    fits = x.ndim == 2 and x.dtype.kind in "iuf" and x.size > 0
+    check_data(fits, f"x (of {where})", "numbers of shape (T, C)", f"shape {x.shape} of {x.dtype}")
+    scale = np.asarray(arrays["scale"]) if "scale" in arrays else None
+    if scale is not None:
+        usable = scale.shape == (x.shape[1],) and scale.dtype.kind in "iuf" and bool(np.isfinite(scale).all())
+        rule = f"finite numbers of shape ({x.shape[1]},), one for each channel"
+        check_data(usable, f"scale (of {where})", rule, f"shape {scale.shape} of {scale.dtype}")
+    channels = [text_of(name) for name in arrays.get("channels", np.arange(x.shape[1]))]
+    check_data(len(channels) == x.shape[1], f"channels (of {where})", f"{x.shape[1]} names, as x has", channels)
+    check_once(channels, f"channels (of {where})", "name each once")
+    columns = {}
+    for key in names.others & {*arrays}:
+        values = np.asarray(arrays[key])
+        rule = f"as long as x ({len(x)} samples)"
+        check_data(values.shape == (len(x),), f"{key} (of {where})", rule, f"shape {values.shape}")
+        columns[key] = values
+    missing = [name for name in (names.domain, names.time) if name is not None and name not in columns]
+    check_data(not missing, where, "of the columns that domain and time name", f"none called {some(missing)}")
+    rate = None
+    if "rate" in arrays:
+        given = np.asarray(arrays["rate"])
+        usable = given.size == 1 and given.dtype.kind in "iuf" and bool(np.isfinite(given).all() and (given > 0).all())
+        check_data(usable, f"rate (of {where})", "one positive number, samples a second", f"shape {given.shape}")
+        rate = float(given.reshape(()))
+    return Table(where, Path(where).name, x, tuple(channels), columns, scale, rate)
+
+
+# ---------------------------------------------------------------- files
+
+
+def table_of_file(path: Path, name: str, names: Names, channels: Sequence[str] | None, csv: Mapping[str, str]) -> Table:
+    """Return samples of a CSV or Parquet file, of which ``csv`` has the arguments of reading.
+
+    Columns that ``names`` has not are channels, or those of ``channels``.
+    """
+    table = read_columns(path, csv, None if channels is None else {*channels, *names.others})
+    others = [column for column in table.columns if column in names.others]
+    given = [column for column in table.columns if column not in others] if channels is None else channels
+    missing = [column for column in given if column not in table]
+    way_out = "name the channels that all recordings have in channels, or rename them in the file"
+    check_data(not missing, f"channels of {path}", f"{[*given]}", f"none called {some(missing)}", way_out)
+    check_data(bool(given) and len(table) > 0, str(path), "a table of channels, with rows", f"{[*table.columns]}")
+    import pandas as pd
+
+    texts = [column for column in given if not pd.api.types.is_numeric_dtype(table[column])]
+    way_out = "name the channels in channels, mend what is no number, or give decimal=',' if numbers have commas"
+    check_data(not texts, f"channels of {path}", "numbers", f"others in {some(texts)}", way_out)
+    x = table[[*given]].to_numpy(dtype=np.float32, na_value=np.nan)
+    columns = {column: _values(table[column]) for column in others}
+    return Table(str(path), name, x, tuple(given), columns)
+
+
+def _values(column: pd.Series[Any]) -> Numbers:
+    if column.dtype.kind in "iuf":
+        return column.to_numpy()
+    return column.astype(object).where(column.notna(), None).to_numpy(dtype=object)
+
+
+def read_columns(path: Path, csv: Mapping[str, str], wanted: Collection[str] | None) -> pd.DataFrame:
+    """Return columns of a CSV or Parquet file, of those ``wanted``, or all."""
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError("reading tables needs: pip install 'fedlit[tables]'") from error
+    try:
+        if path.suffix.lower() == ".parquet":
+            table = pd.read_parquet(path)
+            table = table if wanted is None else table[[name for name in table.columns if name in wanted]]
+        else:
+            keeps = None if wanted is None else (lambda name: str(name).strip() in wanted)
+            table = pd.read_csv(path, usecols=keeps, skipinitialspace=True, low_memory=False, **csv)  # type: ignore[call-overload]
+        table.columns = pd.Index([str(name).strip() for name in table.columns])
+    except (DatasetLayoutError, ImportError):
+        raise
+    except Exception as error:  # at bytes of another format, libraries raise errors of any kind
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        refuse_data(str(path), "a table with a line of names", reason, "mend or export it again")
+    unnamed = [name for name in table.columns if name.startswith("Unnamed: ")]
+    way_out = "write the table without numbers of rows (in pandas, to_csv(index=False)), or name channels"
+    check_data(not unnamed, str(path), "of columns with names", some(unnamed), way_out)
+    check_once([*table.columns], f"{path} (names of columns)", "rename them")
+    return table
