@@ -13,9 +13,6 @@ from torch import Tensor
 from fedlit.checks import check, check_at_least, check_positive
 from fedlit.functional.checks import check_shape
 
-NONE = -1
-"""Label of a sample, or of a window, that has none."""
-
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 NUM_BANDS = 5
@@ -150,7 +147,7 @@ def window_labels(labels: Tensor, size: int, stride: int, majority: bool = False
     counts = counts.cumsum(0, dtype=torch.int32)
     starts = torch.arange(0, len(labels) - size + 1, stride)
     most, label = (counts[starts + size] - counts[starts]).max(dim=1)
-    return torch.where(2 * most > size if majority else most == size, label, NONE)
+    return torch.where(2 * most > size if majority else most == size, label, -1)
 
 
 def with_magnitudes(x: Tensor, groups: list[list[int]]) -> Tensor:
@@ -193,7 +190,7 @@ def window_features(x: Tensor) -> Tensor:
     phase = torch.outer(torch.arange(length), torch.arange(1, length // 2 + 1)).remainder(length).double()
     phase = phase * (2 * torch.pi / length)
     power = (centred @ phase.cos().to(x)).square() + (centred @ phase.sin().to(x)).square()
-    factor = torch.full((length // 2,), 2.0 / length**2)
+    factor = torch.full((length // 2,), 2.0 / length**2, dtype=torch.float64)
     if length % 2 == 0:
         factor[-1] /= 2
     power = power * factor.to(x)

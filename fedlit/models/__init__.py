@@ -17,6 +17,7 @@ from fedlit.models.replica import (
     make_discriminator,
     part_of,
 )
+from fedlit.models.series import Recurrent, ResNet1D, SmallCNN1D
 from fedlit.models.twins import Twins
 
 __all__ = [
@@ -35,10 +36,13 @@ __all__ = [
     "MatchingReplica",
     "MixedBatchNorm",
     "MomentReplica",
+    "Recurrent",
     "Replica",
     "ResNet",
+    "ResNet1D",
     "RoundMemory",
     "SmallCNN",
+    "SmallCNN1D",
     "Twins",
     "VotingReplica",
     "batchnorm_layers",

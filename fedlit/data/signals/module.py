@@ -25,6 +25,7 @@ from fedlit.data.tables.features import total_over
 from fedlit.data.tables.values import check_once
 from fedlit.federation import Summed
 from fedlit.federation.names import alike, check_list, difference, shown
+from fedlit.federation.nested import Shape
 
 WindowNormalise = Literal["none", "client", "window"]
 
@@ -51,9 +52,9 @@ class SignalModule(DomainDataModule):
     Windows without a label are left out, but in recordings of the target that have none. Infinite values are missing.
 
     Windows may overlap, and no two parts of a split share a sample. Held-out recordings are whole ones, if a client has
-    enough of them; otherwise they are successive windows of each class, and those that overlap another part's are left
-    out. In a first round, clients sum over the channel ``"scales"`` at which scale they have each channel. A client
-    warns if its own scale differs about tenfold from that of most others.
+    enough of them; otherwise they are the first and the last windows of each class, and training windows that overlap
+    them are left out. When training starts, clients sum over the channel ``"scales"`` how many have each channel at
+    which scale. A client warns if its own scale differs about tenfold from that of most others.
 
     Args:
         window: Length of a window, in ``unit``.
@@ -125,6 +126,7 @@ class SignalModule(DomainDataModule):
         self._found_classes: list[str] | None = None
         self._windows: dict[str, Windows] = {}
         self._scales: dict[str, Tensor] = {}
+        self._shape: Shape | None = None
 
     @abstractmethod
     def recordings(self, domain: str) -> list[Recording]:
@@ -210,6 +212,10 @@ class SignalModule(DomainDataModule):
         positions: Tensor = getattr(self.split(client), "test" if stage == "predict" else stage)
         return [texts[position] for position in positions.tolist()]
 
+    def _sample_shape(self) -> Shape:
+        # a process without data has received it from the others
+        return self._shape if self.elsewhere and self._shape is not None else super()._sample_shape()
+
     # ---------------------------------------------------------------- normalisation
 
     def finish(self, x: Tensor, train: Tensor) -> Tensor:
@@ -278,6 +284,7 @@ class SignalModule(DomainDataModule):
         agreed("channels", facts, "name the channels in channels, in one order, in the configuration of each client")
         agreed("rate", facts, "give rate, to which all are resampled, in the configuration of each client")
         super().check_facts(facts)
+        self._shape = next(iter(facts.values()))["shapes"][0]
 
     def setup(self, stage: str | None = None) -> None:
         """As the base class; and compare the scales of channels with the other clients'."""

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fedlit.functional.signals import window_features, with_magnitudes
-
 
 class WindowScaling(nn.Module):
     """Standardises each channel of each window by itself; one that stands still is centred alone."""
@@ -36,6 +34,8 @@ class SignalNetwork(nn.Module):
 
     def prepare(self, x: Tensor) -> Tensor:
         """Return what is normalised, of windows of shape (n, C, L)."""
+        from fedlit.functional.signals import window_features, with_magnitudes  # with libraries of others
+
         if self.magnitudes:
             x = with_magnitudes(x, self.magnitudes)
         return window_features(x) if self.features else x

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fedlit.data.samples import DatasetLayoutError, check_data, refuse_data
 from fedlit.data.signals.recordings import Numbers, Recording
 from fedlit.data.tables.values import check_once, some
-from fedlit.functional.signals import NONE
+from fedlit.federation.labels import UNLABELLED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,7 +123,7 @@ def coded(values: Numbers, no_label: Collection[str]) -> tuple[npt.NDArray[np.in
         texts = [*different]
     names = tuple(sorted({text for text in texts if text and text not in no_label}))
     index = {name: number for number, name in enumerate(names)}
-    return np.array([index.get(text, NONE) for text in texts], dtype=np.int64)[codes.reshape(-1)], names
+    return np.array([index.get(text, UNLABELLED) for text in texts], dtype=np.int64)[codes.reshape(-1)], names
 
 
 def _seconds(values: Numbers, unit: str, where: str) -> npt.NDArray[np.float64]:

@@ -16,15 +16,7 @@ from torch import Tensor
 from fedlit.checks import check, check_at_least, check_positive
 from fedlit.data.samples import check_data, refuse_data
 from fedlit.data.tables.values import some
-from fedlit.functional.signals import (
-    NONE,
-    cut_windows,
-    fill_missing,
-    nearest_samples,
-    on_grid,
-    resample,
-    window_labels,
-)
+from fedlit.federation.labels import UNLABELLED
 
 Numbers = npt.NDArray[Any]
 
@@ -69,7 +61,7 @@ class Recording:
     @property
     def unlabelled(self) -> bool:
         """Whether no sample has a label."""
-        return self.labels is None or bool((self.labels == NONE).all())
+        return self.labels is None or bool((self.labels == UNLABELLED).all())
 
 
 @dataclass(frozen=True)
@@ -137,6 +129,8 @@ class WindowRules:
 
     def at_rate(self, recording: Recording) -> tuple[list[tuple[int, Recording]], float | None]:
         """Return parts without a gap, each with the index of its first sample, at the rate of windows; and that."""
+        from fedlit.functional.signals import on_grid  # whose libraries other data have no use for
+
         given = recording.time if recording.time is None else _increasing(recording)
         if given is None:
             rate = recording.rate or self.recorded_rate
@@ -163,6 +157,8 @@ class WindowRules:
         return parts, new_rate
 
     def _filled(self, recording: Recording, rate: float | None) -> npt.NDArray[np.float64]:
+        from fedlit.functional.signals import fill_missing
+
         x = recording.x.astype(np.float64)
         x[~np.isfinite(x)] = np.nan
         longest = self.samples(self.fill, rate)
@@ -178,6 +174,8 @@ class WindowRules:
         Raises:
             DatasetLayoutError: If no window is left, or recordings have different rates.
         """
+        from fedlit.functional.signals import cut_windows, window_labels
+
         number = {name: index for index, name in enumerate(classes)}
         xs, ys, owners, starts = [], [], [], []
         rate_of: dict[str, float | None] = {}
@@ -189,16 +187,16 @@ class WindowRules:
             size, stride = self.sizes(rate)
             if max(len(part.x) for _, part in parts) < size:
                 short.append(f"{recording.name} ({max(len(part.x) for _, part in parts)} samples)")
-            codes = torch.tensor([number.get(name, NONE) for name in recording.classes] + [NONE])
+            codes = torch.tensor([number.get(name, UNLABELLED) for name in recording.classes] + [UNLABELLED])
             cut_here, whole_here = 0, 0
             for first, part in parts:
                 x = cut_windows(torch.from_numpy(part.x).float(), size, stride)
-                y = torch.full((len(x),), NONE)
+                y = torch.full((len(x),), UNLABELLED)
                 kept = torch.ones(len(x), dtype=torch.bool)
                 if not (is_target and recording.unlabelled):
-                    labels = np.full(len(part.x), NONE) if part.labels is None else part.labels
+                    labels = np.full(len(part.x), UNLABELLED) if part.labels is None else part.labels
                     y = window_labels(codes[torch.from_numpy(labels)], size, stride, self.majority)
-                    kept = y != NONE
+                    kept = y != UNLABELLED
                 whole = x.isfinite().all(dim=2).all(dim=1)
                 cut_here, whole_here = cut_here + int(kept.sum()), whole_here + int((kept & whole).sum())
                 kept &= whole
@@ -289,6 +287,8 @@ def _rate_of(time: npt.NDArray[np.float64]) -> float:
 def _resampled(recording: Recording, rate: float | None, new_rate: float | None) -> Recording:
     if rate is None or new_rate is None or rate == new_rate:
         return recording
+    from fedlit.functional.signals import nearest_samples, resample
+
     x = resample(recording.x, rate, new_rate)
     nearest = nearest_samples(len(x), len(recording.x), rate, new_rate)
     return replace(recording, x=x, labels=_at(recording.labels, nearest), rate=new_rate)

@@ -25,8 +25,9 @@ def split_windows(
 ) -> Parts:
     """Return positions of training, validation and test windows, ascending.
 
-    By recordings, each is in one part as a whole. By blocks, successive windows of each class are in one part, and
-    held-out windows that overlap with those of training, or with each other's part, are in none.
+    By recordings, each is in one part as a whole. By blocks, the first windows of each class are held out for one part
+    and the last ones for another; training windows that overlap held-out ones are in no part. A class of which no
+    training window is left by that is not held out.
 
     Raises:
         RosterError: If recordings do not do for all parts and ``by`` is ``"recordings"``.
@@ -57,21 +58,28 @@ def _by_recordings(
 
 
 def _by_blocks(windows: Windows, val_fraction: float, test_fraction: float, generator: torch.Generator) -> Parts:
-    groups = [(windows.y == label).nonzero().squeeze(1) for label in windows.y.unique()]
-    counts = torch.tensor([len(group) for group in groups])
-    num_test = apportion(counts, test_fraction, counts - 1)
-    num_val = apportion(counts, val_fraction, counts - 1 - num_test)
-    train, val, test = [], [], []
-    for group, tests, vals in zip(groups, num_test.tolist(), num_val.tolist(), strict=True):
-        if torch.rand((), generator=generator) < 0.5:  # held out at the beginning or at the end
-            group = group.flip(0)
-        test.append(group[:tests])
-        val.append(group[tests : tests + vals])
-        train.append(group[tests + vals :])
-    trained, held, tested = (torch.cat(part).sort().values for part in (train, val, test))
-    tested = tested[~overlaps(windows, tested, trained)]
-    held = held[~overlaps(windows, held, torch.cat([trained, tested]))]
-    return trained, held, tested
+    classes = windows.y.unique()
+    test_first = torch.rand(len(classes), generator=generator) < 0.5
+    whole = torch.zeros(len(classes), dtype=torch.bool)  # classes of which nothing is held out
+    while True:
+        groups = [(windows.y == label).nonzero().squeeze(1) for label in classes]
+        counts = torch.tensor([len(group) for group in groups])
+        room = torch.where(whole, 0, counts - 1)
+        num_test = apportion(counts, test_fraction, room)
+        num_val = apportion(counts, val_fraction, room - num_test)
+        train, val, test = [], [], []
+        for group, first, tests, vals in zip(groups, test_first, num_test.tolist(), num_val.tolist(), strict=True):
+            order = group if first else group.flip(0)
+            test.append(order[:tests])
+            train.append(order[tests : len(order) - vals])
+            val.append(order[len(order) - vals :])
+        trained, held, tested = (torch.cat(part).sort().values for part in (train, val, test))
+        held = held[~overlaps(windows, held, tested)]
+        trained = trained[~overlaps(windows, trained, torch.cat([held, tested]))]
+        lost = ~whole & ~torch.isin(classes, windows.y[trained])
+        if not lost.any():
+            return trained, held, tested
+        whole |= lost
 
 
 def overlaps(windows: Windows, positions: Tensor, others: Tensor) -> Tensor:
