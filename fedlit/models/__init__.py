@@ -17,7 +17,7 @@ from fedlit.models.replica import (
     make_discriminator,
     part_of,
 )
-from fedlit.models.series import Recurrent, ResNet1D, SmallCNN1D
+from fedlit.models.series import Recurrent, ResNet1D, SmallCNN1D, WidarNet
 from fedlit.models.twins import Twins
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "SmallCNN1D",
     "Twins",
     "VotingReplica",
+    "WidarNet",
     "batchnorm_layers",
     "estimate_statistics_",
     "feature_width",

@@ -144,3 +144,42 @@ class Recurrent(nn.Module):
         """Features (batch, width) of signals (batch, in_channels, samples)."""
         outputs, _ = self.recurrent(self.layer(x.transpose(1, 2)).relu())
         return cast(Tensor, outputs[:, -1])
+
+
+class WidarNet(nn.Module):
+    """The network of Widar3.0 for velocity profiles: a small CNN for each, and a GRU over them.
+
+    Of each profile, 16 convolutions over 5x5 velocities, a max pooling over 2x2 and two layers of 64 units. Dropout is
+    between these and after the GRU, whose last output are the features.
+
+    Args:
+        width: Units of the GRU, and width of the features, at least 1: 128 in the publication, 4 in that on encrypted
+            MMD.
+        side: Velocities along each axis, at least 6.
+        dropout: Probability in [0, 1) of dropping a unit.
+
+    References:
+        Zheng et al., Zero-effort cross-domain gesture recognition with Wi-Fi, MobiSys 2019, section 5.
+    """
+
+    out_features: int
+
+    def __init__(self, width: int = 128, side: int = 20, dropout: float = 0.5) -> None:
+        super().__init__()
+        check_at_least("width", width, 1)
+        check_at_least("side", side, 6)
+        check(0 <= dropout < 1, "dropout", "a probability in [0, 1)", dropout)
+        self.out_features = width
+        self.frame = nn.Sequential(
+            *(nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+            *(nn.Linear(16 * ((side - 4) // 2) ** 2, 64), nn.ReLU(), nn.Dropout(dropout)),
+            *(nn.Linear(64, 64), nn.ReLU()),
+        )
+        self.recurrent = nn.GRU(64, width, batch_first=True)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (batch, width) of profiles (batch, frames, side, side)."""
+        frames = self.frame(x.flatten(0, 1).unsqueeze(1))
+        outputs, _ = self.recurrent(frames.unflatten(0, x.shape[:2]))
+        return cast(Tensor, self.dropout(outputs[:, -1]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlit.models import Recurrent, ResNet1D, SmallCNN1D
+from fedlit.models import Recurrent, ResNet1D, SmallCNN1D, WidarNet
 from refused import refused
 
 NETWORKS: dict[str, Callable[[int | None], nn.Module]] = {
@@ -43,6 +43,18 @@ def test_parameters_are_those_counted_by_hand() -> None:
     assert count(Recurrent(3, width=4)) == (3 * 4 + 4) + 3 * (4 * 4 + 4 * 4 + 4 + 4)
 
 
+def test_the_network_of_widar3_has_the_layers_of_the_publication_counted_by_hand() -> None:
+    """A profile of 20x20 becomes 16 of 16x16, then of 8x8: 1024 numbers."""
+    network = WidarNet()
+    by_hand = (25 * 16 + 16) + (1024 * 64 + 64) + (64 * 64 + 64) + 3 * (64 * 128 + 128 * 128 + 2 * 128)
+    assert sum(parameter.numel() for parameter in network.parameters()) == by_hand
+    x = torch.rand(2, 7, 20, 20)
+    assert WidarNet(width=4)(x).shape == (2, 4)
+    network.eval()
+    frames = torch.stack([network.frame(x[:, place, None]) for place in range(7)], dim=1)
+    torch.testing.assert_close(network(x), network.recurrent(frames)[0][:, -1])
+
+
 def test_a_gru_is_its_equations_by_hand() -> None:
     network = Recurrent(2, width=3).double()
     x = torch.randn(1, 2, 5, dtype=torch.float64)
@@ -70,6 +82,8 @@ def test_a_gru_is_its_equations_by_hand() -> None:
         ("norm", lambda: ResNet1D(norm="layer")),  # type: ignore[arg-type]
         ("cell", lambda: Recurrent(cell="rnn")),  # type: ignore[arg-type]
         ("num_layers", lambda: Recurrent(num_layers=0)),
+        ("side", lambda: WidarNet(side=5)),
+        ("dropout", lambda: WidarNet(dropout=1.0)),
     ],
 )
 def test_arguments_out_of_range_are_refused(argument: str, make: Callable[[], nn.Module]) -> None:
