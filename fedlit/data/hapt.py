@@ -130,7 +130,7 @@ class HAPT(SignalModule):
         return named
 
     @cached_property
-    def _labels(self) -> Numbers:
+    def _stretches(self) -> Numbers:
         """Experiment, user, activity, first and last sample of each stretch, shape (n, 5)."""
         return _numbers(self._folder / "labels.txt", 5).astype(np.int64)
 
@@ -141,7 +141,7 @@ class HAPT(SignalModule):
         shown = f"{len(rates)} beside {len(acceleration)} of {file.name}"
         check_data(alike, file.name.replace("acc", "gyro", 1), "as many lines as of the acceleration", shown)
         labels = np.full(len(acceleration), UNLABELLED, dtype=np.int64)
-        for number, _, activity, first, last in self._labels:
+        for number, _, activity, first, last in self._stretches:
             if number == experiment:
                 within = 1 <= first <= last <= len(labels)
                 rule, shown = f"within the {len(labels)} samples of {file.name}", f"{first} to {last}"

@@ -60,18 +60,14 @@ def write_widar3(folder: Path, users: dict[str, tuple[int, ...]] | None = None, 
     """Write BVP files of users by folder, two repetitions of each gesture at two locations; frames differ in number."""
     from scipy.io import savemat
 
-    for place, numbers in (
-        users or {"20181130-VS": (5, 10), "20181204-VS/6-link": (1,), "20181211-VS/6-link": (3,)}
-    ).items():
+    usual = {"20181130-VS": (5, 10), "20181204-VS/6-link": (1,), "20181211-VS/6-link": (3,)}
+    for place, numbers in (users or usual).items():
         for user in numbers:
             inner = folder / place / f"user{user}"
             inner.mkdir(parents=True)
             for number in range(gestures * 4):
-                gesture, location, repetition = (
-                    number % gestures + 1,
-                    number // gestures % 2 + 1,
-                    number // gestures // 2,
-                )
+                gesture, location = number % gestures + 1, number // gestures % 2 + 1
+                repetition = number // gestures // 2 + 1
                 rng = np.random.default_rng(100 * user + number)
                 x = rng.random((20, 20, 10 + number % 5)) + 3 * (np.arange(20) == 2 * gesture)[:, None, None]
                 name = f"user{user}-{gesture}-{location}-1-{repetition}-1-1e-07-100-20-100000-L0.mat"

@@ -71,8 +71,8 @@ def write_stand_in(name: str, folder: Path) -> dict[str, Any]:
         np.savez(folder / "hapt.npz", **write_hapt(folder))  # type: ignore[arg-type]
         return {"path": str(folder / "hapt.npz")}
     elif name == "pamap2":
-        write_pamap2(folder, stretch=1100)
-        return {"path": str(folder)}
+        write_pamap2(folder, stretch=400)
+        return {"path": str(folder), "window": 1.0, "stride": 0.5}  # seconds, of recordings that are short
     elif name == "widar3":
         write_widar3(folder)
         return {"path": str(folder)}
