@@ -138,8 +138,8 @@ class SignalDomains(SignalModule):
         files = {folder.name: _files_of(folder) for folder in subfolders(path)}
         rule = f"a folder with one folder of tables ({suffixes}) for each domain"
         check_data(bool(files), "path", rule, f"{str(path)!r} without any", way_out)
-        for name, each in files.items():
-            check_data(bool(each), str(path / name), f"a folder with tables ({suffixes})", "none")
+        for name, found in files.items():
+            check_data(bool(found), str(path / name), f"a folder with tables ({suffixes})", "none")
         return files
 
     def domain_names(self) -> list[str]:

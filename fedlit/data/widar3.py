@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedlit.checks import check, check_at_least, check_one_of, refuse
@@ -202,10 +203,11 @@ class Widar3(DomainDataModule):
         return Domain(torch.from_numpy(np.stack(profiles)), torch.tensor(labels))
 
 
-def _scaled(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _scaled(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Scale each profile, shape (T, 20, 20), to [0, 1]; one that is the same everywhere is 0."""
     lowest, highest = x.min(axis=(1, 2), keepdims=True), x.max(axis=(1, 2), keepdims=True)
-    return (x - lowest) / np.where(highest > lowest, highest - lowest, 1.0)
+    scaled: npt.NDArray[np.float64] = (x - lowest) / np.where(highest > lowest, highest - lowest, 1.0)
+    return scaled
 
 
 def _sample_of(file: Path, date: str) -> _Sample | None:

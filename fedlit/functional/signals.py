@@ -84,14 +84,15 @@ def resample(x: Array, rate: float, new_rate: float) -> Array:
         known = ~missing[:, channel]
         whole[:, channel] = np.interp(times, times[known], x[known, channel])
     # with zeros beyond its ends, a recording would begin and end with a jump
-    resampled = resample_poly(whole, ratio.numerator, ratio.denominator, axis=0, padtype="line")
+    resampled: Array = resample_poly(whole, ratio.numerator, ratio.denominator, axis=0, padtype="line")
     resampled[missing[nearest_samples(len(resampled), len(x), rate, new_rate)]] = np.nan
     return resampled
 
 
 def nearest_samples(size: int, old_size: int, rate: float, new_rate: float) -> npt.NDArray[np.int64]:
     """Return for each of ``size`` samples at ``new_rate`` the nearest of ``old_size`` at ``rate``, shape (size,)."""
-    return np.minimum(np.rint(np.arange(size) * (rate / new_rate)).astype(np.int64), old_size - 1)
+    nearest: npt.NDArray[np.int64] = np.rint(np.arange(size) * (rate / new_rate)).astype(np.int64)
+    return nearest.clip(max=old_size - 1)
 
 
 def on_grid(x: Array, time: Array, rate: float) -> tuple[Array, npt.NDArray[np.int64]]:

@@ -221,7 +221,7 @@ class SignalModule(DomainDataModule):
     def finish(self, x: Tensor, train: Tensor) -> Tensor:
         """Compute what a model takes, with statistics of the windows at ``train``."""
         network = self._network(x[train])
-        return torch.cat([network(part) for part in x.split(_CHUNK)])
+        return torch.cat([network(part) for part in torch.split(x, _CHUNK)])
 
     def _network(self, train: Tensor) -> SignalNetwork:
         """Prepares windows, with statistics of those in training."""
@@ -231,7 +231,7 @@ class SignalModule(DomainDataModule):
         if self.normalise == "window":
             network.normalise = WindowScaling()
         elif self.normalise != "none":
-            prepared = torch.cat([network.prepare(part) for part in train.split(_CHUNK)])
+            prepared = torch.cat([network.prepare(part) for part in torch.split(train, _CHUNK)])
             if self.features:
                 network.normalise = feature_normaliser(self.normalise, prepared)  # type: ignore[arg-type]
             else:
@@ -260,7 +260,7 @@ class SignalModule(DomainDataModule):
     # ---------------------------------------------------------------- facts that clients announce
 
     @property
-    def channels(self) -> tuple[Summed, ...]:  # type: ignore[override]
+    def channels(self) -> tuple[Summed, ...]:
         """The channel of a federation over which clients compare scales."""
         return (SCALES,)
 
@@ -269,7 +269,7 @@ class SignalModule(DomainDataModule):
         facts = super().facts(client)
         members = [self._windows[name] for name in self._members(client)]
         for name, each in zip(self._members(client), members, strict=True):
-            if len(each.y.unique()) == 1 and int(each.y[0]) >= 0:
+            if len(torch.unique(each.y)) == 1 and int(each.y[0]) >= 0:
                 warnings.warn(
                     f"client {name!r} has windows of one class alone ({self.class_names()[int(each.y[0])]!r}, in "
                     f"{shown(each.names[:3])}): methods that balance or match classes have little to learn from; see "

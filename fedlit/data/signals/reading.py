@@ -67,7 +67,7 @@ class Table:
 
         A recording ends where the column of the recording, or of the domain, has another value.
         """
-        keys = [self.columns[name] for name in (names.domain, names.recording) if name in self.columns]
+        keys = [self.columns[name] for name in (names.domain, names.recording) if name and name in self.columns]
         changes = np.zeros(max(len(self.x) - 1, 0), dtype=bool)
         for key in keys:
             changes |= key[1:] != key[:-1]
@@ -137,8 +137,8 @@ def _seconds(values: Numbers, unit: str, where: str) -> npt.NDArray[np.float64]:
     except Exception as error:  # libraries raise errors of any kind
         rule = "numbers, or dates and times as in ISO 8601"
         refuse_data(f"time stamps of {where}", rule, str(error).splitlines()[0], "mend them, or name another column")
-    since = (stamps - stamps[0]).total_seconds().to_numpy()
-    return np.asarray(since, dtype=np.float64)
+    since: npt.NDArray[np.float64] = np.asarray((stamps - stamps[0]).total_seconds(), dtype=np.float64)
+    return since
 
 
 # ---------------------------------------------------------------- arrays

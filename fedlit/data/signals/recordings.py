@@ -245,7 +245,7 @@ def _check_one_rate(client: str, rate_of: dict[str, float | None]) -> None:
 
 def _missing_in(parts: Sequence[tuple[int, Recording]]) -> str:
     """Channels with missing values, and the longest run."""
-    shares = {}
+    shares: dict[str, int] = {}
     for _, part in parts:
         for name, share in zip(part.channels, np.isnan(part.x).sum(axis=0), strict=True):
             shares[name] = shares.get(name, 0) + int(share)

@@ -37,7 +37,7 @@ def split_windows(
         if parts is not None:
             return parts
         if by == "recordings":
-            number = len(windows.recording.unique())
+            number = len(torch.unique(windows.recording))
             rule = f"possible with the {number} recordings of client {client!r}, of which training needs all classes"
             way_out = "give split_by='blocks', or other fractions"
             refuse("split_by", rule, by, way_out, RosterError)
@@ -48,17 +48,17 @@ def _by_recordings(
     windows: Windows, val_fraction: float, test_fraction: float, generator: torch.Generator
 ) -> Parts | None:
     """Split recordings, stratified by each one's most frequent class; ``None`` if a part would lack what it needs."""
-    owners, owner = windows.recording.unique(return_inverse=True)
+    owners, owner = torch.unique(windows.recording, return_inverse=True)
     most = torch.stack([windows.y[owner == index].mode().values for index in range(len(owners))])
     parts = stratified_split(most, val_fraction, test_fraction, generator)
     train, val, test = (torch.isin(owner, part).nonzero().squeeze(1) for part in parts)
-    has_all = len(windows.y[train].unique()) == len(windows.y.unique())
+    has_all = len(torch.unique(windows.y[train])) == len(torch.unique(windows.y))
     held_out = all(len(part) or not share for part, share in ((val, val_fraction), (test, test_fraction)))
     return (train, val, test) if has_all and held_out else None
 
 
 def _by_blocks(windows: Windows, val_fraction: float, test_fraction: float, generator: torch.Generator) -> Parts:
-    classes = windows.y.unique()
+    classes = torch.unique(windows.y)
     test_first = torch.rand(len(classes), generator=generator) < 0.5
     whole = torch.zeros(len(classes), dtype=torch.bool)  # classes of which nothing is held out
     while True:
