@@ -44,8 +44,8 @@ class SignalDomains(SignalModule):
             given ``clients`` and ``classes``.
         domain: Column of the client's name; ``None`` takes the names of folders.
         label: Column of labels.
-        recording: Column that tells recordings in a table apart, if there is one; where its value changes, another
-            recording begins.
+        recording: Column that tells recordings in a table apart, if there is one. Rows of one that do not follow one
+            another are several, unless they have time stamps that increase.
         time: Column of time stamps, which increase in a recording: numbers, or dates and times as in ISO 8601.
         time_unit: Of time stamps that are numbers.
         no_label: Labels that stand for none, as an empty one does.

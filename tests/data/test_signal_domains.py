@@ -145,6 +145,28 @@ def test_a_column_names_the_domain(tmp_path, deep):
         made(str(path), **(given | {"channels": None})).load("b")
 
 
+def test_rows_of_several_devices_may_take_turns_if_they_have_time_stamps(tmp_path):
+    content = arrays(persons=("a", "b"))
+    time = np.tile(np.arange(1000) / 50, 2)
+    table = pd.DataFrame(content["x"], columns=["x", "y", "z"]).assign(
+        t=time, person=content["person"], label=content["label"]
+    )
+    table.sort_values(["t", "person"]).to_csv(tmp_path / "mixed.csv", index=False)
+    given = {"channels": ["x", "y", "z"], "normalise": "none"}
+    expected = made(content, **given | {"channels": None})
+    data = made(str(tmp_path / "mixed.csv"), time="t", **given)
+    for name in "ab":
+        torch.testing.assert_close(data.load(name).x, expected.load(name).x)
+    # two recordings, each from 0 on, are told apart by another person's between them
+    pd.concat([table[:500], table[1000:1500], table[:500]]).to_csv(tmp_path / "again.csv", index=False)
+    windows = made(str(tmp_path / "again.csv"), time="t", **given).windows("a")
+    assert windows.names == ("again.csv", "again.csv#2")
+    index = table.assign(t=pd.Timestamp("2026-01-01") + pd.to_timedelta(table["t"], unit="s")).set_index("t")
+    index.to_parquet(tmp_path / "index.parquet")
+    stamped = made(str(tmp_path / "index.parquet"), time="t", **given)
+    torch.testing.assert_close(stamped.load("b").x, expected.load("b").x)
+
+
 def test_a_target_without_labels_keeps_all_windows(tmp_path):
     for name in "ab":
         write(tmp_path, name, seed=ord(name))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,27 +64,40 @@ class Table:
     def recordings(self, names: Names, domain: str | None = None, class_name: str | None = None) -> Iterator[Recording]:
         """Yield the recordings of a ``domain``, or all; of one class if ``class_name`` is passed.
 
-        A recording ends where the column of the recording, or of the domain, has another value.
+        Rows with one value in the column of the recording, and in that of the domain, are a recording; if they do not
+        follow one another, they are several, unless they have time stamps that increase.
         """
-        keys = [self.columns[name] for name in (names.domain, names.recording) if name and name in self.columns]
-        changes = np.zeros(max(len(self.x) - 1, 0), dtype=bool)
-        for key in keys:
-            changes |= key[1:] != key[:-1]
-        bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self.x)]
-        parts = [*pairwise(bounds)] if len(self.x) else []
+        rows = np.arange(len(self.x))
+        if domain is not None:
+            values = self.columns[str(names.domain)]
+            named = {value for value in dict.fromkeys(values.tolist()) if text_of(value) == domain}
+            rows = np.flatnonzero(np.isin(values, [*named]) if values.dtype != object else [v in named for v in values])
         times: dict[str, int] = {}
-        for first, end in parts:
-            if domain is not None and text_of(self.columns[str(names.domain)][first]) != domain:
-                continue
+        for part in self._parts(rows, names):
             name = self.name
             if names.recording in self.columns:
-                name = f"{name}#{text_of(self.columns[names.recording][first])}"
+                name = f"{name}#{text_of(self.columns[names.recording][part[0]])}"
             times[name] = times.get(name, 0) + 1
             if times[name] > 1:
                 name = f"{name}#{times[name]}"
-            yield self._part(name, slice(first, end), names, class_name)
+            yield self._part(name, part, names, class_name)
 
-    def _part(self, name: str, rows: slice, names: Names, class_name: str | None) -> Recording:
+    def _parts(self, rows: npt.NDArray[np.int64], names: Names) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield rows of each recording, of some rows."""
+        groups = [rows]
+        if names.recording in self.columns:
+            codes = coded(self.columns[names.recording][rows], ())[0]
+            groups = [rows[codes == code] for code in dict.fromkeys(codes.tolist())]
+        for group in groups:
+            if names.time in self.columns and len(group):
+                time = _seconds(self.columns[str(names.time)][group], names.time_unit, self.where)
+                if (np.diff(time) >= 0).all():  # rows of several recordings may take turns
+                    yield group
+                    continue
+            breaks = np.flatnonzero(np.diff(group) > 1) + 1
+            yield from (part for part in np.split(group, breaks) if len(part))
+
+    def _part(self, name: str, rows: npt.NDArray[np.int64], names: Names, class_name: str | None) -> Recording:
         x = self.x[rows]
         if self.scale is not None:
             x = (x * self.scale).astype(np.float32)
@@ -129,7 +141,8 @@ def coded(values: Numbers, no_label: Collection[str]) -> tuple[npt.NDArray[np.in
 def _seconds(values: Numbers, unit: str, where: str) -> npt.NDArray[np.float64]:
     """Time stamps from the first one on."""
     if values.dtype.kind in "iuf":
-        return (values - values[0]).astype(np.float64) * SECONDS[unit]
+        seconds: npt.NDArray[np.float64] = (values - values[0]).astype(np.float64) * SECONDS[unit]
+        return seconds
     import pandas as pd
 
     try:
@@ -215,6 +228,8 @@ def read_columns(path: Path, csv: Mapping[str, str], wanted: Collection[str] | N
     try:
         if path.suffix.lower() == ".parquet":
             table = pd.read_parquet(path)
+            if any(name is not None for name in table.index.names):  # such as time stamps
+                table = table.reset_index()
             table = table if wanted is None else table[[name for name in table.columns if name in wanted]]
         else:
             keeps = None if wanted is None else (lambda name: str(name).strip() in wanted)

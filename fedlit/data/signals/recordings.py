@@ -122,7 +122,8 @@ class WindowRules:
     def sizes(self, rate: float | None) -> tuple[int, int]:
         """Return samples of a window and of a stride."""
         size = self.samples(self.window, rate)
-        check_at_least("window", size, 2, "samples", f"at {rate} samples a second")
+        way_out = f"at {rate} samples a second; see whether that is the rate, or the unit of time stamps is another"
+        check_at_least("window", size, 2, "samples", way_out)
         return size, max(1, size // 2 if self.stride is None else self.samples(self.stride, rate))
 
     # ---------------------------------------------------------------- one rate
