@@ -185,6 +185,6 @@ def test_recordings_are_learnt_and_predicted_without_fedlit(tmp_path: Path) -> N
     truth = pd.read_csv(example.folder / "recordings" / "dora" / "day2.csv")
     truth = truth.assign(window=((truth["t"] - truth["t"].iloc[0]) // 2.56).astype(int))
     whole = truth.groupby("window")["label"].agg(lambda labels: labels.iloc[0] if labels.nunique() == 1 else None)
-    right = [rows[place][2] == label for place, label in whole.items() if label is not None and place < len(rows)]
+    right = [rows[place][2] == label for place, label in whole.dropna().items() if place < len(rows)]
     assert len(right) > 25
     assert np.mean(right) > 0.9
