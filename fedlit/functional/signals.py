@@ -20,7 +20,7 @@ NUM_BANDS = 5
 NUM_FEATURES = 2 + len(QUANTILES) + 1 + NUM_BANDS
 """Of one channel: `window_features`."""
 
-_NO_POWER = 1e-12
+_NO_POWER = 1e-20
 """Added to each power, so that a channel that stands still has a logarithm."""
 
 _LARGEST_FACTOR = 1000
@@ -163,7 +163,7 @@ def window_features(x: Tensor) -> Tensor:
     Of each channel: mean; standard deviation (of the population); quantiles of 5, 25, 50, 75 and 95 % (linear between
     samples); mean absolute difference of successive samples; natural logarithm of the power in five `band_edges`.
 
-    .. math:: \log\Bigl(10^{-12} + \sum_{k \in B} \frac{2 |X_k|^2}{L^2}\Bigr), \quad
+    .. math:: \log\Bigl(10^{-20} + \sum_{k \in B} \frac{2 |X_k|^2}{L^2}\Bigr), \quad
               X_k = \sum_t x_t e^{-2 \pi i k t / L}
 
     At half the rate (k = L/2), the factor is 1 instead of 2, so that all powers add up to the variance.

@@ -223,6 +223,12 @@ def test_windows_are_standardised_by_client_or_each_by_itself():
     x = made(normalise="window")._domain("a").x
     torch.testing.assert_close(x.mean(dim=2), torch.zeros(len(x), 3), atol=1e-5, rtol=0)
     torch.testing.assert_close(x.std(dim=2, correction=0), torch.ones(len(x), 3), atol=1e-4, rtol=0)
+    small = arrays()
+    small["x"] = small["x"] * 1e-12
+    small["x"][:, 2] = 9.81
+    x = made(small, normalise="window")._domain("a").x
+    torch.testing.assert_close(x[:, 0].std(dim=1, correction=0), torch.ones(len(x)), atol=1e-4, rtol=0)
+    assert x[:, 2].abs().max() < 1
     with refused("normalise"):
         made(normalise="ranks")
 
@@ -340,6 +346,8 @@ def test_a_short_recording_is_told_and_a_client_of_none_is_refused():
         made(content).windows("a")
     with pytest.raises(DatasetLayoutError, match=r"(?s)client 'a'.*Give a shorter window"):
         made(content, window=30.0).windows("a")
+    with pytest.raises(DatasetLayoutError, match=r"classes \['run', 'swim'\].*labels \['0', '1'\]"):
+        made(classes=["run", "swim"]).windows("a")
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_features_are_those_of_numpy_and_scipy(length):
     _, power = signal.periodogram(x, scaling="spectrum", detrend="constant")
     edges = band_edges(length)
     bands = np.stack([power[..., a:b].sum(-1) for a, b in pairwise(edges)], axis=-1)
-    np.testing.assert_allclose(found[..., 8:], np.log(bands + 1e-12), rtol=1e-8)
+    np.testing.assert_allclose(found[..., 8:], np.log(bands + 1e-20), rtol=1e-8)
     np.testing.assert_allclose(np.exp(found[..., 8:]).sum(-1), x.var(-1))  # Parseval
 
 

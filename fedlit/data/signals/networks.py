@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 
@@ -14,7 +15,9 @@ class WindowScaling(nn.Module):
         """Standardise windows of shape (n, C, L)."""
         centred = x - x.mean(dim=-1, keepdim=True)
         deviation = centred.square().mean(dim=-1, keepdim=True).sqrt()
-        return centred / deviation.clamp(min=1e-6)
+        # of the deviation of a constant, what is not 0 is a rounding error; units may be of any size
+        rounding = 1e-6 * x.abs().amax(dim=-1, keepdim=True) + torch.finfo(x.dtype).tiny
+        return centred / torch.maximum(deviation, rounding)
 
 
 class SignalNetwork(nn.Module):

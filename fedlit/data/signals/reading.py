@@ -206,7 +206,10 @@ def table_of_file(path: Path, name: str, names: Names, channels: Sequence[str] |
     import pandas as pd
 
     texts = [column for column in given if not pd.api.types.is_numeric_dtype(table[column])]
-    way_out = "name the channels in channels, mend what is no number, or give decimal=',' if numbers have commas"
+    way_out = (
+        "name the column in label, domain, recording or time if it is one of these, or the channels in channels, or "
+        "mend what is no number (decimal=',' if numbers have commas)"
+    )
     check_data(not texts, f"channels of {path}", "numbers", f"others in {some(texts)}", way_out)
     x = table[[*given]].to_numpy(dtype=np.float32, na_value=np.nan)
     columns = {column: _values(table[column]) for column in others}

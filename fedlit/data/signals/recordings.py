@@ -209,12 +209,14 @@ class WindowRules:
                 holes.append(f"{cut_here - whole_here} of {cut_here} of {recording.name} ({_missing_in(parts)})")
             if len(parts) > 1:
                 holes.append(f"those across {len(parts) - 1} gaps between the time stamps of {recording.name}")
-        self._tell(client, short, holes, empty=not sum(map(len, ys)))
+        found = {name for each in recordings for name in each.classes}
+        what = f"no window has one of the classes {[*classes]} (label_rule), of labels {sorted(found)}"
+        self._tell(client, short, holes, what if not sum(map(len, ys)) else "")
         names = tuple(each.name for each in recordings)
         rate = next(iter(rate_of.values()))
         return Windows(torch.cat(xs), torch.cat(ys), torch.cat(owners), torch.cat(starts), names, rate)
 
-    def _tell(self, client: str, short: Sequence[str], holes: Sequence[str], empty: bool) -> None:
+    def _tell(self, client: str, short: Sequence[str], holes: Sequence[str], empty: str) -> None:
         """Warn of what is left out, or refuse a client of which nothing is left."""
         unit = "seconds" if self.in_seconds else "samples"
         reasons = []
@@ -227,8 +229,9 @@ class WindowRules:
             way_out = f"Give fill, the longest run of missing values that is filled ({self.fill:g} {unit} now), or "
             reasons.append(f"windows with missing values: {some(holes)}. {way_out}leave channels out of channels")
         if empty:
-            reason = "; ".join(reasons) or "no window has a label of one class throughout"
-            refuse_data(f"recordings of client {client!r}", "of at least one window", "none", reason)
+            refuse_data(
+                f"recordings of client {client!r}", "of at least one window", "none", "; ".join([*reasons, empty])
+            )
         if reasons:
             warnings.warn(f"left out of client {client!r}: {'; '.join(reasons)}", stacklevel=2)
 
