@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,14 @@ import pytest
 import torch
 from scipy.io import loadmat, savemat
 from sklearn.linear_model import LogisticRegression
+from torch.optim import Adam
 
 from fedlit.data import HAPT, PAMAP2, DatasetLayoutError, DatasetNotFoundError, Widar3
 from fedlit.data.pamap2 import CHANNELS, INTENSITIES
 from fedlit.data.widar3 import SIX_GESTURES
+from fedlit.methods import SourceOnly
+from fedlit.models import WidarNet
+from helpers import samples_of, trainer
 from refused import refused
 from sensor_files import write_hapt, write_pamap2, write_widar3
 
@@ -186,6 +191,17 @@ def test_widar3_by_location_and_with_users_as_one_target(tmp_path: Path) -> None
     assert Widar3(str(tmp_path), users=[5, 10]).domain_names() == ["room1_user5", "room1_user10"]
     with refused("groups['x']"):
         Widar3(str(tmp_path), groups={"x": ["room9_user1"]})
+
+
+@pytest.mark.slow
+def test_gestures_are_learnt(tmp_path: Path) -> None:
+    write_widar3(tmp_path)
+    data = Widar3(str(tmp_path), val_fraction=0.0, frames=15, seed=0)
+    network = WidarNet(width=16, dropout=0.2)
+    module = SourceOnly(data.clients, data.target, data.num_classes, network, optimizer=partial(Adam, lr=0.005))
+    trainer(15).fit(module, data)
+    x, y = samples_of(data, data.target, "test")
+    assert float((module.replicas[data.target].eval()(x).argmax(dim=1) == y).float().mean()) > 0.9
 
 
 def test_a_file_of_widar3_that_cannot_be_read_is_named(tmp_path: Path) -> None:

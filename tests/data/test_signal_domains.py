@@ -337,6 +337,19 @@ def test_channels_are_taken_by_name(tmp_path):
         SignalDomains(str(tmp_path), channels=["z", "x"], **given).load("b")
 
 
+def test_sites_with_other_channels_or_another_order_are_refused_when_they_meet(tmp_path):
+    for site, columns in (("one", "xyz"), ("two", "zxy")):
+        write(tmp_path / site, "a", columns=columns)
+        write(tmp_path / site, "b", columns=columns)
+    given = {"window": 0.5, "time": "t", "seed": 0, "clients": ["a", "b"]}
+    one, two = (SignalDomains(str(tmp_path / site), **given) for site in ("one", "two"))
+    one.check_facts({"a": one.facts("a"), "b": one.facts("b")})
+    with pytest.raises(DatasetLayoutError, match=r"channels must be the same.*in one order"):
+        one.check_facts({"a": one.facts("a"), "b": two.facts("b")})
+    two = SignalDomains(str(tmp_path / "two"), channels=["x", "y", "z"], **given)
+    one.check_facts({"a": one.facts("a"), "b": two.facts("b")})
+
+
 def test_a_short_recording_is_told_and_a_client_of_none_is_refused():
     content = arrays(recordings=2)
     keep = np.ones(len(content["x"]), dtype=bool)
