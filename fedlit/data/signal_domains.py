@@ -84,6 +84,7 @@ class SignalDomains(SignalModule):
         self._columns_named = Names(domain, label, recording, time, time_unit, none)
         self._csv = {"sep": separator, "decimal": decimal}
         self._given = path
+        self._last: tuple[Path, Table] | None = None
         self.elsewhere = path is None
         if path is None:
             rule = "named with path=None, in a process without recordings to find them in"
@@ -163,9 +164,7 @@ class SignalDomains(SignalModule):
             return [*self._arrays.recordings(names, domain)]
         recordings: list[Recording] = []
         for path, class_name in self._files[domain]:
-            name = path.name if path == self._path else path.relative_to(self._path).as_posix()
-            channels = self._channels if self._names_channels else None
-            table = table_of_file(path, name, names, channels, self._csv)
+            table = self._table(path)
             of_domain = domain if names.domain is not None else None
             recordings += table.recordings(names, of_domain, class_name)
         if domain != self.target:
@@ -174,6 +173,14 @@ class SignalDomains(SignalModule):
                 way_out = "name the column in label, leave the client out of clients, or make it the target"
                 check_data(each.labels is not None, each.name, rule, f"none, at source {domain!r}", way_out)
         return recordings
+
+    def _table(self, path: Path) -> Table:
+        """Samples of a file; the last one is kept, as it may have several domains."""
+        if self._last is None or self._last[0] != path:
+            name = path.name if path == self._path else path.relative_to(self._path).as_posix()
+            channels = self._channels if self._names_channels else None
+            self._last = (path, table_of_file(path, name, self._columns_named, channels, self._csv))
+        return self._last[1]
 
 
 def _tables_in(folder: Path, deep: bool = False) -> list[Path]:
