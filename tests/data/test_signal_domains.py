@@ -316,7 +316,7 @@ def test_stamps_may_be_dates_or_whole_nanoseconds(tmp_path):
     torch.testing.assert_close(data.windows("a").x, expected.x)
     table.assign(t="noon").to_csv(path, index=False)
     with pytest.raises(DatasetLayoutError, match="ISO 8601"):
-        data.windows("a")
+        SignalDomains(str(tmp_path), window=0.5, time="t", seed=0).windows("a")
 
 
 # ---------------------------------------------------------------- what is refused or told
@@ -391,6 +391,9 @@ def test_what_is_not_there_or_no_table_is_refused(tmp_path):
     (tmp_path / "b" / "r0.csv").write_text("x,label\nhigh,walk\nlow,still\n")
     with pytest.raises(DatasetLayoutError, match=r"b/r0.csv.*\['x'\]"):
         SignalDomains(str(tmp_path), window=1.0, channels=["x"]).load("b")
+    (tmp_path / "b" / "r0.csv").write_text("x;label\n1,5;walk\n2,5;still\n")
+    with pytest.raises(DatasetLayoutError, match=r"b/r0.csv.*give separator=';'"):
+        SignalDomains(str(tmp_path), window=1.0, channels=["x"], recorded_rate=1.0).load("b")
     (tmp_path / "b" / "walk").mkdir()
     with pytest.raises(DatasetLayoutError, match="both"):
         SignalDomains(str(tmp_path), window=1.0)

@@ -15,7 +15,7 @@ from fedlit.checks import check_one_of
 from fedlit.data.base import DomainDataModule
 from fedlit.data.normalising import HOW, Normalise, feature_moments, feature_normaliser
 from fedlit.data.raw_inputs import RawInputs, VectorNetwork
-from fedlit.data.samples import Domain, check_data
+from fedlit.data.samples import Domain, check_data, refuse_data
 from fedlit.data.signals.networks import SignalNetwork, WindowScaling
 from fedlit.data.signals.recordings import Recording, WindowRules, Windows
 from fedlit.data.signals.splits import SplitBy, overlaps, split_windows
@@ -146,7 +146,7 @@ class SignalModule(DomainDataModule):
             for group in alike(names):
                 way_out = "write it in one way, or name all in classes if they are different"
                 got = f"{shown(group)}, which differ in {difference(group)}"
-                check_data(False, "classes", "different names", got, way_out)
+                refuse_data("classes", "different names", got, way_out)
             way_out = "name all in classes, in the order that all processes have"
             check_data(len(names) > 1, f"classes of the recordings of {here}", "at least 2", names, way_out)
             self._found_classes = names

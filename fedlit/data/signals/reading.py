@@ -235,6 +235,10 @@ def read_columns(path: Path, csv: Mapping[str, str], wanted: Collection[str] | N
                 table = table.reset_index()
             table = table if wanted is None else table[[name for name in table.columns if name in wanted]]
         else:
+            header = [*pd.read_csv(path, nrows=0, **csv).columns]  # type: ignore[call-overload]
+            other = next((sign for sign in (";", "\t", "|", ",") if len(header) == 1 and sign in header[0]), None)
+            rule, shown = f"of columns with separator={csv['sep']!r}", f"one, {header[0][:80] if header else ''!r}"
+            check_data(other is None, str(path), rule, shown, f"give separator={other!r}")
             keeps = None if wanted is None else (lambda name: str(name).strip() in wanted)
             table = pd.read_csv(path, usecols=keeps, skipinitialspace=True, low_memory=False, **csv)  # type: ignore[call-overload]
         table.columns = pd.Index([str(name).strip() for name in table.columns])
