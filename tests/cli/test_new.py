@@ -349,7 +349,9 @@ def test_own_recordings_are_read():
     assert re.search(r"time .* is an option of fedlit new signals", refusal(*words, "--target=tom", "--time=clock"))
     main([*words, "--target=ben", "--time=time", "--rate=20", "--window=2", "--channels", "x", "z"])
     assert "tom has 70 labels" in Path("made/experiment.yaml").read_text()
-    assert len(SignalDomains(**(configured("made") | {"path": "made/data"})).labels("tom")) == 70
+    data = SignalDomains(**(configured("made") | {"path": "made/data", "target_labels": 0.5}))
+    assert len(data.labels("tom")) == 70
+    assert len(data.split("tom").labelled) == len(data.split("tom").test) == 35  # as the file says
     data = configured("study")
     assert {key: data[key] for key in ("target", "time", "rate", "window", "channels")} == {
         "target": "ben", "time": "time", "rate": 20.0, "window": 2.0, "channels": ["x", "z"],

@@ -210,6 +210,11 @@ def test_labelled_windows_of_a_transductive_target_share_nothing_with_those_that
     assert not spans(windows, split.labelled.tolist()) & spans(windows, split.test.tolist())
 
 
+def test_labels_that_leave_no_window_to_score_are_refused():
+    with refused("target_labels"):
+        made(stride=0.02, transductive=True, target_labels=0.9, test_fraction=0.0, val_fraction=0.0).split("c")
+
+
 def test_too_few_recordings_are_refused_where_they_are_asked_for():
     with refused("split_by"):
         made(arrays(recordings=2), split_by="recordings").split("a")

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fedlit.checks import check_one_of
+from fedlit.checks import check, check_one_of
 from fedlit.data.base import DomainDataModule
 from fedlit.data.normalising import HOW, Normalise, feature_moments, feature_normaliser
 from fedlit.data.raw_inputs import RawInputs, VectorNetwork
@@ -53,7 +53,9 @@ class SignalModule(DomainDataModule):
 
     Windows may overlap, and no two parts of a split share a sample. Held-out recordings are whole ones, if a client has
     enough of them; otherwise they are the first and the last windows of each class, and training windows that overlap
-    them are left out. When training starts, clients sum over the channel ``"scales"`` how many have each channel at
+    them are left out. Windows of a transductive target that overlap one with a label in training do not score.
+
+    When training starts, clients sum over the channel ``"scales"`` how many have each channel at
     which scale. A client warns if its own scale differs about tenfold from that of most others.
 
     Args:
@@ -198,6 +200,14 @@ class SignalModule(DomainDataModule):
         split = self._rules.split(name, y, True, name == self.target, self.seed, hold_out)
         if name == self.target and self.transductive and self.target_labels:
             seen = overlaps(windows, split.test, split.labelled)
+            rule = f"below what leaves target {name!r} windows to score that overlap none with a label in training"
+            check(
+                not bool(seen.all()),
+                "target_labels",
+                rule,
+                self.target_labels,
+                "lower it, or give a stride of a window",
+            )
             split = Split(split.train, split.val, split.test[~seen], split.labelled)
         return split
 
