@@ -55,8 +55,8 @@ class SignalModule(DomainDataModule):
     enough of them; otherwise they are the first and the last windows of each class, and training windows that overlap
     them are left out. Windows of a transductive target that overlap one with a label in training do not score.
 
-    When training starts, clients sum over the channel ``"scales"`` how many have each channel at
-    which scale. A client warns if its own scale differs about tenfold from that of most others.
+    When training starts, clients sum over the channel ``"scales"`` how many have each channel at which scale. A client
+    warns if its own scale differs about tenfold from that of most others.
 
     Args:
         window: Length of a window, in ``unit``.
