@@ -17,55 +17,12 @@ from fedlit.methods import SourceOnly
 from fedlit.models import Features, Recurrent, ResNet1D, SmallCNN1D
 from helpers import samples_of, trainer
 from refused import refused, slow
-
-CLASSES = ("still", "walk")
-
-
-def recording(seed=0, seconds=20.0, rate=50.0, labels=CLASSES, scale=1.0, each=2.0):
-    """Channels x, y, z, of which the first tells classes apart; classes take turns of ``each`` seconds."""
-    rng = np.random.default_rng(seed)
-    time = np.arange(round(seconds * rate)) / rate
-    label = (time // each).astype(int) % len(labels)
-    x = rng.normal((0, 0, 1), 0.3, (len(time), 3))
-    x[:, 0] += label * np.sin(2 * np.pi * 2 * time)
-    return time, (x * scale).astype(np.float32), label
-
-
-def arrays(persons=("a", "b", "c"), recordings=1, **changes: Any):
-    parts = []
-    for number, person in enumerate(persons):
-        for index in range(recordings):
-            _, x, label = recording(10 * number + index)
-            parts.append((x, label, np.full(len(x), person), np.full(len(x), index)))
-    content = {
-        key: np.concatenate(part)
-        for key, part in zip(("x", "label", "person", "recording"), zip(*parts, strict=True), strict=True)
-    }
-    content["rate"] = np.array(50.0)
-    content |= changes
-    return {key: value for key, value in content.items() if value is not None}
+from signal_files import arrays, write
 
 
 def made(content=None, **arguments: Any):
     arguments = {"domain": "person", "window": 0.5, "stride": 0.25, "seed": 0} | arguments
     return SignalDomains(arrays() if content is None else content, **arguments)
-
-
-def write(
-    folder, domain, name="r0", by_class=False, columns=("x", "y", "z"), label="label", suffix=".csv", **more: Any
-):
-    time, x, labels = recording(**more)
-    table = pd.DataFrame(x[:, ["xyz".index(column) for column in columns]], columns=[*columns])
-    table.insert(0, "t", time)
-    names = np.array(CLASSES)[labels]
-    parts = {f"{domain}/{cls}": table[names == cls] for cls in CLASSES} if by_class else {domain: table}
-    for place, part in parts.items():
-        if not by_class and label is not None:
-            part[label] = names
-        path = folder / place / f"{name}{suffix}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.to_parquet(path) if suffix == ".parquet" else part.to_csv(path, index=False)
-    return folder
 
 
 def test_windows_are_those_of_a_loop():
