@@ -2,7 +2,8 @@
 
 Each data set is one class on `DomainDataModule`: `Digits` and `HeartDisease` ship with the package; `CSVDomains`,
 `ImageDomains` and `FeatureDomains` read tables, folders and files of one's own; `DigitFive` gathers five sets of
-digits; `FashionMNIST` and `ColoredMNIST` shift known data sets.
+digits; `FashionMNIST` and `ColoredMNIST` shift known data sets. `SignalDomains` reads time series; `HAPT`, `PAMAP2` and
+`Widar3` are those of sensors.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ from fedlit.data.csv_domains import CSVDomains
 from fedlit.data.digit_five import DigitFive
 from fedlit.data.digits import Digits
 from fedlit.data.feature_domains import FeatureDomains
+from fedlit.data.hapt import HAPT
 from fedlit.data.heart import HeartDisease
 from fedlit.data.image_domains import ImageDomains
 from fedlit.data.mnist_likes import ColoredMNIST, FashionMNIST
+from fedlit.data.pamap2 import PAMAP2
 from fedlit.data.raw_inputs import RawInputs
 from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataset
+from fedlit.data.signal_domains import SignalDomains
+from fedlit.data.widar3 import Widar3
 from fedlit.federation.loader import FederatedLoader
 
 __all__ = [
+    "HAPT",
+    "PAMAP2",
     "CSVDomains",
     "ColoredMNIST",
     "DatasetLayoutError",
@@ -35,4 +42,6 @@ __all__ = [
     "HeartDisease",
     "ImageDomains",
     "RawInputs",
+    "SignalDomains",
+    "Widar3",
 ]

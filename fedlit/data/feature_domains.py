@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlit.checks import check_one_of
 from fedlit.data.base import DomainDataModule
 from fedlit.data.files import read_mat, read_npz
-from fedlit.data.raw_inputs import RankNetwork, RawInputs, VectorNetwork
+from fedlit.data.normalising import HOW, Normalise, feature_normaliser
+from fedlit.data.raw_inputs import RawInputs
 from fedlit.data.samples import DatasetNotFoundError, Domain, check_data, refuse_data
 from fedlit.data.source import check_classes
 from fedlit.data.tables.values import check_once, some
@@ -25,16 +26,6 @@ Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 _MAT_FEATURES = ("fts", "feas", "features")
 _MAT_LABELS = ("labels", "label")
-
-Normalise = Literal["none", "unit", "zscore", "zscore_unit", "ranks"]
-
-_STANDARDISES = "standardises them with mean and deviation of the target's training samples"
-_HOW = {
-    "unit": "scales each sample to length 1",
-    "zscore": _STANDARDISES,
-    "zscore_unit": f"{_STANDARDISES}, then scales each sample to length 1,",
-    "ranks": "ranks them among the target's training samples, takes normal scores of the ranks and scales to length 1",
-}
 
 
 class FeatureDomains(DomainDataModule):
@@ -175,31 +166,17 @@ class FeatureDomains(DomainDataModule):
         """Normalise, with statistics of the training split at ``train`` where there are any."""
         if self.normalise == "none":
             return x
-        normalised: Tensor = self._network(x[train])(x)
+        normalised: Tensor = feature_normaliser(self.normalise, x[train])(x)
         return normalised
-
-    def _network(self, train: Tensor) -> nn.Module:
-        """Normalises samples, with statistics of those in training."""
-        if self.normalise == "ranks":
-            return RankNetwork(train)
-        nothing = (torch.zeros(train.shape[1]), torch.ones(train.shape[1]))
-        mean, deviation = nothing if self.normalise == "unit" else _statistics(train)
-        return VectorNetwork(mean, deviation, unit=self.normalise != "zscore")
 
     def raw_inputs(self) -> RawInputs | None:
         """Return features as they are in the target's file, and the network that normalises them."""
         if self.normalise == "none":
             return None
         x = self.load(self.target).x
-        text = f"Features as they are in {self.path.name!r}; the model {_HOW[self.normalise]} by itself."
-        return RawInputs(self._network(x[self.split(self.target).train]), x[:1] * 0, text)
-
-
-def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each feature, 1 of a constant one, which has nothing to scale."""
-    # the computed deviation of a constant feature may be a rounding error instead of 0
-    constant = x.amin(dim=0) == x.amax(dim=0)
-    return x.mean(dim=0), x.std(dim=0, correction=0).masked_fill(constant, 1.0)
+        text = f"Features as they are in {self.path.name!r}; the model {HOW[self.normalise]} by itself."
+        network = feature_normaliser(self.normalise, x[self.split(self.target).train])
+        return RawInputs(network, x[:1] * 0, text)
 
 
 def _read_npz_file(path: Path) -> tuple[dict[str, Pair], list[str] | None]:

@@ -6,6 +6,7 @@ import gzip
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,10 +26,13 @@ _READ_MAT = """
 import sys
 import numpy as np
 from scipy.io import loadmat
-content = {key: value for key, value in loadmat(sys.argv[1]).items() if not key.startswith("__")}
-content = {key: value.toarray() if hasattr(value, "toarray") else value for key, value in content.items()}
-numeric = {key: value for key, value in content.items() if value.dtype.kind in "biufc"}
-np.savez(sys.argv[2], **numeric)
+arrays = {}
+for number, path in enumerate(sys.stdin.read().splitlines()):
+    print(number, flush=True)
+    content = {key: value for key, value in loadmat(path).items() if not key.startswith("__")}
+    content = {key: value.toarray() if hasattr(value, "toarray") else value for key, value in content.items()}
+    arrays |= {f"{number}/{key}": value for key, value in content.items() if value.dtype.kind in "biufc"}
+np.savez(sys.argv[1], **arrays)
 """
 
 
@@ -59,19 +63,35 @@ def read_mat(path: str | Path, seconds: float = 600.0) -> Arrays:
     Raises:
         DatasetLayoutError: If it is no such file, or reading it takes longer than so many ``seconds``.
     """
+    return read_mats([path], seconds)[0]
+
+
+def read_mats(paths: Sequence[str | Path], seconds: float = 600.0) -> list[Arrays]:
+    """Do the same with many files, in one process; an error names the first that cannot be read."""
+    content: list[Arrays] = [{} for _ in paths]
     with TemporaryDirectory() as folder:
         read = Path(folder, "read.npz")
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", _READ_MAT, str(path), str(read)],
-                capture_output=True, timeout=seconds, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            refuse_data(str(path), f"read in {seconds:g} s", "one that takes longer", _SAVE_MAT)
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        shown = lines[-1] if lines else f"one whose reader ended with {done.returncode}"
-        check_data(not done.returncode, str(path), "a .mat file", shown, _SAVE_MAT)
-        return read_npz(read)
+        progress = Path(folder, "progress.txt")
+        late, code, errors = False, 0, ""
+        with progress.open("w") as output:
+            try:
+                done = subprocess.run(
+                    [sys.executable, "-c", _READ_MAT, str(read)],
+                    input="\n".join(map(str, paths)), stdout=output, stderr=subprocess.PIPE, timeout=seconds,
+                    check=False, text=True, errors="replace",
+                )  # fmt: skip
+                code, errors = done.returncode, done.stderr
+            except subprocess.TimeoutExpired:
+                late = True
+        at = str(paths[int((progress.read_text().split() or ["0"])[-1])]) if paths else ""
+        check_data(not late, at, f"read in {seconds:g} s", "one that takes longer", _SAVE_MAT)
+        lines = errors.strip().splitlines()
+        shown = lines[-1] if lines else f"one whose reader ended with {code}"
+        check_data(not code, at, "a .mat file", shown, _SAVE_MAT)
+        for key, array in read_npz(read).items():
+            number, _, name = key.partition("/")
+            content[int(number)][name] = array
+    return content
 
 
 def unzipped(path: str | Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal
@@ -13,6 +14,12 @@ from fedlit.checks import check, check_one_of, refuse
 from fedlit.federation.errors import RosterError
 from fedlit.federation.labels import UNLABELLED, known_labels
 from fedlit.federation.streams import stable_seed
+
+Parts = tuple[Tensor, Tensor, Tensor]
+"""Positions of training, validation and test samples."""
+
+HoldOut = Callable[[Tensor, float, float, torch.Generator], Parts]
+"""Splits samples with these labels, by the shares for validation and test."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,12 @@ class SplitRules:
         check(fits and not isinstance(labels, bool), "target_labels", rule, labels)
         check_one_of("target_label_draw", self.target_label_draw, ("random", "balanced"))
 
-    def split(self, name: str, y: Tensor, stratified: bool, is_target: bool, seed: int) -> Split:
+    def split(
+        self, name: str, y: Tensor, stratified: bool, is_target: bool, seed: int, hold_out: HoldOut | None = None
+    ) -> Split:
         """Split the samples of client ``name``, which depends on them and the seed alone.
+
+        ``hold_out`` takes the place of `stratified_split`.
 
         Raises:
             RosterError: If they are too few.
@@ -60,7 +71,7 @@ class SplitRules:
         known = known_labels(y)
         if not stratified:
             y = torch.where(known, 0, UNLABELLED)  # one stratum, and one of samples without labels
-        train, val, test = stratified_split(y, self.val_fraction, self.test_fraction, generator)
+        train, val, test = (hold_out or stratified_split)(y, self.val_fraction, self.test_fraction, generator)
         for part, positions, fraction in (("val", val, self.val_fraction), ("test", test, self.test_fraction)):
             rule = f"enough for one of the {len(y)} samples of client {name!r}, beside a training sample of each class"
             way_out = "raise it, set it to 0, or leave the client out of clients"
@@ -97,9 +108,7 @@ class SplitRules:
         return number
 
 
-def stratified_split(
-    y: Tensor, val_fraction: float, test_fraction: float, generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
+def stratified_split(y: Tensor, val_fraction: float, test_fraction: float, generator: torch.Generator) -> Parts:
     """Return positions of training, validation and test samples: disjoint, covering, ascending, equal in class shares.
 
     Fractions in [0, 1) are of all samples. Of each class, the number held out is within one of its exact share, and one

@@ -178,10 +178,11 @@ def export_target(module: FederatedModule, path: str | Path, data: DomainDataMod
     take part in predictions alone; those of `KNNPer` include the target's labelled samples, as embeddings.
 
     Of a data module with ``raw_inputs`` the file takes samples before they are normalised, and normalises them by
-    itself: of `ImageDomains` bytes of pixels, uint8, of `FeatureDomains` features as in its files, and of `CSVDomains`
-    and `HeartDisease` rows of a table. For those ``NAME.onnx`` has an input of shape (n, 1) for each column, float64
-    for numbers, NaN where one is missing, and texts for categories, empty where one is; ``NAME.pt2`` takes all columns
-    as (n, columns), float64, with a category's code in place of its text.
+    itself: of `ImageDomains` bytes of pixels, uint8, of `FeatureDomains` features as in its files, of `SignalDomains`
+    windows in the units of the recordings, and of `CSVDomains` and `HeartDisease` rows of a table. For those
+    ``NAME.onnx`` has an input of shape (n, 1) for each column, float64 for numbers, NaN where one is missing, and texts
+    for categories, empty where one is; ``NAME.pt2`` takes all columns as (n, columns), float64, with a category's code
+    in place of its text.
 
     The file describes its inputs and outputs, the method and the version of fedlit: as ``fedlit.json`` of
     ``torch.export.load(path, extra_files={"fedlit.json": ""})``, and as ``metadata_props`` of ONNX. A model card in

@@ -17,6 +17,7 @@ from fedlit.models.replica import (
     make_discriminator,
     part_of,
 )
+from fedlit.models.series import Recurrent, ResNet1D, SmallCNN1D, WidarNet
 from fedlit.models.twins import Twins
 
 __all__ = [
@@ -35,12 +36,16 @@ __all__ = [
     "MatchingReplica",
     "MixedBatchNorm",
     "MomentReplica",
+    "Recurrent",
     "Replica",
     "ResNet",
+    "ResNet1D",
     "RoundMemory",
     "SmallCNN",
+    "SmallCNN1D",
     "Twins",
     "VotingReplica",
+    "WidarNet",
     "batchnorm_layers",
     "estimate_statistics_",
     "feature_width",

@@ -19,7 +19,7 @@ from sklearn.metrics import r2_score
 
 from commands import refusal
 from fedlit.cli import main
-from fedlit.data import CSVDomains, FeatureDomains
+from fedlit.data import CSVDomains, FeatureDomains, SignalDomains
 from refused import slow
 
 
@@ -80,16 +80,23 @@ def truth_of_features(data: dict[str, Any]) -> dict[str, str]:
     return {str(place): str(classes[label]) for place, label in enumerate(y)}
 
 
+def truth_of_signals(data: dict[str, Any]) -> dict[str, str]:
+    signals = SignalDomains(**data)
+    labels = signals.labels(data["target"])[signals.split(data["target"]).test].tolist()
+    return dict(zip(signals.ids(data["target"], "test"), [signals.classes[label] for label in labels], strict=True))
+
+
 TRUTH: dict[str, Callable[[dict[str, Any]], dict[str, str]]] = {
     "csv": truth_of_tables,
     "images": truth_of_images,
     "features": truth_of_features,
+    "signals": truth_of_signals,
 }
 
 
-@pytest.mark.parametrize("kind", ["features", slow("csv"), slow("images")])
+@pytest.mark.parametrize("kind", ["features", slow("csv"), slow("images"), slow("signals")])
 def test_the_commands_of_the_readme_run_as_they_are_written(kind, monkeypatch, capsys):
-    if kind == "csv":
+    if kind in ("csv", "signals"):
         pytest.importorskip("pandas")
     main(["new", kind, "study"])
     assert "next: cd study && fedlit fit --config experiment.yaml" in capsys.readouterr().out
@@ -98,7 +105,7 @@ def test_the_commands_of_the_readme_run_as_they_are_written(kind, monkeypatch, c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "least"), [("csv", 0.65), ("images", 0.9), ("features", 0.8)])
+@pytest.mark.parametrize(("kind", "least"), [("csv", 0.65), ("images", 0.9), ("features", 0.8), ("signals", 0.9)])
 def test_the_example_is_learnt(kind, least, monkeypatch):
     main(["new", kind, "study"])
     follow(Path("study"), monkeypatch)
@@ -106,7 +113,7 @@ def test_the_example_is_learnt(kind, least, monkeypatch):
     assert json.loads(summary.read_text())["oracle_accuracy"] > least
 
 
-@pytest.mark.parametrize("kind", ["csv", slow("images"), "features"])
+@pytest.mark.parametrize("kind", ["csv", slow("images"), "features", "signals"])
 def test_the_example_is_the_same_each_time_and_its_commented_masking_a_configuration(kind):
     for folder in ("one", "two"):
         main(["new", kind, folder])
@@ -332,3 +339,28 @@ def test_own_images_and_features_are_read():
     assert FeatureDomains(found["path"], target=found["target"]).domain_names() == ["a", "b", "c"]
     (only,) = yaml.safe_load(Path("made/experiment.yaml").read_text())["compare"]
     assert only["name"] == "recommended"
+
+
+def test_own_recordings_are_read():
+    pytest.importorskip("pandas")
+    main(["new", "signals", "made"])
+    words = ["new", "signals", "study", "--data=made/data"]
+    assert "one of ['ann', 'ben', 'eva', 'tom']" in refusal(*words, "--time=time")
+    assert re.search(r"time .* is an option of fedlit new signals", refusal(*words, "--target=tom", "--time=clock"))
+    main([*words, "--target=ben", "--time=time", "--rate=20", "--window=2", "--channels", "x", "z"])
+    assert "tom has 70 labels" in Path("made/experiment.yaml").read_text()
+    data = SignalDomains(**(configured("made") | {"path": "made/data", "target_labels": 0.5}))
+    assert len(data.labels("tom")) == 70
+    assert len(data.split("tom").labelled) == len(data.split("tom").test) == 35  # as the file says
+    data = configured("study")
+    assert {key: data[key] for key in ("target", "time", "rate", "window", "channels")} == {
+        "target": "ben", "time": "time", "rate": 20.0, "window": 2.0, "channels": ["x", "z"],
+    }  # fmt: skip
+    assert SignalDomains(**data).input_shape == (2 * 13,)
+    np.savez("all.npz", x=np.random.default_rng(0).normal(size=(400, 2)), label=np.arange(400) // 50 % 2,
+             person=np.repeat(["a", "b"], 200))  # fmt: skip
+    assert "--domain must name the array" in refusal("new", "signals", "two", "--data=all.npz", "--target=b")
+    main(
+        ["new", "signals", "two", "--data=all.npz", "--target=b", "--domain=person", "--recorded_rate=25", "--window=1"]
+    )
+    assert configured("two")["domain"] == "person"

@@ -50,8 +50,8 @@ def test_there_is_a_config_for_each_data_set():
     assert classes == {
         f"fedlit.data.{name}"
         for name in (
-            *("ColoredMNIST", "DigitFive", "Digits", "FashionMNIST", "FeatureDomains", "HeartDisease"),
-            "ImageDomains",
+            *("ColoredMNIST", "DigitFive", "Digits", "FashionMNIST", "FeatureDomains", "HAPT", "HeartDisease"),
+            *("ImageDomains", "PAMAP2", "Widar3"),
         )
     }
 

@@ -22,7 +22,7 @@ from fedlit.models import SmallCNN
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SITES = ["cleveland", "hungary", "long_beach"]
-MADE = ("sites", "certificates", "server", "runs", "photographs", "*.npz*", "__pycache__")
+MADE = ("sites", "certificates", "server", "runs", "photographs", "recordings", "*.npz*", "__pycache__")
 
 
 class Example:
@@ -169,3 +169,22 @@ def test_features_are_made_once_and_an_experiment_that_was_killed_goes_on(tmp_pa
     assert r"\toprule" in next(iter(folder.glob("runs/experiment_*/table.tex"))).read_text()
     example.call(*fedlit, "report", "runs")
     assert (folder / "report.html").is_file()
+
+
+@pytest.mark.packaging
+def test_recordings_are_learnt_and_predicted_without_fedlit(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    example = Example("signals", tmp_path)
+    fedlit = (sys.executable, "-m", "fedlit.cli")
+    example.call(sys.executable, "make_recordings.py")
+    short = ("--targets=[dora]", "--compare=[methods/fedavg]")
+    example.call(*fedlit, "fit", "--config", "experiment.yaml", *short)
+    example.call(*fedlit, "export", "runs/FedAvg/version_0", "--output", "target.onnx")
+    printed = example.call(sys.executable, "predict.py", "target.onnx", "recordings/dora/day2.csv")
+    rows = [line.split() for line in printed.splitlines() if " s  " in line]
+    truth = pd.read_csv(example.folder / "recordings" / "dora" / "day2.csv")
+    truth = truth.assign(window=((truth["t"] - truth["t"].iloc[0]) // 2.56).astype(int))
+    whole = truth.groupby("window")["label"].agg(lambda labels: labels.iloc[0] if labels.nunique() == 1 else None)
+    right = [rows[place][2] == label for place, label in whole.dropna().items() if place < len(rows)]
+    assert len(right) > 25
+    assert np.mean(right) > 0.9

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from sensor_files import write_hapt, write_pamap2, write_widar3
+
 DOMAINS = {
     "pacs": ("art_painting", "cartoon", "photo", "sketch"),
     "vlcs": ("Caltech101", "LabelMe", "SUN09", "VOC2007"),
@@ -65,6 +67,15 @@ def write_stand_in(name: str, folder: Path) -> dict[str, Any]:
     elif name in ("office_caltech_features", "office_caltech_surf"):
         write_features(folder / "features.npz", 1280 if name == "office_caltech_features" else 800)
         return {"path": str(folder / "features.npz")}
+    elif name == "hapt":
+        np.savez(folder / "hapt.npz", **write_hapt(folder))  # type: ignore[arg-type]
+        return {"path": str(folder / "hapt.npz")}
+    elif name == "pamap2":
+        write_pamap2(folder, stretch=400)
+        return {"path": str(folder), "window": 1.0, "stride": 0.5}  # seconds, of recordings that are short
+    elif name == "widar3":
+        write_widar3(folder)
+        return {"path": str(folder)}
     elif name in ("colored_mnist", "fashion_mnist"):
         write_idx(folder)
     else:  # shipped with the package

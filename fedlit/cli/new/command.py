@@ -1,4 +1,4 @@
-"""``fedlit new csv|images|features DIR``: a configuration that runs, with data of one's own or with an example."""
+"""``fedlit new csv|images|features|signals DIR``: a configuration that runs, with one's own data or an example."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from string import Template
 from typing import Any
 
 from fedlit.cli.arguments import flow
+from fedlit.cli.new.signals import Signals
 from fedlit.cli.new.studies import Features, Images, Kind, Study
 from fedlit.cli.new.tables import Tables
 
@@ -23,7 +24,7 @@ _SHARE = 0.5
 """Share of the target's labels that FedAvg trains on, beside methods that are given none; the others score it."""
 
 
-KINDS: dict[str, Kind] = {"csv": Tables(), "images": Images(), "features": Features()}
+KINDS: dict[str, Kind] = {"csv": Tables(), "images": Images(), "features": Features(), "signals": Signals()}
 
 
 def new(args: list[str]) -> None:
