@@ -34,7 +34,7 @@ _PRIME = 2**130 - 5
 _WRAP = 2**128  # an authenticator is cut off there
 _CLAMP = 0x0FFFFFFC0FFFFFFC0FFFFFFC0FFFFFFF
 _COEFFICIENT = 16  # bytes
-_CHUNK = 1 << 14  # numbers, which stay in the cache
+_CHUNK = 1 << 15  # numbers, which stay in the cache
 
 _Integers = NDArray[np.signedinteger[Any]]
 
@@ -148,6 +148,7 @@ class Running:
     def __init__(self, key: bytes, packed: np.dtype[Any], largest: int) -> None:
         self._authenticator = Poly1305(key)
         self._block = np.empty(_CHUNK, packed)
+        self._bytes = memoryview(self._block).cast("B")
         self._largest = packed.type(largest)
         self._taken = 0
 
@@ -158,7 +159,7 @@ class Running:
             block = self._block[: len(chunk)]
             # without a sign from here on, as the numbers are a coefficient's digits
             np.add(chunk, self._largest, out=block, casting="unsafe")
-            self._authenticator.update(block.view(np.uint8).data)
+            self._authenticator.update(self._bytes[: block.nbytes])
         self._taken += len(integers) * self._block.itemsize
 
     def finish(self) -> tuple[int, int]:
