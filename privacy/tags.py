@@ -148,7 +148,7 @@ class Running:
     def __init__(self, key: bytes, packed: np.dtype[Any], largest: int) -> None:
         self._authenticator = Poly1305(key)
         self._block = np.empty(_CHUNK, packed)
-        self._bytes = memoryview(self._block).cast("B")
+        self._bytes = self._block.data.cast("B")
         self._largest = packed.type(largest)
         self._taken = 0
 
