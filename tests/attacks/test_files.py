@@ -10,6 +10,7 @@ import pytest
 from fedlit.callbacks.report.run_folder import _picture
 from fedlit.federation.errors import printable
 from fedlit.remote.star.framing import one_line
+from fedlit.run import returns
 from fedlit.tables import Column, Row, Table
 
 
@@ -28,3 +29,12 @@ def test_a_pipe_is_no_picture(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "chart.png")
     with pytest.raises(ValueError, match="a pipe"):
         _picture(tmp_path / "chart.png")
+
+
+@pytest.mark.parametrize("name", ["=HYPERLINK(0)", "\x1b[2Jcleared", "@SUM(1)", "", "two\nlines", 7])
+def test_names_of_numbers_of_the_server_are_cells_and_no_formulas(name: object) -> None:
+    """As who returns after the last round logs them."""
+    assert returns._is_number("oracle/target/acc", 0.5)
+    assert returns._is_number("source/größe 2/loss", 0.5)
+    assert not returns._is_number(name, 0.5)
+    assert not returns._is_number("loss", "=1")

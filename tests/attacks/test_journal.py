@@ -310,8 +310,10 @@ def test_a_journal_is_of_one_run(tmp_path: Path) -> None:
         Journal(tmp_path / "j", RUN)
     assert len((tmp_path / "j").read_text().splitlines()) == 3
     for name, value in (("seed", 1), ("roster", RUN["roster"][:1]), ("method", "FedProx")):  # type: ignore[index]
-        with pytest.raises(JournalError, match=rf"another run \({name} was .*: name another file"):
+        with pytest.raises(JournalError, match=rf"another run \({name} was .*: name another file") as caught:
             Journal(tmp_path / "j", RUN | {name: value})
+        # what the other run had, as the names of its clients, is no one else's business
+        assert public_text(caught.value) == f"a site's journal of releases is of another run, with another {name}"
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,8 @@ def test_the_threshold_decides_how_many_may_vanish(threshold: float | int | None
 
 
 def test_more_clients_than_the_ring_has_headroom_for_are_refused() -> None:
+    with pytest.raises(RangeError, match="uint64 masks"):  # as float64, of totals
+        PairwiseMasking(codec=FixedPoint(20, 2.0**32), modulus_bits=64)
     with pytest.raises(RangeError, match="uint32 masks"):
         PairwiseMasking(FixedPoint(30, 2.0))
     parties = parties_of(2)
