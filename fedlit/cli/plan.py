@@ -220,13 +220,12 @@ class Plan(ABC):
         if jobs > 1 and "LOCAL_RANK" in os.environ:
             sys.exit("fedlit: jobs starts processes by itself: leave torchrun out, or give --jobs 1")
         waiting = [*range(total)]
+        if self.parsed.arguments.fresh:
+            self.set_journals_aside()
         if not self._afresh():
             waiting = [number for number in waiting if self.folder.finished(number) is None]
-        else:
-            if self.parsed.arguments.fresh:
-                self.set_journals_aside()
-            if first_process():
-                self.folder.forget()
+        elif first_process():
+            self.folder.forget()
         if len(waiting) < total:
             say(
                 f"{total - len(waiting)} of {total} runs are finished already, in '{self.root}': --fresh true "

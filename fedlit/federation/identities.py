@@ -116,9 +116,7 @@ class Identities:
             dealt = messenger.transport.all_gather(sealed, "shared key")[messenger.rank_of[dealer]]
             try:
                 for name in [name for name in self.keys if not messenger.is_local(dealer)]:
-                    if not isinstance(dealt, Mapping) or type(dealt.get(name)) is not bytes:
-                        raise DecodeError(f"client {dealer!r} has dealt client {name!r} no key")
-                    drawn = self._link(name, dealer, about).open(dealt[name], about)
+                    drawn = self._opened(dealt, dealer, name, about, "has dealt client {name} no key")
             except PrivacyError as error:
                 messenger.fail(error)
             self._shared = drawn
@@ -132,26 +130,30 @@ class Identities:
         """
         messenger = self._messenger
         spokes = {rank: name for name, rank in reversed(messenger.rank_of.items()) if not messenger.is_lost(name)}
-        own = spokes.pop(messenger.transport.rank, None)
+        own = spokes.pop(messenger.transport.rank, "")
+        if not own:  # a process without clients reads no totals
+            spokes = {}
 
-        def about(sender: str | None, receiver: str | None) -> bytes:
-            return digest("received totals", self._fresh, str(sender), str(receiver))
+        def about(sender: str, receiver: str) -> bytes:
+            return digest("received totals", self._fresh, sender, receiver)
 
-        def link(peer: str, way: bytes) -> Link:
-            return self._link(str(own), peer, way)
-
-        ways = {name: about(own, name) for name in spokes.values()} if own is not None else {}
-        sealed = {name: link(name, way).seal(terms.for_peers(), way) for name, way in ways.items()}
+        ways = {peer: about(own, peer) for peer in spokes.values()}
+        sealed = {peer: self._link(own, peer, way).seal(terms.for_peers(), way) for peer, way in ways.items()}
         sent = messenger.transport.all_gather(sealed, "received totals")
         try:
-            for rank, peer in spokes.items() if own is not None else ():
-                if not isinstance(sent[rank], Mapping) or type(sent[rank].get(own)) is not bytes:
-                    raise DecodeError(f"client {peer!r} does not say client {own!r} which totals it has received")
-                way = about(peer, own)
-                terms.check(link(peer, way).open(sent[rank][own], way), peer, str(own))
+            for rank, peer in spokes.items():
+                missing = "does not say client {name} which totals it has received"
+                theirs = self._opened(sent[rank], peer, own, about(peer, own), missing)
+                terms.check(theirs, peer, own)
         except PrivacyError as error:
             messenger.fail(error)
         messenger.check("received totals")
+
+    def _opened(self, sent: Any, peer: str, name: str, about: bytes, missing: str) -> bytes:
+        """Open what a peer has sealed for a local client; ``missing`` says what is wrong if there is nothing."""
+        if not isinstance(sent, Mapping) or type(sent.get(name)) is not bytes:
+            raise DecodeError(f"client {peer!r} {missing.format(name=repr(name))}")
+        return self._link(name, peer, about).open(sent[name], about)
 
     def _link(self, owner: str, peer: str, about: bytes) -> Link:
         if peer not in self.publics:

@@ -24,7 +24,7 @@ class Records(ABC):
     """Lines of JSON in a file that only its owner reads: a head, and entries, each synchronised before it counts.
 
     A line that is cut off at the end of the file was not yet synchronised when its process ended: nothing had left.
-    A file that is not shared is locked until this process ends, as another one would not know of what it adds.
+    A file that is not shared is locked as long as this process has it open, as another would not know what it adds.
 
     Args:
         path: Of the file, which is made if it is missing.
