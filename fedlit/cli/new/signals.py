@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedlit.cli.arguments import flow
-from fedlit.cli.new.studies import Kind, Study, check_target, seen_from
+from fedlit.cli.new.studies import Kind, Study, own_data, seen_from
 
 _SECONDS, _RATE, _STRETCH = 240, 25, 10
 """Of the example: length of a recording, samples a second, and seconds of each activity in turn."""
@@ -61,11 +61,7 @@ class Signals(Kind):
         if given.data.suffix == ".npz" and given.domain is None:
             sys.exit(f"fedlit: --domain must name the array of '{given.data}' that has each sample's client")
         try:
-            # names of classes and channels are of what all clients have, and need no target
-            names = SignalDomains(str(given.data), **arguments, target=given.target).domain_names()
-            check_target(given.target, names)
-            data = SignalDomains(str(given.data), **arguments, target=given.target)
-            target = data.load(given.target)
+            names, data, target = own_data(SignalDomains, given, **arguments)
         except (DatasetLayoutError, ValueError) as error:
             sys.exit(f"fedlit: {error}. What it asks for is an option of fedlit new signals, with -- before it: --help")
         return Study(

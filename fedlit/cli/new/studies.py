@@ -61,7 +61,7 @@ def check_target(target: str | None, names: Sequence[str]) -> None:
         sys.exit(f"fedlit: --target must name the client that is adapted to, one of {[*names]}{got}")
 
 
-def _own(module: type[Any], given: argparse.Namespace, **arguments: Any) -> tuple[list[str], Any, Any]:
+def own_data(module: type[Any], given: argparse.Namespace, **arguments: Any) -> tuple[list[str], Any, Any]:
     """Names of the clients, the data module, and the target's samples."""
     names = module(str(given.data), **arguments).domain_names()
     check_target(given.target, names)
@@ -96,7 +96,7 @@ class Images(Kind):
         from fedlit.data import ImageDomains
 
         size = 64 if given.image_size is None else given.image_size
-        names, data, target = _own(ImageDomains, given, image_size=size)
+        names, data, target = own_data(ImageDomains, given, image_size=size)
         return Study(
             files=seen_from(given.dir, given.data),
             target=given.target,
@@ -151,7 +151,7 @@ class Features(Kind):
         """A user's features."""
         from fedlit.data import FeatureDomains
 
-        names, data, target = _own(FeatureDomains, given)
+        names, data, target = own_data(FeatureDomains, given)
         return Study(
             files=seen_from(given.dir, given.data),
             target=given.target,
