@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -10,8 +11,8 @@ from typing import Any, Literal
 from fedlit.checks import check, check_one_of, refuse
 from fedlit.data.decoding import subfolders
 from fedlit.data.files import read_npz
-from fedlit.data.samples import DatasetNotFoundError, check_data
-from fedlit.data.signals.module import SignalModule
+from fedlit.data.samples import DatasetNotFoundError, DomainDataset, check_data
+from fedlit.data.signals.module import SignalModule, in_parts
 from fedlit.data.signals.reading import (
     SECONDS,
     Names,
@@ -21,8 +22,9 @@ from fedlit.data.signals.reading import (
     table_of_file,
     text_of,
 )
-from fedlit.data.signals.recordings import Recording
+from fedlit.data.signals.recordings import Recording, Windows
 from fedlit.data.tables.reader import SUFFIXES
+from fedlit.federation import FederatedLoader
 from fedlit.federation.names import check_list, check_texts
 
 
@@ -51,6 +53,8 @@ class SignalDomains(SignalModule):
         no_label: Labels that stand for none, as an empty one does.
         separator: Between columns of CSV files.
         decimal: Sign before decimals in CSV files.
+        predict_file: Table or ``.npz`` file of the target, with columns as in training but for labels, all windows of
+            which are predicted in place of its test windows.
         target: The domain that is adapted to; ``None`` takes the last of the clients.
         kwargs: See `SignalModule`.
 
@@ -72,6 +76,7 @@ class SignalDomains(SignalModule):
         no_label: list[str] | None = None,
         separator: str = ",",
         decimal: str = ".",
+        predict_file: str | None = None,
         target: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -83,6 +88,7 @@ class SignalDomains(SignalModule):
         none = frozenset(["-1"] if no_label is None else no_label)
         self._columns_named = Names(domain, label, recording, time, time_unit, none)
         self._csv = {"sep": separator, "decimal": decimal}
+        self.predict_file = None if predict_file is None else Path(predict_file)
         self._given = path
         self._last: tuple[Path, Table] | None = None
         self.elsewhere = path is None
@@ -181,6 +187,54 @@ class SignalDomains(SignalModule):
             channels = self._channels if self._names_channels else None
             self._last = (path, table_of_file(path, name, self._columns_named, channels, self._csv))
         return self._last[1]
+
+    # ---------------------------------------------------------------- prediction
+
+    @cached_property
+    def _new_windows(self) -> Windows:
+        """All windows of ``predict_file``, without labels."""
+        path, names = self.predict_file, self._columns_named
+        assert path is not None
+        if not path.is_file():
+            refuse(
+                "predict_file",
+                f"an .npz file or a table ({', '.join(SUFFIXES)})",
+                str(path),
+                error=DatasetNotFoundError,
+            )
+        if path.suffix == ".npz":
+            table = table_of_arrays(read_npz(path), str(path), names)
+        else:
+            table = table_of_file(path, path.name, names, self.channel_names(), self._csv)
+        column = table.columns.get(str(names.domain))
+        others = [] if column is None else sorted({text_of(value) for value in column} - {self.target})
+        rule = f"of samples of the target ({self.target!r})"
+        check_data(not others, f"predict_file ({path})", rule, others, "leave the others out")
+        unlabelled = [
+            replace(each, labels=None, classes=()).selected(self.channel_names()) for each in table.recordings(names)
+        ]
+        windows = self.window_rules.cut(self.target, unlabelled, self.class_names(), is_target=True)
+        trained = self.windows(self.target).rate
+        alike = windows.rate == trained or (windows.rate and trained and abs(windows.rate / trained - 1) < 1e-6)
+        way_out = "give rate, to which all are resampled, in training too"
+        rule = f"{trained}, as in training (samples a second)"
+        check_data(bool(alike), f"rate of predict_file ({path})", rule, windows.rate, way_out)
+        return windows
+
+    def predict_dataloader(self) -> Any:
+        """Return the target's test windows, or all windows of ``predict_file``, in order."""
+        if self.predict_file is None or self.target not in self._local_names():
+            return super().predict_dataloader()
+        new = self._new_windows
+        dataset = DomainDataset(in_parts(self.raw_inputs().network, new.x), new.y)
+        return FederatedLoader(
+            {self.target: dataset}, self.eval_batch_size, training=False, guarded=self.target, seed=self.seed
+        )
+
+    def ids(self, client: str, stage: str) -> list[str]:
+        """Return each window's recording, and where it begins, in seconds or (without a rate) in samples."""
+        new = stage == "predict" and self.predict_file is not None
+        return self._new_windows.texts() if new else super().ids(client, stage)
 
 
 def _tables_in(folder: Path, deep: bool = False) -> list[Path]:

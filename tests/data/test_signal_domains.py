@@ -419,3 +419,54 @@ def test_a_process_without_data_knows_clients_and_classes():
         SignalDomains(None, clients=["a", "b"], window=1.0)
     with refused("clients"):
         SignalDomains(None, classes=["0", "1"], window=1.0)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".npz"])
+@pytest.mark.parametrize("features", [False, True])
+def test_all_windows_of_a_new_recording_are_predicted(tmp_path, suffix, features):
+    rules = {"window": 0.5, "stride": 0.25, "rate": 50.0, "features": features, "seed": 0, "target": "c"}
+    folder = tmp_path / "all"
+    for number, person in enumerate("abc"):
+        write(folder, person, seed=number)
+    new = write(tmp_path / "new", "c", columns=("z", "x", "y"), label=None, seed=2, suffix=".csv") / "c" / "r0.csv"
+    if suffix != ".csv":
+        table, other = pd.read_csv(new), new.with_suffix(suffix)
+        if suffix == ".npz":
+            channels = ["z", "x", "y"]
+            np.savez(other, x=table[channels].to_numpy(), channels=channels, t=table["t"].to_numpy())
+        else:
+            table.to_parquet(other)
+        new = other
+    data = SignalDomains(str(folder), time="t", label_rule="majority", predict_file=str(new), **rules)
+    found = data.predict_dataloader().datasets["c"]
+    assert len(found) == (1000 - 25) // 12 + 1  # of 20 seconds at 50 a second, with and without a change of class
+    assert data.ids("c", "predict")[:2] == [f"r0{suffix}@0.0", f"r0{suffix}@0.24"]
+    trained = {name: row for name, row in zip(data.ids("c", "train"), data.dataset("c", "train").x, strict=True)}
+    again = {name.replace(suffix, ".csv"): row for name, row in zip(data.ids("c", "predict"), found.x, strict=True)}
+    assert len(trained) > 20
+    for name, row in trained.items():  # the same recording, so the same numbers with the same statistics
+        torch.testing.assert_close(again[name.removeprefix("c/")], row)
+
+
+def test_a_new_recording_of_another_rate_channel_or_client_is_refused(tmp_path):
+    folder = tmp_path / "all"
+    for number, person in enumerate("abc"):
+        write(folder, person, seed=number)
+    table = pd.read_csv(folder / "c" / "r0.csv")
+    made_of = {
+        "rate": (table.iloc[::2], "rate of predict_file"),
+        "channel": (table.drop(columns="y"), r"none called \['y'\]"),
+        "client": (table.assign(who="a"), "samples of the target"),
+    }
+    for name, (changed, match) in made_of.items():
+        changed.to_csv(tmp_path / f"{name}.csv", index=False)
+        domain = {"domain": "who"} if name == "client" else {}
+        if domain:
+            for person in "abc":
+                path = folder / person / "r0.csv"
+                pd.read_csv(path).assign(who=person).to_csv(path, index=False)
+        given = {"time": "t", "window": 0.5, "target": "c", "predict_file": str(tmp_path / f"{name}.csv"), **domain}
+        with pytest.raises(DatasetLayoutError, match=match):
+            SignalDomains(str(folder), **given, seed=0).predict_dataloader()
+    with refused("predict_file", DatasetNotFoundError):
+        SignalDomains(str(folder), domain="who", time="t", window=0.5, predict_file="away.csv").predict_dataloader()

@@ -48,4 +48,5 @@ def test_a_file_predicts_of_raw_windows_what_the_module_does_of_prepared_ones(na
     session = onnxruntime.InferenceSession(tmp_path / "target.onnx")
     (found,) = session.run(["predictions"], {"inputs": raw.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=1e-4)
-    assert "Windows of 16 samples at 50 samples a second, channels 0, 1" in (tmp_path / "target.onnx.md").read_text()
+    card = (tmp_path / "target.onnx.md").read_text()
+    assert "`inputs`, shape (n, 2, 16), float32. Windows of 16 samples at 50 samples a second, channels 0, 1" in card

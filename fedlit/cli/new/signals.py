@@ -80,7 +80,7 @@ class Signals(Kind):
             files="data",
             target="tom",
             labelled=_WINDOWS,
-            about="made-up acceleration of four people as an example, who stand, walk and run in turn; the target, "
+            about="made-up acceleration of four people as an example, who stand, walk, climb and run in turn; the target, "
             "tom, has the sensor turned.",
             place="The example runs as it is. Then put a folder of your own for each client into `data/`, in place of "
             "those there, and in it a table for each recording: `data/CLIENT/recording.csv`.",
@@ -93,14 +93,14 @@ class Signals(Kind):
         import numpy as np
 
         random, time = np.random.default_rng(0), np.arange(_SECONDS * _RATE) / _RATE
-        activity = (time // _STRETCH).astype(int) % 3
+        activity = (time // _STRETCH).astype(int) % len(_NAMES)
         for client, (strength, angle) in self.clients.items():
-            step = 2 * np.pi * np.cumsum(np.array([0, 1.8, 2.7])[activity]) / _RATE
-            size = strength * np.array([0, 0.25, 0.8])[activity]
+            step = 2 * np.pi * np.cumsum(np.array([0, 1.8, 1.6, 2.5])[activity]) / _RATE
+            size = strength * np.array([0, 0.25, 0.4, 0.8])[activity]
             x, z = 0.6 * size * np.sin(step + 0.7), 1 + size * np.sin(step)
             turned = (np.cos(angle) * x + np.sin(angle) * z, 0.4 * size * np.sin(step / 2),
                       np.cos(angle) * z - np.sin(angle) * x)  # fmt: skip
-            columns = [each + 0.05 * random.normal(size=len(time)) for each in turned]
+            columns = [each + 0.25 * random.normal(size=len(time)) for each in turned]
             place = folder / "data" / client
             place.mkdir(parents=True)
             with (place / "day1.csv").open("w", newline="", encoding="utf-8") as file:
@@ -110,7 +110,7 @@ class Signals(Kind):
                     writer.writerow([f"{row[0]:.2f}", *(f"{value:.4f}" for value in row[1:4]), _NAMES[row[4]]])
 
 
-_NAMES = ("stand", "walk", "run")
+_NAMES = ("stand", "walk", "climb", "run")
 
 
 def _lines(arguments: dict[str, Any]) -> str:

@@ -44,6 +44,11 @@ _CHUNK = 1024
 """Windows that are prepared at a time, which bounds memory."""
 
 
+def in_parts(prepare: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return windows ``x``, prepared some at a time."""
+    return torch.cat([prepare(part) for part in torch.split(x, _CHUNK)])
+
+
 class SignalModule(DomainDataModule):
     """Windows of recordings, with channels in one order and at one rate at all clients.
 
@@ -216,9 +221,7 @@ class SignalModule(DomainDataModule):
         texts = []
         for name in self._members(client):
             self._domain(name)
-            each = self._windows[name]
-            for recording, start in zip(each.recording.tolist(), each.start.tolist(), strict=True):
-                texts.append(f"{each.names[recording]}@{start if each.rate is None else round(start / each.rate, 6)}")
+            texts += self._windows[name].texts()
         positions: Tensor = getattr(self.split(client), "test" if stage == "predict" else stage)
         return [texts[position] for position in positions.tolist()]
 
@@ -230,8 +233,7 @@ class SignalModule(DomainDataModule):
 
     def finish(self, x: Tensor, train: Tensor) -> Tensor:
         """Compute what a model takes, with statistics of the windows at ``train``."""
-        network = self._network(x[train])
-        return torch.cat([network(part) for part in torch.split(x, _CHUNK)])
+        return in_parts(self._network(x[train]), x)
 
     def _network(self, train: Tensor) -> SignalNetwork:
         """Prepares windows, with statistics of those in training."""
@@ -241,7 +243,7 @@ class SignalModule(DomainDataModule):
         if self.normalise == "window":
             network.normalise = WindowScaling()
         elif self.normalise != "none":
-            prepared = torch.cat([network.prepare(part) for part in torch.split(train, _CHUNK)])
+            prepared = in_parts(network.prepare, train)
             if self.features:
                 network.normalise = feature_normaliser(self.normalise, prepared)  # type: ignore[arg-type]
             else:
@@ -259,8 +261,8 @@ class SignalModule(DomainDataModule):
             "none": "takes them as they are", "window": "standardises each channel of each window",
             "client": "standardises channels with mean and deviation of the target's training windows",
         } | HOW  # fmt: skip
-        computes = f"computes {', '.join(self.magnitudes)} and " if self.magnitudes else ""
-        computes += "features of each window and " if self.features else ""
+        computed = [*self.magnitudes, *(["features of each window"] if self.features else [])]
+        computes = f"computes {', '.join(computed)} and " if computed else ""
         text = (
             f"Windows of {windows.x.shape[-1]} samples{rate}, channels {', '.join(self.channel_names())}, in the units "
             f"of the recordings; the model {computes}{how[self.normalise]} by itself."

@@ -84,6 +84,11 @@ class Windows:
     names: tuple[str, ...]
     rate: float | None
 
+    def texts(self) -> list[str]:
+        """Return each window's recording, and where it begins, in seconds or (without a rate) in samples."""
+        starts = self.start.tolist() if self.rate is None else [round(n / self.rate, 6) for n in self.start.tolist()]
+        return [f"{self.names[index]}@{start}" for index, start in zip(self.recording.tolist(), starts, strict=True)]
+
 
 @dataclass(frozen=True)
 class WindowRules:
