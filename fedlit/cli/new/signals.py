@@ -80,8 +80,8 @@ class Signals(Kind):
             files="data",
             target="tom",
             labelled=_WINDOWS,
-            about="made-up acceleration of four people as an example, who stand, walk, climb and run in turn; the target, "
-            "tom, has the sensor turned.",
+            about="made-up acceleration of four people as an example, who stand, walk, climb and run in turn; "
+            "the target, tom, has the sensor turned.",
             place="The example runs as it is. Then put a folder of your own for each client into `data/`, in place of "
             "those there, and in it a table for each recording: `data/CLIENT/recording.csv`.",
             listing="- `data/`: the example, a folder for each client, and in it a table for each recording.\n",
