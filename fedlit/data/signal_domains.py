@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fedlit.checks import check, check_one_of, refuse
 from fedlit.data.decoding import subfolders
 from fedlit.data.files import read_npz
-from fedlit.data.samples import DatasetNotFoundError, DomainDataset, check_data
+from fedlit.data.samples import DatasetNotFoundError, DomainDataset, check_data, refuse_data
 from fedlit.data.signals.module import SignalModule, in_parts
 from fedlit.data.signals.reading import (
     SECONDS,
@@ -135,7 +135,10 @@ class SignalDomains(SignalModule):
             files: dict[str, list[tuple[Path, str | None]]] = {}
             for each in tables:
                 column = read_columns(each, self._csv, {domain})
-                check_data(domain in column, f"domain ({domain!r} of {each})", "a column of the table", "none")
+                if domain not in column:
+                    there = [*read_columns(each, self._csv, None).columns]
+                    way_out = "name one of them, or write a first line of names"
+                    refuse_data(f"domain ({domain!r} of {each})", "a column of the table", f"columns {there}", way_out)
                 for value in column[domain].unique():
                     files.setdefault(text_of(value), []).append((each, None))
             check_data("" not in files, f"domain ({domain!r} of {path})", "in all rows", "empty ones", "fill it in")

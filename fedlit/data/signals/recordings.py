@@ -278,7 +278,8 @@ def _increasing(recording: Recording) -> tuple[npt.NDArray[np.float64], npt.NDAr
     shown = f"back at samples {some(back.tolist())} (from 0)"
     check_data(not len(back), what, "increasing from row to row", shown, way_out)
     kept = np.concatenate([[True], steps > 0])
-    check_data(int(kept.sum()) > 1, what, "at least two different ones", int(kept.sum()), "leave the recording out")
+    way_out = "sort the rows by client and time, or leave the recording out"
+    check_data(int(kept.sum()) > 1, what, "at least two different ones", int(kept.sum()), way_out)
     if not kept.all():
         warnings.warn(
             f"{what}: {int((~kept).sum())} repeat the one before, and their samples are left out", stacklevel=2
