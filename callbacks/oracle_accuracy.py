@@ -26,6 +26,7 @@ from fedlit.federation.nested import take
 from fedlit.functional import brier_score
 from fedlit.module import FederatedModule
 from fedlit.run.component import Component
+from fedlit.run.evaluation import named_outputs
 from fedlit.run.tasks import Classification, NumberMeter
 
 _PREFIX = "oracle/"
@@ -41,9 +42,11 @@ class OracleAccuracy(Callback, Component):
     ``f1`` (weighted by samples), in [0, 1]; ``loss`` (cross-entropy); and of the predicted probabilities, with the
     temperature of `Calibration` if there is one, ``ece`` (expected calibration error, 15 bins, in [0, 1]), ``brier``
     (`brier_score`, in [0, 2]) and ``auc`` (mean area under the ROC curve of each class against the rest). In regression
-    ``r2`` (share of variance explained, at most 1) and ``loss`` (mean squared error). Of a method's other predictions
-    (`FederatedModule.alternatives`), ``PREDICTION/acc``. Numbers are equal on all processes, and travel over the
-    channel "oracle". No federation could know them, so nothing may be selected by them.
+    ``r2`` (share of variance explained, at most 1), ``rmse`` and ``mae`` (root mean squared and mean absolute error, in
+    the labels' unit; of several numbers, means over these beside ``rmse/NUMBER`` of each) and ``loss`` (mean squared
+    error). Of a method's other predictions (`FederatedModule.alternatives`), ``PREDICTION/acc``. Numbers are equal on
+    all processes, and travel over the channel "oracle". No federation could know them, so nothing may be selected by
+    them.
 
     Args:
         per_class: Also log the accuracy on each class c that the target has, as ``oracle/target/acc/c``.
@@ -161,7 +164,7 @@ class OracleAccuracy(Callback, Component):
 
     def _log(self, module: FederatedModule) -> None:
         fitting, target = module.trainer.state.fn == TrainerFn.FITTING, module.target.name
-        names, scores, size = ["r2", "loss"], dict[str, float](), module.num_classes
+        names, scores, size = [*module.task.metrics], dict[str, float](), module.num_classes
         classifies = isinstance(module.task, Classification)
         if classifies:
             names = ["acc", "balanced_acc", "f1", "loss", "ece", "brier", "auc"]
@@ -171,7 +174,7 @@ class OracleAccuracy(Callback, Component):
         if self._outputs and classifies:
             scores = self._scores_of_classes(module)
         elif self._outputs:
-            scores = {"loss" if name == "eval_loss" else name: v for name, v in self._numbers.compute().items()}
+            scores = self._numbers.compute()
         scores |= {f"{label}/acc": right / seen for label, (right, seen) in self._alternatives.items()}
         names += [f"{label}/acc" for label in type(module).alternative_names]
         cells: list[str] = []
@@ -191,7 +194,12 @@ class OracleAccuracy(Callback, Component):
             self.reliability = [[*islice(numbers, 3)] for _ in range(_BINS)]
             if not self.confusion[0]:
                 self.confusion = self.reliability = None
-        module.run.log({f"{_PREFIX}target/{key}": reported[key] for key in names if key in reported}, module.target)
+        logged = {key: reported[key] for key in names if key in reported}
+        if not classifies:
+            logged = named_outputs(module.trainer, logged)
+        # the mean squared error is ``eval_loss`` of a source
+        metrics = {f"{_PREFIX}target/{'loss' if key == 'eval_loss' else key}": each for key, each in logged.items()}
+        module.run.log(metrics, module.target)
 
     def _are_finite(self) -> bool:
         """Whether there are probabilities at all: outputs of a diverged model may have none."""

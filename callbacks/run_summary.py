@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
@@ -20,6 +20,7 @@ from fedlit.federation import KEYS
 from fedlit.federation.documents import fingerprint
 from fedlit.module import FederatedModule
 from fedlit.privacy import Description, GaussianMechanism
+from fedlit.run.tasks import Regression
 
 FLOOR = "SourceOnly"
 """The method without adaptation, which the others are compared with."""
@@ -48,6 +49,10 @@ class RunSummary:
         oracle_balanced_accuracy: Mean recall over classes; this and the others as `oracle_accuracy`.
         oracle_f1: F1 scores of classes weighted by their samples.
         oracle_r2: In regression, the share of the hidden labels' variance that is explained, at most 1.
+        oracle_rmse: In regression, the root of the mean squared error, in the labels' unit; of several numbers to
+            predict, the mean over these.
+        oracle_mae: Likewise the mean absolute error.
+        oracle_outputs: Of several numbers to predict, by name, each one's ``r2``, ``rmse`` and ``mae``.
         oracle_alternatives: Accuracy of the method's other predictions of the target, by name.
         channels: Protection, contents, senders, receivers and frequency of each channel's messages, as declared.
         oracle_ece: Expected calibration error of the predicted probabilities.
@@ -80,6 +85,9 @@ class RunSummary:
     oracle_balanced_accuracy: float | None = None
     oracle_f1: float | None = None
     oracle_r2: float | None = None
+    oracle_rmse: float | None = None
+    oracle_mae: float | None = None
+    oracle_outputs: dict[str, dict[str, float]] = field(default_factory=dict)
     oracle_alternatives: dict[str, float] = field(default_factory=dict)
     channels: dict[str, str] = field(default_factory=dict)
     oracle_ece: float | None = None
@@ -126,6 +134,7 @@ _SCORES = dict.fromkeys(
     ),
     _SHARE,
 ) | {"oracle_r2": (-math.inf, 1.0), "oracle_brier": (0.0, 2.0), "temperature": _AMOUNT}
+_SCORES |= {"oracle_rmse": _AMOUNT, "oracle_mae": _AMOUNT}
 _AMOUNTS = dict.fromkeys(("rounds", "seconds_total", "bytes_by_channel", "seconds"), _AMOUNT)
 _ROUNDING = 1e-6
 
@@ -135,10 +144,11 @@ def _check_ranges(summary: RunSummary) -> None:
     for name, (low, high) in (_SCORES | _AMOUNTS).items():
         if summary.noised and name in _SCORES:
             low, high = -math.inf, math.inf
-        value = getattr(summary, name)
+        value, of_outputs = getattr(summary, name), summary.oracle_outputs.items()
         numbers = (
             {f"{name}[{key!r}]": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
         )
+        numbers |= {f"{name} of {output!r}": row.get(name.removeprefix("oracle_")) for output, row in of_outputs}
         for argument, number in numbers.items():
             holds = number is None or (math.isfinite(number) and low - _ROUNDING <= number <= high + _ROUNDING)
             check(holds, argument, f"from {low:g} to {high:g}", number)
@@ -201,6 +211,9 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         oracle_balanced_accuracy=metric("oracle/target/balanced_acc"),
         oracle_f1=metric("oracle/target/f1"),
         oracle_r2=metric("oracle/target/r2"),
+        oracle_rmse=metric("oracle/target/rmse"),
+        oracle_mae=metric("oracle/target/mae"),
+        oracle_outputs=_of_outputs(trainer, module, metric),
         oracle_alternatives={
             name: accuracy
             for name in type(module).alternative_names
@@ -220,6 +233,21 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         temperature=metric("target/temperature"),
         noised=isinstance(federation.channels.reports, GaussianMechanism),
     )
+
+
+def _of_outputs(
+    trainer: Trainer, module: FederatedModule, metric: Callable[[str], float | None]
+) -> dict[str, dict[str, float]]:
+    """By number to predict, if there are several, what was measured of it."""
+    if not isinstance(module.task, Regression) or module.num_classes == 1:
+        return {}
+    rows = {
+        output: {
+            name: value for name in module.task.means if (value := metric(f"oracle/target/{name}/{output}")) is not None
+        }
+        for output in class_names(trainer, module)
+    }
+    return {output: row for output, row in rows.items() if row}
 
 
 def _target_sha256(module: FederatedModule) -> str:
@@ -260,16 +288,21 @@ def accuracies(runs: Iterable[RunSummary]) -> list[float]:
     return [score for score in scores if score is not None]
 
 
-def averages(runs: Sequence[RunSummary]) -> list[float]:
-    """Mean over targets of `accuracies`, one per seed, for runs of one task.
+def errors(runs: Iterable[RunSummary], name: str) -> list[float]:
+    """Errors in regression, of the runs that have them: ``oracle_rmse`` or ``oracle_mae``."""
+    return [error for run in runs if (error := getattr(run, name)) is not None]
+
+
+def averages(runs: Sequence[RunSummary], of: Callable[[Iterable[RunSummary]], list[float]] = accuracies) -> list[float]:
+    """Mean over targets of what ``of`` takes from runs, one per seed, for runs of one task.
 
     A seed that lacks a target would shift the mean and is left out.
     """
     averages = []
     for seed in dict.fromkeys(run.seed for run in runs):
-        by_target = [accuracies(run for run in runs if run.seed == seed and run.target == t) for t in targets_of(runs)]
+        by_target = [of(run for run in runs if run.seed == seed and run.target == t) for t in targets_of(runs)]
         if all(by_target):
-            averages.append(fmean(fmean(accuracies) for accuracies in by_target))
+            averages.append(fmean(map(fmean, by_target)))
     return averages
 
 

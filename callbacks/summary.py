@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -12,6 +13,7 @@ from fedlit.callbacks.run_summary import (
     RunSummary,
     accuracies,
     averages,
+    errors,
     gains,
     mean_gains,
     methods_of,
@@ -36,7 +38,8 @@ def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> 
 
     Repetitions with several seeds are shown as mean ± sample standard deviation of the accuracy (in regression, of R2),
     and the mean of the other columns. An average over targets is within each seed first, of seeds that have them all.
-    Accuracies and R2 have separate rows. No column ranks methods. Models that predict a single class are marked.
+    Accuracies and R2 have separate rows. In regression there are RMSE and MAE too, in the labels' unit, an average of
+    which is the mean over targets. No column ranks methods. Models that predict a single class are marked.
 
     Args:
         summaries: Of all runs, in the order of the rows.
@@ -47,32 +50,40 @@ def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> 
     """
     check(len(summaries) > 0, "summaries", "of at least one run", summaries)
     tasks, rows = split_by_task(summaries), list[Row]()
+    shown = [name for name in _ERRORS if errors(summaries, name)]
     for method in methods_of(summaries):
         for task, part in tasks.items():
             runs = [run for run in part if run.method == method]
             unit = " (R2)" if len(tasks) > 1 and task == "R2" else ""
             by_target = grouped(runs, lambda run: run.target)
             for target, here in by_target.items():
-                rows.append(Row([method, f"{target}{unit}", *_cells(here, accuracies(here))]))
+                wrong = [errors(here, name) for name in shown]
+                rows.append(Row([method, f"{target}{unit}", *_cells(here, accuracies(here), wrong)]))
             if len(by_target) > 1:
-                rows.append(Row([method, f"average{unit}", *_cells(runs, averages(runs))], total=True))
+                wrong = [averages(runs, partial(errors, name=name)) for name in shown]
+                rows.append(Row([method, f"average{unit}", *_cells(runs, averages(runs), wrong)], total=True))
         rows[-1].last = True
     notes = [*marks(summaries), *_missing_seeds(summaries)]
     notes += [line for part in tasks.values() for line in _differences(part)]
-    notes += [*_alternatives(summaries), *_selections(summaries)]
+    notes += [*_alternatives(summaries), *_outputs(summaries), *_selections(summaries)]
     notes += [*([] if one_method else _not_ranked(summaries)), *_privacy(summaries)]
     repeated = len({run.seed for run in summaries}) > 1
     caption = "mean ± standard deviation over seeds" if repeated else None
-    return Table(_columns([*tasks]), rows, caption, notes, split=(5, 2))
+    return Table(_columns([*tasks], shown), rows, caption, notes, split=(5 + len(shown), 2))
 
 
-def _columns(tasks: Sequence[str]) -> list[Column]:
+_ERRORS = {"oracle_rmse": "RMSE", "oracle_mae": "MAE"}
+"""Fields of `RunSummary` that are columns in regression."""
+
+
+def _columns(tasks: Sequence[str], errors: Sequence[str]) -> list[Column]:
     score = "target accuracy (oracle)"
     if "R2" in tasks:
         score = "target accuracy, or R2 in % (oracle)" if len(tasks) > 1 else "target R2 in % (oracle)"
     seconds = "{:.1f}".format
     return [
         *(Column("method"), Column("target"), Column(score, numeric=True)),
+        *(Column(f"{_ERRORS[name]}\n(oracle)", numeric=True) for name in errors),
         Column("target\nscore", numeric=True, form="{:.3f}".format),
         Column("rounds", numeric=True, form=lambda rounds: f"{rounds:.1f}".removesuffix(".0")),
         Column(CHANNELS, folds=True),
@@ -81,7 +92,7 @@ def _columns(tasks: Sequence[str]) -> list[Column]:
     ]
 
 
-def _cells(runs: Sequence[RunSummary], accuracies: Sequence[float]) -> list[object]:
+def _cells(runs: Sequence[RunSummary], accuracies: Sequence[float], errors: Sequence[Sequence[float]]) -> list[object]:
     scores = [run.target_score for run in runs if run.target_score is not None]
     channels = dict.fromkeys(channel for run in runs for channel in run.bytes_by_channel)
     sent = {channel: fmean(run.bytes_by_channel.get(channel, 0) for run in runs) for channel in channels}
@@ -92,6 +103,7 @@ def _cells(runs: Sequence[RunSummary], accuracies: Sequence[float]) -> list[obje
     ]
     return [
         Figure(accuracies, 100, collapsed=sum(run.only_class is not None for run in runs)),
+        *(Figure(each, form="{:.4g}") for each in errors),
         fmean(scores) if scores else None,
         fmean(run.rounds for run in runs),
         "\n".join(of_method) or "-",
@@ -196,6 +208,19 @@ def _alternatives(summaries: Sequence[RunSummary]) -> list[str]:
         if scores:
             each = ", ".join(f"{name} {100 * fmean(value for _, value in some):.1f}" for name, some in scores.items())
             lines.append(f"{method}, by prediction (oracle): {each}")
+    return lines
+
+
+def _outputs(summaries: Sequence[RunSummary]) -> list[str]:
+    """R2 and errors of each of several numbers to predict."""
+    lines = []
+    for (method, target), runs in grouped(summaries, lambda run: (run.method, run.target)).items():
+        for output in dict.fromkeys(output for run in runs for output in run.oracle_outputs):
+            rows = [run.oracle_outputs[output] for run in runs if output in run.oracle_outputs]
+            r2, *wrong = ([row[name] for row in rows if name in row] for name in ("r2", "rmse", "mae"))
+            texts = [f"R2 {100 * fmean(r2):.1f}%"] if r2 else []
+            texts += [f"{name} {fmean(each):.4g}" for name, each in zip(_ERRORS.values(), wrong, strict=True) if each]
+            lines.append(f"{method} on {target}, {output} (oracle): {', '.join(texts)}")
     return lines
 
 

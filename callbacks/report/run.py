@@ -89,6 +89,10 @@ def _number(value: float) -> str:
 # ---------------------------------------------------------------- scores and losses
 
 
+_ERRORS = ("rmse", "mae")
+"""Metrics in regression beside R2."""
+
+
 def _metric(run: RunFolder) -> str:
     return "r2" if run.is_regression else "acc"
 
@@ -140,6 +144,14 @@ def _scores(run: RunFolder) -> list[Panel]:
         panels = panel_of("accuracy on validation samples, in %", lines, (-2, 102))
     else:
         panels = panel_of("R2 on validation samples, at most 1", lines)
+        for name in _ERRORS:
+            wrong = _lines(
+                run,
+                (f"source/*/{name}",),
+                (f"source/{name}", "mean of sources"),
+                (f"oracle/target/{name}", target, None, True),
+            )
+            panels += panel_of(f"{name.upper()} on validation samples, in the labels' unit", wrong)
     validators = sorted(name for name in run.curves if name.startswith("validator/"))
     scores = ((name, name, place) for place, name in enumerate(validators))
     free = _lines(run, ("target/score", "target/score"), *scores)
@@ -191,37 +203,43 @@ def _coordinates(run: RunFolder) -> list[Panel]:
 
 def _clients(run: RunFolder) -> list[Block]:
     """The last scores of each client."""
-    metric = _metric(run)
-    unit = "accuracy in %" if metric == "acc" else "R2"
-    rows = [
-        _client_row(run, source, "source", f"source/{source}/{metric}", f"source/{source}/loss")
-        for source in _sources(run)
-    ]
-    role = f"target (its {unit.split()[0]}: {ORACLE})"
-    rows.append(_client_row(run, "mean", "sources", f"source/{metric}", None))
-    rows.append(_client_row(run, run.target, role, f"oracle/target/{metric}", "target/loss"))
+    unit = "accuracy in %" if _metric(run) == "acc" else "R2"
+    rows = [_client_row(run, source, "source", f"source/{source}", f"source/{source}/loss") for source in _sources(run)]
+    role = f"target (its {'scores' if run.is_regression else 'accuracy'}: {ORACLE})"
+    rows.append(_client_row(run, "mean", "sources", "source", None))
+    rows.append(_client_row(run, run.target, role, "oracle/target", "target/loss"))
     rows = [row for row in rows if any(row[2:])]
     if not rows:
         return []
     header = [f"{unit}, last validation", "in round", f"{unit}, test samples", "last training loss"]
+    if run.is_regression:
+        header += [f"{name.upper()}, {of}" for name in _ERRORS for of in ("last validation", "test samples")]
     return [Table.of(["client", "role", *header], rows, words=2)]
 
 
-def _client_row(run: RunFolder, client: str, role: str, score: str, loss: str | None) -> list[str]:
-    curve: Curve = run.curves.get(score, {})
+def _client_row(run: RunFolder, client: str, role: str, prefix: str, loss: str | None) -> list[str]:
+    score = f"{prefix}/{_metric(run)}"
+    last = max(run.curves.get(score, {}), default=None)
     losses: Curve = run.curves.get(loss or "", {})
-    last = max(curve, default=None)
-    return [
-        client,
-        role,
-        "" if last is None else _score(score, curve[last]),
-        "" if last is None else str(last),
+    cells = [
+        *(client, role, _last(run, score), "" if last is None else str(last)),
         _score(score, run.final[score]) if score in run.final else "",
         _number(losses[max(losses)]) if losses else "",
     ]
+    for name in _ERRORS if run.is_regression else ():
+        cells += [_last(run, f"{prefix}/{name}")]
+        cells += [_score(name, run.final[f"{prefix}/{name}"]) if f"{prefix}/{name}" in run.final else ""]
+    return cells
+
+
+def _last(run: RunFolder, name: str) -> str:
+    curve: Curve = run.curves.get(name, {})
+    return _score(name, curve[max(curve)]) if curve else ""
 
 
 def _score(name: str, value: float) -> str:
+    if name.endswith(_ERRORS):
+        return _number(value)
     return f"{100 * value:.1f}" if name.endswith("acc") else f"{value:.3f}"
 
 
