@@ -4,6 +4,7 @@ from fedlit.callbacks.aggregation_curves import AggregationCurves
 from fedlit.callbacks.calibration import Calibration
 from fedlit.callbacks.communication_ledger import CommunicationLedger
 from fedlit.callbacks.dictionary_pictures import DictionaryPictures
+from fedlit.callbacks.intervals import ConformalIntervals
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.privacy_report import PrivacyReport
 from fedlit.callbacks.round_progress_bar import RoundProgressBar
@@ -19,6 +20,7 @@ __all__ = [
     "AggregationCurves",
     "Calibration",
     "CommunicationLedger",
+    "ConformalIntervals",
     "DictionaryPictures",
     "OracleAccuracy",
     "PrivacyReport",

@@ -43,10 +43,10 @@ class OracleAccuracy(Callback, Component):
     temperature of `Calibration` if there is one, ``ece`` (expected calibration error, 15 bins, in [0, 1]), ``brier``
     (`brier_score`, in [0, 2]) and ``auc`` (mean area under the ROC curve of each class against the rest). In regression
     ``r2`` (share of variance explained, at most 1), ``rmse`` and ``mae`` (root mean squared and mean absolute error, in
-    the labels' unit; of several numbers, means over these beside ``rmse/NUMBER`` of each) and ``loss`` (mean squared
-    error). Of a method's other predictions (`FederatedModule.alternatives`), ``PREDICTION/acc``. Numbers are equal on
-    all processes, and travel over the channel "oracle". No federation could know them, so nothing may be selected by
-    them.
+    the labels' unit; of several numbers, means over these beside ``rmse/NUMBER`` of each), ``loss`` (mean squared
+    error) and, with `ConformalIntervals`, ``coverage`` (share of labels within their interval). Of a method's other
+    predictions (`FederatedModule.alternatives`), ``PREDICTION/acc``. Numbers are equal on all processes, and travel
+    over the channel "oracle". No federation could know them, so nothing may be selected by them.
 
     Args:
         per_class: Also log the accuracy on each class c that the target has, as ``oracle/target/acc/c``.
@@ -164,7 +164,8 @@ class OracleAccuracy(Callback, Component):
 
     def _log(self, module: FederatedModule) -> None:
         fitting, target = module.trainer.state.fn == TrainerFn.FITTING, module.target.name
-        names, scores, size = [*module.task.metrics], dict[str, float](), module.num_classes
+        names, scores, size = [*module.task.metrics, "coverage"], dict[str, float](), module.num_classes
+        names += [f"coverage/{index}" for index in range(size) if f"r2/{index}" in names]
         classifies = isinstance(module.task, Classification)
         if classifies:
             names = ["acc", "balanced_acc", "f1", "loss", "ece", "brier", "auc"]
@@ -174,7 +175,7 @@ class OracleAccuracy(Callback, Component):
         if self._outputs and classifies:
             scores = self._scores_of_classes(module)
         elif self._outputs:
-            scores = self._numbers.compute()
+            scores = self._numbers.compute() | self._coverage(module)
         scores |= {f"{label}/acc": right / seen for label, (right, seen) in self._alternatives.items()}
         names += [f"{label}/acc" for label in type(module).alternative_names]
         cells: list[str] = []
@@ -208,6 +209,17 @@ class OracleAccuracy(Callback, Component):
     def _all_outputs(self) -> tuple[Tensor, Tensor]:
         logits, labels = map(torch.cat, zip(*self._outputs, strict=True))
         return logits, labels
+
+    def _coverage(self, module: FederatedModule) -> dict[str, float]:
+        """Share of labels within their interval, if there are any: of each of several outputs, and their mean."""
+        intervals, (outputs, labels) = module.run.outputs.intervals, self._all_outputs()
+        if intervals is None:
+            return {}
+        low, high = intervals.around(outputs)
+        labels = labels.reshape(outputs.shape).double()
+        shares = ((low <= labels) & (labels <= high)).double().mean(dim=0).tolist()
+        each = {f"coverage/{index}": share for index, share in enumerate(shares) if len(shares) > 1}
+        return {"coverage": sum(shares) / len(shares), **each}
 
     def _confusion(self, module: FederatedModule) -> Tensor:
         return multiclass_confusion_matrix(*self._all_outputs(), module.num_classes)

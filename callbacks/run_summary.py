@@ -13,6 +13,7 @@ from statistics import fmean
 import torch
 from lightning.pytorch import Trainer
 
+from fedlit.callbacks.intervals import ConformalIntervals
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.shared import check_fields, class_names, grouped
 from fedlit.checks import check
@@ -52,7 +53,10 @@ class RunSummary:
         oracle_rmse: In regression, the root of the mean squared error, in the labels' unit; of several numbers to
             predict, the mean over these.
         oracle_mae: Likewise the mean absolute error.
-        oracle_outputs: Of several numbers to predict, by name, each one's ``r2``, ``rmse`` and ``mae``.
+        oracle_outputs: Of several numbers to predict, by name, each one's ``r2``, ``rmse``, ``mae`` and ``coverage``.
+        oracle_coverage: Share of the hidden labels within the intervals of `ConformalIntervals`; of several numbers to
+            predict, the mean over these.
+        alpha: Of these intervals, the share of new samples like the sources' that may lie outside.
         oracle_alternatives: Accuracy of the method's other predictions of the target, by name.
         channels: Protection, contents, senders, receivers and frequency of each channel's messages, as declared.
         oracle_ece: Expected calibration error of the predicted probabilities.
@@ -88,6 +92,8 @@ class RunSummary:
     oracle_rmse: float | None = None
     oracle_mae: float | None = None
     oracle_outputs: dict[str, dict[str, float]] = field(default_factory=dict)
+    oracle_coverage: float | None = None
+    alpha: float | None = None
     oracle_alternatives: dict[str, float] = field(default_factory=dict)
     channels: dict[str, str] = field(default_factory=dict)
     oracle_ece: float | None = None
@@ -130,7 +136,15 @@ _SHARE, _AMOUNT = (0.0, 1.0), (0.0, math.inf)
 _SCORES = dict.fromkeys(
     (
         *("oracle_accuracy", "target_score", "selected_accuracy", "best_accuracy", "oracle_balanced_accuracy"),
-        *("oracle_f1", "oracle_ece", "oracle_auc", "oracle_alternatives", "oracle_class_accuracy"),
+        *(
+            "oracle_coverage",
+            "alpha",
+            "oracle_f1",
+            "oracle_ece",
+            "oracle_auc",
+            "oracle_alternatives",
+            "oracle_class_accuracy",
+        ),
     ),
     _SHARE,
 ) | {"oracle_r2": (-math.inf, 1.0), "oracle_brier": (0.0, 2.0), "temperature": _AMOUNT}
@@ -189,6 +203,8 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
     used = [federation.channels[channel] for channel in sent if not channel.endswith(KEYS)]
     watchers = [callback for callback in trainer.callbacks if isinstance(callback, OracleAccuracy)]  # type: ignore[attr-defined]
     oracle = watchers[0] if watchers and shown else OracleAccuracy()
+    interval_makers = [callback for callback in trainer.callbacks if isinstance(callback, ConformalIntervals)]  # type: ignore[attr-defined]
+    coverage = metric("oracle/target/coverage")
     seen = [pair for pair in oracle.history if all(map(math.isfinite, pair))]
     confusion = oracle.confusion
     classes = [] if confusion is None else class_names(trainer, module)
@@ -214,6 +230,8 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         oracle_rmse=metric("oracle/target/rmse"),
         oracle_mae=metric("oracle/target/mae"),
         oracle_outputs=_of_outputs(trainer, module, metric),
+        oracle_coverage=coverage,
+        alpha=None if coverage is None or not interval_makers else interval_makers[0].alpha,
         oracle_alternatives={
             name: accuracy
             for name in type(module).alternative_names
@@ -243,7 +261,9 @@ def _of_outputs(
         return {}
     rows = {
         output: {
-            name: value for name in module.task.means if (value := metric(f"oracle/target/{name}/{output}")) is not None
+            name: value
+            for name in (*module.task.means, "coverage")
+            if (value := metric(f"oracle/target/{name}/{output}")) is not None
         }
         for output in class_names(trainer, module)
     }
@@ -289,7 +309,7 @@ def accuracies(runs: Iterable[RunSummary]) -> list[float]:
 
 
 def errors(runs: Iterable[RunSummary], name: str) -> list[float]:
-    """Errors in regression, of the runs that have them: ``oracle_rmse`` or ``oracle_mae``."""
+    """Scores in regression beside R2, by their field such as ``oracle_rmse``, of the runs that have them."""
     return [error for run in runs if (error := getattr(run, name)) is not None]
 
 

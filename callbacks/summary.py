@@ -65,7 +65,7 @@ def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> 
         rows[-1].last = True
     notes = [*marks(summaries), *_missing_seeds(summaries)]
     notes += [line for part in tasks.values() for line in _differences(part)]
-    notes += [*_alternatives(summaries), *_outputs(summaries), *_selections(summaries)]
+    notes += [*_alternatives(summaries), *_outputs(summaries), *_intervals(summaries), *_selections(summaries)]
     notes += [*([] if one_method else _not_ranked(summaries)), *_privacy(summaries)]
     repeated = len({run.seed for run in summaries}) > 1
     caption = "mean ± standard deviation over seeds" if repeated else None
@@ -221,6 +221,19 @@ def _outputs(summaries: Sequence[RunSummary]) -> list[str]:
             texts = [f"R2 {100 * fmean(r2):.1f}%"] if r2 else []
             texts += [f"{name} {fmean(each):.4g}" for name, each in zip(_ERRORS.values(), wrong, strict=True) if each]
             lines.append(f"{method} on {target}, {output} (oracle): {', '.join(texts)}")
+    return lines
+
+
+def _intervals(summaries: Sequence[RunSummary]) -> list[str]:
+    """Coverage of intervals at the target, for which it is not promised."""
+    lines = []
+    covered = [run for run in summaries if run.oracle_coverage is not None and run.alpha is not None]
+    for (method, target, alpha), runs in grouped(covered, lambda run: (run.method, run.target, run.alpha)).items():
+        share = fmean(errors(runs, "oracle_coverage"))
+        lines.append(
+            f"{method} on {target}: intervals that are to hold {100 * (1 - (alpha or 0)):.4g}% of samples like the "
+            f"sources' hold {100 * share:.1f}% of the target's (oracle), for which nothing is promised"
+        )
     return lines
 
 

@@ -303,7 +303,7 @@ class FederatedModule(ClientOptimisation, Phase):
                 "data module target_labels (a number of samples, or a share such as 1.0)"
             )
         run = self.run
-        run.outputs.temperature = 1.0
+        run.outputs.temperature, run.outputs.intervals = 1.0, None
         run.weights.start_()
         run.record.start_run_()
         own_loss = type(self).loss is not FederatedModule.loss or type(self).losses is not FederatedModule.losses

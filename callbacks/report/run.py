@@ -36,7 +36,7 @@ def blocks_of(run: RunFolder, anchor: str, pictured: bool = True) -> list[Block]
         )
     if not run.curves:
         blocks.append(Text(f"There are no curves: {METRICS} has no round, or there is none, as with other loggers."))
-    blocks += _clients(run)
+    blocks += [*_clients(run), *_intervals(run)]
     for title, panels in (
         ("R2" if run.is_regression else "Accuracy", _scores(run)),
         ("Losses", _losses(run)),
@@ -215,6 +215,23 @@ def _clients(run: RunFolder) -> list[Block]:
     if run.is_regression:
         header += [f"{name.upper()}, {of}" for name in _ERRORS for of in ("last validation", "test samples")]
     return [Table.of(["client", "role", *header], rows, words=2)]
+
+
+def _intervals(run: RunFolder) -> list[Block]:
+    """Radii of intervals, and what is promised and measured of them."""
+    latest = {name: curve[max(curve)] for name, curve in run.curves.items()} | run.final
+    radii = {name: value for name, value in latest.items() if re.match("target/radius(/|$)", name)}
+    radii = {name: value for name, value in radii.items() if "/" in name.removeprefix("target/")} or radii
+    if not radii:
+        return []
+    each = ", ".join(f"{name.removeprefix('target/')} {value:.4g}" for name, value in radii.items())
+    alpha = None if run.summary is None else run.summary.alpha
+    share = "the share 1 - alpha" if alpha is None else f"{100 * (1 - alpha):.4g}%"
+    text = f"Intervals around predictions: {each}, in the labels' unit. They hold at least {share} of new samples that "
+    text += "are like the sources' validation samples; for a target that differs nothing is promised."
+    if "oracle/target/coverage" in latest:
+        text += f" Of the target's samples they hold {100 * latest['oracle/target/coverage']:.1f}% ({ORACLE})."
+    return [Text(text)]
 
 
 def _client_row(run: RunFolder, client: str, role: str, prefix: str, loss: str | None) -> list[str]:
