@@ -2,6 +2,7 @@
 
 from fedlit.callbacks.aggregation_curves import AggregationCurves
 from fedlit.callbacks.calibration import Calibration
+from fedlit.callbacks.clinic import ClinicMetrics
 from fedlit.callbacks.communication_ledger import CommunicationLedger
 from fedlit.callbacks.dictionary_pictures import DictionaryPictures
 from fedlit.callbacks.intervals import ConformalIntervals
@@ -19,6 +20,7 @@ from fedlit.callbacks.validators import Validators
 __all__ = [
     "AggregationCurves",
     "Calibration",
+    "ClinicMetrics",
     "CommunicationLedger",
     "ConformalIntervals",
     "DictionaryPictures",

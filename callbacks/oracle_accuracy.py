@@ -29,6 +29,15 @@ from fedlit.run.component import Component
 from fedlit.run.evaluation import named_outputs
 from fedlit.run.tasks import Classification, NumberMeter
 
+ORACLE_SCORES = Open(
+    "oracle",
+    "scores on the target's hidden labels",
+    how_often="every evaluation",
+    unblurred="no federation could know it",
+    watched=True,
+)
+"""Channel of scores on labels that no federation has."""
+
 _PREFIX = "oracle/"
 _BINS = 10
 _FEW = 10
@@ -73,20 +82,17 @@ class OracleAccuracy(Callback, Component):
     @property
     def channels(self) -> tuple[Channel, ...]:
         """Scores on labels that no federation has."""
-        contents, way = "scores on the target's hidden labels", "no federation could know it"
-        return (Open("oracle", contents, how_often="every evaluation", unblurred=way, watched=True),)
+        return (ORACLE_SCORES,)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse callbacks that would select by the target's labels."""
         federated(pl_module, self)
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            _refuse(getattr(callback, "monitor", None), type(callback).__name__)
+        refuse_monitors(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse schedules that monitor the target's labels; they exist only from here on."""
         self._warned = False
-        for config in trainer.lr_scheduler_configs:
-            _refuse(config.monitor, type(config.scheduler).__name__)
+        refuse_monitors(trainer)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget the samples of the last evaluation."""
@@ -263,9 +269,14 @@ class OracleAccuracy(Callback, Component):
         return scores | ({"auc": sum(areas) / len(areas)} if areas else {})
 
 
-def _refuse(monitor: object, callback: str) -> None:
-    if isinstance(monitor, str) and monitor.startswith(_PREFIX):
-        raise LabelGuardError(
-            f"{callback}(monitor={monitor!r}) would select by the target's hidden labels, which no federation has: "
-            "monitor 'target/score' (label-free, mode='max') or 'source/acc' (mode='max') instead"
-        )
+def refuse_monitors(trainer: Trainer) -> None:
+    """Raise a `LabelGuardError` if a callback, or a schedule that exists already, monitors an ``oracle/`` metric."""
+    watching: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    monitors = [(getattr(each, "monitor", None), type(each).__name__) for each in watching]
+    monitors += [(each.monitor, type(each.scheduler).__name__) for each in trainer.lr_scheduler_configs]
+    for monitor, name in monitors:
+        if isinstance(monitor, str) and monitor.startswith(_PREFIX):
+            raise LabelGuardError(
+                f"{name}(monitor={monitor!r}) would select by the target's hidden labels, which no federation has: "
+                "monitor 'target/score' (label-free, mode='max') or 'source/acc' (mode='max') instead"
+            )

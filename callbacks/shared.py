@@ -47,13 +47,19 @@ CALIBRATION = "calibration"
 INTERVALS = "intervals"
 """Channel of the counts of residuals that `ConformalIntervals` sums over the sources, through its privacy backend."""
 
+CLINIC = "clinic"
+"""Channel of the counts of samples that `ClinicMetrics` sums over the sources, through its privacy backend."""
+
+CLINIC_CLASSES = "clinic_classes"
+"""Channel on which sources sum up, for `CLINIC`, who has positive and negative validation samples."""
+
 _T = TypeVar("_T")
 _K = TypeVar("_K")
 
 
 def watched(channel: str) -> bool:
     """Whether a channel only carries numbers for watching: the method would train the same without it."""
-    summed = (SOURCE_MOMENTS, CLASS_MEANS, VALIDATION_CLASSES, CALIBRATION, INTERVALS)
+    summed = (SOURCE_MOMENTS, CLASS_MEANS, VALIDATION_CLASSES, CALIBRATION, INTERVALS, CLINIC, CLINIC_CLASSES)
     return channel in LOGGING_CHANNELS or channel.removesuffix(KEYS) in summed
 
 
