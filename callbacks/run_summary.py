@@ -13,6 +13,7 @@ from statistics import fmean
 import torch
 from lightning.pytorch import Trainer
 
+from fedlit.callbacks.clinic import ClinicMetrics
 from fedlit.callbacks.intervals import ConformalIntervals
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.shared import check_fields, class_names, grouped
@@ -57,6 +58,7 @@ class RunSummary:
         oracle_coverage: Share of the hidden labels within the intervals of `ConformalIntervals`; of several numbers to
             predict, the mean over these.
         alpha: Of these intervals, the share of new samples like the sources' that may lie outside.
+        oracle_clinic: By name, what `ClinicMetrics` measured with the hidden labels.
         oracle_alternatives: Accuracy of the method's other predictions of the target, by name.
         channels: Protection, contents, senders, receivers and frequency of each channel's messages, as declared.
         oracle_ece: Expected calibration error of the predicted probabilities.
@@ -94,6 +96,7 @@ class RunSummary:
     oracle_outputs: dict[str, dict[str, float]] = field(default_factory=dict)
     oracle_coverage: float | None = None
     alpha: float | None = None
+    oracle_clinic: dict[str, float] = field(default_factory=dict)
     oracle_alternatives: dict[str, float] = field(default_factory=dict)
     channels: dict[str, str] = field(default_factory=dict)
     oracle_ece: float | None = None
@@ -136,15 +139,8 @@ _SHARE, _AMOUNT = (0.0, 1.0), (0.0, math.inf)
 _SCORES = dict.fromkeys(
     (
         *("oracle_accuracy", "target_score", "selected_accuracy", "best_accuracy", "oracle_balanced_accuracy"),
-        *(
-            "oracle_coverage",
-            "alpha",
-            "oracle_f1",
-            "oracle_ece",
-            "oracle_auc",
-            "oracle_alternatives",
-            "oracle_class_accuracy",
-        ),
+        *("oracle_f1", "oracle_ece", "oracle_auc", "oracle_alternatives", "oracle_class_accuracy"),
+        *("oracle_coverage", "alpha", "oracle_clinic"),
     ),
     _SHARE,
 ) | {"oracle_r2": (-math.inf, 1.0), "oracle_brier": (0.0, 2.0), "temperature": _AMOUNT}
@@ -205,6 +201,8 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
     oracle = watchers[0] if watchers and shown else OracleAccuracy()
     interval_makers = [callback for callback in trainer.callbacks if isinstance(callback, ConformalIntervals)]  # type: ignore[attr-defined]
     coverage = metric("oracle/target/coverage")
+    measured = [each.names for each in trainer.callbacks if isinstance(each, ClinicMetrics)]  # type: ignore[attr-defined]
+    clinic = {name: metric(f"oracle/target/{name}") for names in measured for name in names}
     seen = [pair for pair in oracle.history if all(map(math.isfinite, pair))]
     confusion = oracle.confusion
     classes = [] if confusion is None else class_names(trainer, module)
@@ -232,6 +230,7 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         oracle_outputs=_of_outputs(trainer, module, metric),
         oracle_coverage=coverage,
         alpha=None if coverage is None or not interval_makers else interval_makers[0].alpha,
+        oracle_clinic={name: value for name, value in clinic.items() if value is not None},
         oracle_alternatives={
             name: accuracy
             for name in type(module).alternative_names

@@ -65,7 +65,13 @@ def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> 
         rows[-1].last = True
     notes = [*marks(summaries), *_missing_seeds(summaries)]
     notes += [line for part in tasks.values() for line in _differences(part)]
-    notes += [*_alternatives(summaries), *_outputs(summaries), *_intervals(summaries), *_selections(summaries)]
+    notes += [
+        *_alternatives(summaries),
+        *_outputs(summaries),
+        *_intervals(summaries),
+        *_clinic(summaries),
+        *_selections(summaries),
+    ]
     notes += [*([] if one_method else _not_ranked(summaries)), *_privacy(summaries)]
     repeated = len({run.seed for run in summaries}) > 1
     caption = "mean ± standard deviation over seeds" if repeated else None
@@ -235,6 +241,23 @@ def _intervals(summaries: Sequence[RunSummary]) -> list[str]:
             f"sources' hold {100 * share:.1f}% of the target's (oracle), for which nothing is promised"
         )
     return lines
+
+
+def _clinic(summaries: Sequence[RunSummary]) -> list[str]:
+    """Metrics of a clinic at the target; intervals of one run alone, as they have no mean."""
+    lines = []
+    for (method, target), runs in grouped(summaries, lambda run: (run.method, run.target)).items():
+        pairs = [pair for run in runs for pair in run.oracle_clinic.items()]
+        scores = {name: [value for _, value in some] for name, some in grouped(pairs, lambda pair: pair[0]).items()}
+        single = len(runs) == 1
+        texts = [f"{name} {fmean(each):.3f}" for name, each in scores.items() if single or not name.endswith(_ENDS)]
+        if texts:
+            lines.append(f"{method} on {target} (oracle): {', '.join(texts)}")
+    return lines
+
+
+_ENDS = ("_low", "_high")
+"""Endings of the names of an interval's ends."""
 
 
 def _privacy(summaries: Sequence[RunSummary]) -> list[str]:

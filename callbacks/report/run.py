@@ -36,7 +36,7 @@ def blocks_of(run: RunFolder, anchor: str, pictured: bool = True) -> list[Block]
         )
     if not run.curves:
         blocks.append(Text(f"There are no curves: {METRICS} has no round, or there is none, as with other loggers."))
-    blocks += [*_clients(run), *_intervals(run)]
+    blocks += [*_clients(run), *_intervals(run), *_clinic(run)]
     for title, panels in (
         ("R2" if run.is_regression else "Accuracy", _scores(run)),
         ("Losses", _losses(run)),
@@ -219,7 +219,7 @@ def _clients(run: RunFolder) -> list[Block]:
 
 def _intervals(run: RunFolder) -> list[Block]:
     """Radii of intervals, and what is promised and measured of them."""
-    latest = {name: curve[max(curve)] for name, curve in run.curves.items()} | run.final
+    latest = _latest(run)
     radii = {name: value for name, value in latest.items() if re.match("target/radius(/|$)", name)}
     radii = {name: value for name, value in radii.items() if "/" in name.removeprefix("target/")} or radii
     if not radii:
@@ -232,6 +232,37 @@ def _intervals(run: RunFolder) -> list[Block]:
     if "oracle/target/coverage" in latest:
         text += f" Of the target's samples they hold {100 * latest['oracle/target/coverage']:.1f}% ({ORACLE})."
     return [Text(text)]
+
+
+def _latest(run: RunFolder) -> dict[str, float]:
+    """Metrics of test samples, or else of the last validation."""
+    return {name: curve[max(curve)] for name, curve in run.curves.items()} | {**run.final}
+
+
+def _clinic(run: RunFolder) -> list[Block]:
+    """A row for each metric of a clinic, a column for each client."""
+    by_client: dict[str, dict[str, float]] = {}
+    for name, value in _latest(run).items():
+        match = re.fullmatch(rf"(oracle/target|source/[^/]+)/({_CLINIC})", name)
+        if match:
+            client = f"{run.target} ({ORACLE})" if match[1] == "oracle/target" else match[1].removeprefix("source/")
+            by_client.setdefault(client, {})[match[2]] = value
+    names = sorted({name for row in by_client.values() for name in row}, key=lambda name: ("/" in name, name))
+    chosen = {name: value for name, value in _latest(run).items() if name.startswith("threshold/")}
+    if not names:
+        return []
+    rows = [[name, *(f"{row[name]:.3f}" if name in row else "" for row in by_client.values())] for name in names]
+    thresholds = ", ".join(f"{name.removeprefix('threshold/')} {value:.4g}" for name, value in chosen.items())
+    about = f" The thresholds of a probability that hold it: {thresholds}." if chosen else ""
+    text = (
+        "Metrics of a clinic, on test samples or else on the last validation's. Those of at_specificity/ and "
+        f"at_sensitivity/ are at the threshold that the sources' validation samples chose.{about}"
+    )
+    return [Text(text), Table.of(["metric", *by_client], rows)]
+
+
+_CLINIC = "auroc(?:_low|_high)?|sensitivity_at_specificity|specificity_at_sensitivity|at_(?:specificity|sensitivity)/.+"
+"""Names of what `ClinicMetrics` logs."""
 
 
 def _client_row(run: RunFolder, client: str, role: str, prefix: str, loss: str | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ from torch.optim import Adam
 
 import processes
 from backends import backend
-from fedlit.callbacks import Calibration, ClinicMetrics
+from fedlit.callbacks import Calibration, ClinicMetrics, closing_table, summarise
+from fedlit.callbacks.report.run import blocks_of
+from fedlit.callbacks.report.run_folder import RunFolder
 from fedlit.data import HeartDisease
 from fedlit.federation import ChannelError, LabelGuardError, RosterError
 from fedlit.methods import FedAvg
 from fedlit.models import MLP
 from fedlit.privacy import FixedPoint, GaussianMechanism, PairwiseMasking, Plain, PrivacyWarning
+from fedlit.tables import Table
 from helpers import samples_of, trainer
 from refused import refused
 from small_federation import CLIENTS, TARGET, Blobs, build
@@ -282,3 +286,27 @@ def test_two_processes_find_what_one_finds(placement: Any, tmp_path: Path) -> No
     first, second = processes.results(seen, tmp_path, 2, placement, ranks=2)
     assert first == second == alone
     assert {"threshold/sensitivity", "oracle/target/at_sensitivity/ppv", "source/dslr/auroc"} <= alone.keys()
+
+
+def test_results_and_report_have_what_was_measured(tmp_path: Path) -> None:
+    run, module, data = fit(tmp_path)
+    run.test(module, data, verbose=False)
+    logged, found = logged_of(run), summarise(run, module, 1.0)
+    names = ClinicMetrics("disease", **ALL).names
+    assert found.oracle_clinic == pytest.approx({name: logged[f"oracle/target/{name}"] for name in names})
+    assert type(found).from_json(found.to_json()) == found
+    (note,) = [line for line in closing_table([found]).footnotes if "auroc" in line]
+    assert f"at_specificity/ppv {found.oracle_clinic['at_specificity/ppv']:.3f}" in note
+    assert f"auroc_low {found.oracle_clinic['auroc_low']:.3f}" in note
+    several = [found, replace(found, seed=1, oracle_clinic={"auroc": 0.5, "auroc_low": 0.4})]
+    (note,) = [line for line in closing_table(several).footnotes if "auroc" in line]
+    assert f"auroc {(found.oracle_clinic['auroc'] + 0.5) / 2:.3f}" in note
+    assert "auroc_low" not in note
+    blocks = blocks_of(RunFolder("run", found, {}, {}, logged, None, None, {}, ()), "run")
+    (table,) = [each for each in blocks if isinstance(each, Table) and each.columns[0].title == "metric"]
+    assert {column.title for column in table.columns[1:]} == {*SOURCES, f"{HOSPITAL} (ORACLE)"}
+    place = [column.title for column in table.columns].index(f"{HOSPITAL} (ORACLE)")
+    shown = {cells[0]: cells[place] for cells in table.texts()}
+    assert shown == {name: f"{logged[f'oracle/target/{name}']:.3f}" for name in names}
+    (text,) = [each.text for each in blocks if "Metrics of a clinic" in str(getattr(each, "text", ""))]
+    assert f"specificity {logged['threshold/specificity']:.4g}" in text
