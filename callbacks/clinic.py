@@ -234,18 +234,23 @@ class ClinicMetrics(Callback, Component):
     def _scores(self, client: str) -> dict[str, float]:
         odds, positive = self._samples(client)
         scores = dict(zip(self.names, auroc_interval(odds, positive), strict=False))
-        ranks = odds.unique(return_inverse=True)[1] / max(len(odds) - 1, 1)  # probabilities near 1 would be ties
-        both = 0 < int(positive.sum()) < len(positive) and not bool(odds.isnan().any())
+        # probabilities near 1 would be ties
+        ranks = torch.searchsorted(odds.sort().values, odds) / max(len(odds) - 1, 1)
+        defined = not bool(odds.isnan().any())
+        both = defined and 0 < int(positive.sum()) < len(positive)
         for held, least in self._held.items():
             of = binary_sensitivity_at_specificity if held == "specificity" else binary_specificity_at_sensitivity
             scores[_OWN[held]] = float(of(ranks, positive.long(), least)[0]) if both else nan
             threshold = nan if self._thresholds is None else self._thresholds[held]
-            found = odds > threshold
-            shares = [float((found == side)[positive == side].double().mean()) for side in (True, False)]
-            shares = [nan, nan] if math.isnan(threshold) or bool(odds.isnan().any()) else shares
-            values = () if self.prevalence is None else predictive_values(*shares, self.prevalence)
+            sensitivity = specificity = nan
+            if defined and not math.isnan(threshold):
+                found = odds > threshold
+                sensitivity, specificity = (float((found == side)[positive == side].double().mean()) for side in (1, 0))
+            values = [sensitivity, specificity]
+            if self.prevalence is not None:
+                values += predictive_values(sensitivity, specificity, self.prevalence)
             names = ("sensitivity", "specificity", "ppv", "npv")
-            scores |= {f"at_{held}/{name}": value for name, value in zip(names, (*shares, *values), strict=False)}
+            scores |= {f"at_{held}/{name}": value for name, value in zip(names, values, strict=False)}
         return scores
 
     def _log(self, module: FederatedModule) -> None:

@@ -186,6 +186,8 @@ class Evaluation(Callback):
 
 def named_outputs(trainer: Trainer, scores: Mapping[str, float]) -> dict[str, float]:
     """Return scores with the names of the numbers to predict, as ``rmse/NAME``, in place of their indices."""
+    if not any("/" in key for key in scores):
+        return dict(scores)
     names = getattr(trainer.datamodule, "classes", None) or ()  # type: ignore[attr-defined]
     renamed = {}
     for key, value in scores.items():

@@ -124,7 +124,8 @@ class Intervals:
     @classmethod
     def from_state(cls, state: Any, num_outputs: int) -> Intervals:
         """Restore what `state` returned; a `RosterError` if it is something else, or of another number of outputs."""
-        alpha, radius = (state.get(key) if isinstance(state, Mapping) else None for key in ("alpha", "radius"))
+        found: Any = state if isinstance(state, Mapping) else {}
+        alpha, radius = found.get("alpha"), found.get("radius")
         fits = isinstance(alpha, float) and 0 < alpha < 1 and isinstance(radius, list) and len(radius) == num_outputs
         rule = f"alpha in (0, 1) and the radius of {num_outputs} numbers in the checkpoint"
         fits = fits and all(isinstance(each, float) and each >= 0 for each in radius)
