@@ -160,6 +160,8 @@ class ClinicMetrics(Callback, Component):
                 continue
             labels = reveal_for_oracle(batch[name][1]) if name == target else batch[name][1]
             known = known_labels(labels)
+            if not bool(known.any()):
+                continue
             z = logits.detach()[known].double()
             others = [label for label in range(z.shape[1]) if label != self._label]
             odds = z[:, self._label] - z[:, others].logsumexp(dim=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -299,35 +299,43 @@ def results_table(summaries: Sequence[RunSummary]) -> Table:
     """A row per method, a column per target, and the average over targets.
 
     Scores are accuracies (in regression, R2) on the target's hidden labels in per cent, an oracle: mean ± sample
-    standard deviation over seeds. Accuracies and R2 have separate columns. A score is bold if no other interval (mean ±
-    deviation) of its column reaches its interval; with one seed there are no intervals, and nothing is bold. Models
-    that predict a single class are marked.
+    standard deviation over seeds. Accuracies and R2 have separate columns, and RMSE and MAE further ones, in the
+    labels' unit. A score is bold if no other interval (mean ± deviation) of its column reaches its interval; with one
+    seed there are no intervals, and nothing is bold. Models that predict a single class are marked.
     """
     methods = methods_of(summaries)
     tasks = split_by_task(summaries)
     score = " or ".join(tasks)
-    headings = (f"oracle {score} in %: {{}}", "standard deviation: {}", "seeds: {}", "of one class alone: {}")
     columns, rows = [Column("method")], [Row([method]) for method in methods]
 
-    def add(title: str, figures: Sequence[Figure]) -> None:
-        columns.append(Column(title, numeric=True, parts=tuple(heading.format(title) for heading in headings)))
-        clear = _clearly_first(figures)
+    def add(title: str, figures: Sequence[Figure], of_errors: bool) -> None:
+        first = f"oracle error in the labels' unit: {title}" if of_errors else f"oracle {score} in %: {title}"
+        others = (f"{part}: {title}" for part in ("standard deviation", "seeds", "of one class alone"))
+        columns.append(Column(title, numeric=True, parts=(first, *others)))
+        signed = [replace(each, values=[-value for value in each.values]) if of_errors else each for each in figures]
+        clear = _clearly_first(signed)
         for place, (row, figure) in enumerate(zip(rows, figures, strict=True)):
             row.cells.append(replace(figure, bold=place == clear))
 
     for task, part in tasks.items():
-        unit = f" ({task})" if len(tasks) > 1 else ""
+        measures: dict[str, Callable[[Iterable[RunSummary]], list[float]]] = {task: accuracies}
+        measures |= {_ERRORS[name]: partial(errors, name=name) for name in _ERRORS if errors(part, name)}
         targets = targets_of(part)
         by_method = [[run for run in part if run.method == method] for method in methods]
-        for target in targets:
-            here = [[run for run in runs if run.target == target] for runs in by_method]
-            add(f"{target}{unit}", [_figure(runs, accuracies(runs)) for runs in here])
-        if len(targets) > 1:
-            name = "average over targets" if "average" in targets else "average"
-            # an average over fewer targets would be of something else than the others'
-            whole = [runs if set(targets_of(runs)) == set(targets) else [] for runs in by_method]
-            add(f"{name}{unit}", [_figure(runs, averages(runs)) for runs in whole])
+        for measure, of in measures.items():
+            of_errors = measure != task
+            unit = f" ({measure})" if len(tasks) > 1 or of_errors else ""
+            for target in targets:
+                here = [[run for run in runs if run.target == target] for runs in by_method]
+                add(f"{target}{unit}", [_figure(runs, of(runs), of_errors) for runs in here], of_errors)
+            if len(targets) > 1:
+                name = "average over targets" if "average" in targets else "average"
+                # an average over fewer targets would be of something else than the others'
+                whole = [runs if set(targets_of(runs)) == set(targets) else [] for runs in by_method]
+                add(f"{name}{unit}", [_figure(runs, averages(runs, of), of_errors) for runs in whole], of_errors)
     caption = f"Target {score} in per cent on hidden labels (oracle)"
+    if any(errors(summaries, name) for name in _ERRORS):
+        caption += ", and errors in the labels' unit"
     if len({run.seed for run in summaries}) > 1:
         caption += ", mean ± sample standard deviation over seeds"
     if len(methods) > 1:
@@ -335,7 +343,9 @@ def results_table(summaries: Sequence[RunSummary]) -> Table:
     return Table(columns, rows, caption, marks(summaries))
 
 
-def _figure(runs: Sequence[RunSummary], scores: Sequence[float]) -> Figure:
+def _figure(runs: Sequence[RunSummary], scores: Sequence[float], of_errors: bool) -> Figure:
+    if of_errors:
+        return Figure(scores, form="{:.4g}")
     return Figure(scores, 100, collapsed=sum(run.only_class is not None for run in runs) if scores else 0)
 
 

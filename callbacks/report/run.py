@@ -247,6 +247,7 @@ def _clinic(run: RunFolder) -> list[Block]:
         if match:
             client = f"{run.target} ({ORACLE})" if match[1] == "oracle/target" else match[1].removeprefix("source/")
             by_client.setdefault(client, {})[match[2]] = value
+    by_client = dict(sorted(by_client.items(), key=lambda pair: ORACLE in pair[0]))  # the target last
     names = sorted({name for row in by_client.values() for name in row}, key=lambda name: ("/" in name, name))
     chosen = {name: value for name, value in _latest(run).items() if name.startswith("threshold/")}
     if not names:

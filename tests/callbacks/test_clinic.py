@@ -310,3 +310,10 @@ def test_results_and_report_have_what_was_measured(tmp_path: Path) -> None:
     assert shown == {name: f"{logged[f'oracle/target/{name}']:.3f}" for name in names}
     (text,) = [each.text for each in blocks if "Metrics of a clinic" in str(getattr(each, "text", ""))]
     assert f"specificity {logged['threshold/specificity']:.4g}" in text
+
+
+def test_a_target_without_labels_is_not_measured(tmp_path: Path) -> None:
+    run = trainer(1, [ClinicMetrics("2")])
+    run.fit(build(), Blobs(unknown=30))
+    assert not [name for name in logged_of(run) if name.startswith("oracle/")]
+    assert 0 < logged_of(run)["threshold/specificity"] < 1
