@@ -1,4 +1,4 @@
-"""ClinicMetrics: how well one class is told from the others, in the measures of a clinic."""
+"""ClinicMetrics: how well one class is distinguished from the others, in the measures of a clinic."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OWN = {"specificity": "sensitivity_at_specificity", "sensitivity": "specificity
 
 
 class ClinicMetrics(Callback, Component):
-    """Measure how one class is told from all others: AUROC, sensitivity at a specificity, and predictive values.
+    """Measure how one class is distinguished from all others: AUROC, sensitivity at a specificity, predictive values.
 
     Logged for each source as ``source/NAME/...``, and of the target's hidden labels as ``oracle/target/...``:
 

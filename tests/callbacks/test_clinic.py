@@ -140,7 +140,7 @@ def test_a_threshold_that_holds_something_else_is_not_taken_from_a_checkpoint(ra
     assert math.isnan(logged_of(tested)["oracle/target/at_specificity/sensitivity"])
 
 
-def test_one_class_is_told_from_all_others(tmp_path: Path) -> None:
+def test_one_class_is_distinguished_from_all_others(tmp_path: Path) -> None:
     module, data = build(), Blobs()
     run = trainer(2, [ClinicMetrics("2"), Calibration()])
     run.fit(module, data)
