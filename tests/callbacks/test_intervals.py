@@ -165,6 +165,7 @@ def test_predictions_checkpoints_and_files_have_the_intervals(tmp_path: Path) ->
     assert "nothing is promised" in about["promise"]
 
 
+@pytest.mark.slow
 def test_onnx_has_the_intervals_in_its_metadata(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     _, module, data = fit(tmp_path, rounds=1)
