@@ -92,7 +92,7 @@ def test_errors_in_regression_may_be_monitored_and_are_better_the_lower(tmp_path
             trainer(1, [EarlyStopping(monitor, mode="max")], tmp_path).fit(module, data)
 
 
-SCORES = ["target/score", "source/acc", "source/amazon/acc", "validator/trust", "source/r2"]
+SCORES = ["target/score", "source/acc", "source/amazon/acc", "validator/trust", "source/r2", "source/dslr/auroc"]
 LOSSES = ["train/loss", "source/amazon/loss", "source/amazon/eval_loss"]
 
 
