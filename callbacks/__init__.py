@@ -2,8 +2,10 @@
 
 from fedlit.callbacks.aggregation_curves import AggregationCurves
 from fedlit.callbacks.calibration import Calibration
+from fedlit.callbacks.clinic import ClinicMetrics
 from fedlit.callbacks.communication_ledger import CommunicationLedger
 from fedlit.callbacks.dictionary_pictures import DictionaryPictures
+from fedlit.callbacks.intervals import ConformalIntervals
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.privacy_report import PrivacyReport
 from fedlit.callbacks.round_progress_bar import RoundProgressBar
@@ -18,7 +20,9 @@ from fedlit.callbacks.validators import Validators
 __all__ = [
     "AggregationCurves",
     "Calibration",
+    "ClinicMetrics",
     "CommunicationLedger",
+    "ConformalIntervals",
     "DictionaryPictures",
     "OracleAccuracy",
     "PrivacyReport",

@@ -26,7 +26,17 @@ from fedlit.federation.nested import take
 from fedlit.functional import brier_score
 from fedlit.module import FederatedModule
 from fedlit.run.component import Component
+from fedlit.run.evaluation import named_outputs
 from fedlit.run.tasks import Classification, NumberMeter
+
+ORACLE_SCORES = Open(
+    "oracle",
+    "scores on the target's hidden labels",
+    how_often="every evaluation",
+    unblurred="no federation could know it",
+    watched=True,
+)
+"""Channel of scores on labels that no federation has."""
 
 _PREFIX = "oracle/"
 _BINS = 10
@@ -41,9 +51,11 @@ class OracleAccuracy(Callback, Component):
     ``f1`` (weighted by samples), in [0, 1]; ``loss`` (cross-entropy); and of the predicted probabilities, with the
     temperature of `Calibration` if there is one, ``ece`` (expected calibration error, 15 bins, in [0, 1]), ``brier``
     (`brier_score`, in [0, 2]) and ``auc`` (mean area under the ROC curve of each class against the rest). In regression
-    ``r2`` (share of variance explained, at most 1) and ``loss`` (mean squared error). Of a method's other predictions
-    (`FederatedModule.alternatives`), ``PREDICTION/acc``. Numbers are equal on all processes, and travel over the
-    channel "oracle". No federation could know them, so nothing may be selected by them.
+    ``r2`` (share of variance explained, at most 1), ``rmse`` and ``mae`` (root mean squared and mean absolute error, in
+    the labels' unit; of several numbers, means over these beside ``rmse/NUMBER`` of each), ``loss`` (mean squared
+    error) and, with `ConformalIntervals`, ``coverage`` (share of labels within their interval). Of a method's other
+    predictions (`FederatedModule.alternatives`), ``PREDICTION/acc``. Numbers are equal on all processes, and travel
+    over the channel "oracle". No federation could know them, so nothing may be selected by them.
 
     Args:
         per_class: Also log the accuracy on each class c that the target has, as ``oracle/target/acc/c``.
@@ -70,20 +82,17 @@ class OracleAccuracy(Callback, Component):
     @property
     def channels(self) -> tuple[Channel, ...]:
         """Scores on labels that no federation has."""
-        contents, way = "scores on the target's hidden labels", "no federation could know it"
-        return (Open("oracle", contents, how_often="every evaluation", unblurred=way, watched=True),)
+        return (ORACLE_SCORES,)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse callbacks that would select by the target's labels."""
         federated(pl_module, self)
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            _refuse(getattr(callback, "monitor", None), type(callback).__name__)
+        refuse_monitors(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse schedules that monitor the target's labels; they exist only from here on."""
         self._warned = False
-        for config in trainer.lr_scheduler_configs:
-            _refuse(config.monitor, type(config.scheduler).__name__)
+        refuse_monitors(trainer)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget the samples of the last evaluation."""
@@ -161,7 +170,8 @@ class OracleAccuracy(Callback, Component):
 
     def _log(self, module: FederatedModule) -> None:
         fitting, target = module.trainer.state.fn == TrainerFn.FITTING, module.target.name
-        names, scores, size = ["r2", "loss"], dict[str, float](), module.num_classes
+        names, scores, size = [*module.task.metrics, "coverage"], dict[str, float](), module.num_classes
+        names += [f"coverage/{index}" for index in range(size) if f"r2/{index}" in names]
         classifies = isinstance(module.task, Classification)
         if classifies:
             names = ["acc", "balanced_acc", "f1", "loss", "ece", "brier", "auc"]
@@ -171,7 +181,7 @@ class OracleAccuracy(Callback, Component):
         if self._outputs and classifies:
             scores = self._scores_of_classes(module)
         elif self._outputs:
-            scores = {"loss" if name == "eval_loss" else name: v for name, v in self._numbers.compute().items()}
+            scores = self._numbers.compute() | self._coverage(module)
         scores |= {f"{label}/acc": right / seen for label, (right, seen) in self._alternatives.items()}
         names += [f"{label}/acc" for label in type(module).alternative_names]
         cells: list[str] = []
@@ -191,7 +201,12 @@ class OracleAccuracy(Callback, Component):
             self.reliability = [[*islice(numbers, 3)] for _ in range(_BINS)]
             if not self.confusion[0]:
                 self.confusion = self.reliability = None
-        module.run.log({f"{_PREFIX}target/{key}": reported[key] for key in names if key in reported}, module.target)
+        logged = {key: reported[key] for key in names if key in reported}
+        if not classifies:
+            logged = named_outputs(module.trainer, logged)
+        # the mean squared error is ``eval_loss`` of a source
+        metrics = {f"{_PREFIX}target/{'loss' if key == 'eval_loss' else key}": each for key, each in logged.items()}
+        module.run.log(metrics, module.target)
 
     def _are_finite(self) -> bool:
         """Whether there are probabilities at all: outputs of a diverged model may have none."""
@@ -200,6 +215,17 @@ class OracleAccuracy(Callback, Component):
     def _all_outputs(self) -> tuple[Tensor, Tensor]:
         logits, labels = map(torch.cat, zip(*self._outputs, strict=True))
         return logits, labels
+
+    def _coverage(self, module: FederatedModule) -> dict[str, float]:
+        """Share of labels within their interval, if there are any: of each of several outputs, and their mean."""
+        intervals, (outputs, labels) = module.run.outputs.intervals, self._all_outputs()
+        if intervals is None:
+            return {}
+        low, high = intervals.around(outputs)
+        labels = labels.reshape(outputs.shape).double()
+        shares = ((low <= labels) & (labels <= high)).double().mean(dim=0).tolist()
+        each = {f"coverage/{index}": share for index, share in enumerate(shares) if len(shares) > 1}
+        return {"coverage": sum(shares) / len(shares), **each}
 
     def _confusion(self, module: FederatedModule) -> Tensor:
         return multiclass_confusion_matrix(*self._all_outputs(), module.num_classes)
@@ -243,9 +269,14 @@ class OracleAccuracy(Callback, Component):
         return scores | ({"auc": sum(areas) / len(areas)} if areas else {})
 
 
-def _refuse(monitor: object, callback: str) -> None:
-    if isinstance(monitor, str) and monitor.startswith(_PREFIX):
-        raise LabelGuardError(
-            f"{callback}(monitor={monitor!r}) would select by the target's hidden labels, which no federation has: "
-            "monitor 'target/score' (label-free, mode='max') or 'source/acc' (mode='max') instead"
-        )
+def refuse_monitors(trainer: Trainer) -> None:
+    """Raise a `LabelGuardError` if a callback, or a schedule that exists already, monitors an ``oracle/`` metric."""
+    watching: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    monitors = [(getattr(each, "monitor", None), type(each).__name__) for each in watching]
+    monitors += [(each.monitor, type(each.scheduler).__name__) for each in trainer.lr_scheduler_configs]
+    for monitor, name in monitors:
+        if isinstance(monitor, str) and monitor.startswith(_PREFIX):
+            raise LabelGuardError(
+                f"{name}(monitor={monitor!r}) would select by the target's hidden labels, which no federation has: "
+                "monitor 'target/score' (label-free, mode='max') or 'source/acc' (mode='max') instead"
+            )

@@ -6,13 +6,15 @@ import hashlib
 import json
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
 import torch
 from lightning.pytorch import Trainer
 
+from fedlit.callbacks.clinic import ClinicMetrics
+from fedlit.callbacks.intervals import ConformalIntervals
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.shared import check_fields, class_names, grouped
 from fedlit.checks import check
@@ -20,6 +22,7 @@ from fedlit.federation import KEYS
 from fedlit.federation.documents import fingerprint
 from fedlit.module import FederatedModule
 from fedlit.privacy import Description, GaussianMechanism
+from fedlit.run.tasks import Regression
 
 FLOOR = "SourceOnly"
 """The method without adaptation, which the others are compared with."""
@@ -48,6 +51,14 @@ class RunSummary:
         oracle_balanced_accuracy: Mean recall over classes; this and the others as `oracle_accuracy`.
         oracle_f1: F1 scores of classes weighted by their samples.
         oracle_r2: In regression, the share of the hidden labels' variance that is explained, at most 1.
+        oracle_rmse: In regression, the root of the mean squared error, in the labels' unit; of several numbers to
+            predict, the mean over these.
+        oracle_mae: Likewise the mean absolute error.
+        oracle_outputs: Of several numbers to predict, by name, each one's ``r2``, ``rmse``, ``mae`` and ``coverage``.
+        oracle_coverage: Share of the hidden labels within the intervals of `ConformalIntervals`; of several numbers to
+            predict, the mean over these.
+        alpha: Of these intervals, the share of new samples like the sources' that may lie outside.
+        oracle_clinic: By name, what `ClinicMetrics` measured with the hidden labels.
         oracle_alternatives: Accuracy of the method's other predictions of the target, by name.
         channels: Protection, contents, senders, receivers and frequency of each channel's messages, as declared.
         oracle_ece: Expected calibration error of the predicted probabilities.
@@ -80,6 +91,12 @@ class RunSummary:
     oracle_balanced_accuracy: float | None = None
     oracle_f1: float | None = None
     oracle_r2: float | None = None
+    oracle_rmse: float | None = None
+    oracle_mae: float | None = None
+    oracle_outputs: dict[str, dict[str, float]] = field(default_factory=dict)
+    oracle_coverage: float | None = None
+    alpha: float | None = None
+    oracle_clinic: dict[str, float] = field(default_factory=dict)
     oracle_alternatives: dict[str, float] = field(default_factory=dict)
     channels: dict[str, str] = field(default_factory=dict)
     oracle_ece: float | None = None
@@ -123,9 +140,11 @@ _SCORES = dict.fromkeys(
     (
         *("oracle_accuracy", "target_score", "selected_accuracy", "best_accuracy", "oracle_balanced_accuracy"),
         *("oracle_f1", "oracle_ece", "oracle_auc", "oracle_alternatives", "oracle_class_accuracy"),
+        *("oracle_coverage", "alpha", "oracle_clinic"),
     ),
     _SHARE,
 ) | {"oracle_r2": (-math.inf, 1.0), "oracle_brier": (0.0, 2.0), "temperature": _AMOUNT}
+_SCORES |= {"oracle_rmse": _AMOUNT, "oracle_mae": _AMOUNT}
 _AMOUNTS = dict.fromkeys(("rounds", "seconds_total", "bytes_by_channel", "seconds"), _AMOUNT)
 _ROUNDING = 1e-6
 
@@ -135,10 +154,11 @@ def _check_ranges(summary: RunSummary) -> None:
     for name, (low, high) in (_SCORES | _AMOUNTS).items():
         if summary.noised and name in _SCORES:
             low, high = -math.inf, math.inf
-        value = getattr(summary, name)
+        value, of_outputs = getattr(summary, name), summary.oracle_outputs.items()
         numbers = (
             {f"{name}[{key!r}]": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
         )
+        numbers |= {f"{name} of {output!r}": row.get(name.removeprefix("oracle_")) for output, row in of_outputs}
         for argument, number in numbers.items():
             holds = number is None or (math.isfinite(number) and low - _ROUNDING <= number <= high + _ROUNDING)
             check(holds, argument, f"from {low:g} to {high:g}", number)
@@ -179,6 +199,10 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
     used = [federation.channels[channel] for channel in sent if not channel.endswith(KEYS)]
     watchers = [callback for callback in trainer.callbacks if isinstance(callback, OracleAccuracy)]  # type: ignore[attr-defined]
     oracle = watchers[0] if watchers and shown else OracleAccuracy()
+    interval_makers = [callback for callback in trainer.callbacks if isinstance(callback, ConformalIntervals)]  # type: ignore[attr-defined]
+    coverage = metric("oracle/target/coverage")
+    measured = [each.names for each in trainer.callbacks if isinstance(each, ClinicMetrics)]  # type: ignore[attr-defined]
+    clinic = {name: metric(f"oracle/target/{name}") for names in measured for name in names}
     seen = [pair for pair in oracle.history if all(map(math.isfinite, pair))]
     confusion = oracle.confusion
     classes = [] if confusion is None else class_names(trainer, module)
@@ -201,6 +225,12 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         oracle_balanced_accuracy=metric("oracle/target/balanced_acc"),
         oracle_f1=metric("oracle/target/f1"),
         oracle_r2=metric("oracle/target/r2"),
+        oracle_rmse=metric("oracle/target/rmse"),
+        oracle_mae=metric("oracle/target/mae"),
+        oracle_outputs=_of_outputs(trainer, module, metric),
+        oracle_coverage=coverage,
+        alpha=None if coverage is None or not interval_makers else interval_makers[0].alpha,
+        oracle_clinic={name: value for name, value in clinic.items() if value is not None},
         oracle_alternatives={
             name: accuracy
             for name in type(module).alternative_names
@@ -220,6 +250,23 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         temperature=metric("target/temperature"),
         noised=isinstance(federation.channels.reports, GaussianMechanism),
     )
+
+
+def _of_outputs(
+    trainer: Trainer, module: FederatedModule, metric: Callable[[str], float | None]
+) -> dict[str, dict[str, float]]:
+    """By number to predict, if there are several, what was measured of it."""
+    if not isinstance(module.task, Regression) or module.num_classes == 1:
+        return {}
+    rows = {
+        output: {
+            name: value
+            for name in (*module.task.means, "coverage")
+            if (value := metric(f"oracle/target/{name}/{output}")) is not None
+        }
+        for output in class_names(trainer, module)
+    }
+    return {output: row for output, row in rows.items() if row}
 
 
 def _target_sha256(module: FederatedModule) -> str:
@@ -260,16 +307,21 @@ def accuracies(runs: Iterable[RunSummary]) -> list[float]:
     return [score for score in scores if score is not None]
 
 
-def averages(runs: Sequence[RunSummary]) -> list[float]:
-    """Mean over targets of `accuracies`, one per seed, for runs of one task.
+def errors(runs: Iterable[RunSummary], name: str) -> list[float]:
+    """Scores in regression beside R2, by their field such as ``oracle_rmse``, of the runs that have them."""
+    return [error for run in runs if (error := getattr(run, name)) is not None]
+
+
+def averages(runs: Sequence[RunSummary], of: Callable[[Iterable[RunSummary]], list[float]] = accuracies) -> list[float]:
+    """Mean over targets of what ``of`` takes from runs, one per seed, for runs of one task.
 
     A seed that lacks a target would shift the mean and is left out.
     """
     averages = []
     for seed in dict.fromkeys(run.seed for run in runs):
-        by_target = [accuracies(run for run in runs if run.seed == seed and run.target == t) for t in targets_of(runs)]
+        by_target = [of(run for run in runs if run.seed == seed and run.target == t) for t in targets_of(runs)]
         if all(by_target):
-            averages.append(fmean(fmean(accuracies) for accuracies in by_target))
+            averages.append(fmean(map(fmean, by_target)))
     return averages
 
 

@@ -19,12 +19,15 @@ from fedlit.checks import check
 from fedlit.federation import KEYS, RosterError
 from fedlit.federation.nested import Inputs
 from fedlit.functional import random_fourier_features, sample_frequencies, temperature_grid
+from fedlit.functional.quantiles import COUNT_BITS
 from fedlit.module import FederatedModule
 from fedlit.run.component import Component
 from fedlit.run.tasks import Classification
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from fedlit.run.run import Run
 
 LOGGING_CHANNELS = ("metrics", "oracle")
 """Channels of logged numbers, which are sent as plaintext."""
@@ -41,13 +44,22 @@ VALIDATION_CLASSES = "validation_classes"
 CALIBRATION = "calibration"
 """Channel of the losses that `Calibration` averages over the sources, through its privacy backend."""
 
+INTERVALS = "intervals"
+"""Channel of the counts of residuals that `ConformalIntervals` sums over the sources, through its privacy backend."""
+
+CLINIC = "clinic"
+"""Channel of the counts of samples that `ClinicMetrics` sums over the sources, through its privacy backend."""
+
+CLINIC_CLASSES = "clinic_classes"
+"""Channel on which sources sum up, for `CLINIC`, who has positive and negative validation samples."""
+
 _T = TypeVar("_T")
 _K = TypeVar("_K")
 
 
 def watched(channel: str) -> bool:
     """Whether a channel only carries numbers for watching: the method would train the same without it."""
-    summed = (SOURCE_MOMENTS, CLASS_MEANS, VALIDATION_CLASSES, CALIBRATION)
+    summed = (SOURCE_MOMENTS, CLASS_MEANS, VALIDATION_CLASSES, CALIBRATION, INTERVALS, CLINIC, CLINIC_CLASSES)
     return channel in LOGGING_CHANNELS or channel.removesuffix(KEYS) in summed
 
 
@@ -242,6 +254,26 @@ def report_target(module: FederatedModule, scores: Mapping[str, float] | None, n
     """Numbers of the target, on all processes; ``None`` where it has none, or is not."""
     local = {} if scores is None else {module.target.name: dict(scores)}
     return module.federation.report(local, names).get(module.target.name, {})
+
+
+def check_counts(run: Run, channel: str) -> None:
+    """Refuse a backend on whose grid the counts of `agree_on_quantiles` are not exact."""
+    grid = run.federation.channels[channel].backend.grid
+    bits = None if grid is None else grid.fraction_bits
+    rule = f"at least {COUNT_BITS} on channel {channel!r}, whose counts are steps of 2^-{COUNT_BITS}"
+    check(bits is None or bits >= COUNT_BITS, "fraction_bits", rule, bits, "raise it, and lower bound if it must be")
+
+
+def total_of_sources(module: FederatedModule, channel: str) -> Callable[[Callable[[str], Tensor]], Tensor | None]:
+    """Sum what sources send over a channel; the result is ``None`` in a process without clients."""
+    federation = module.federation
+    sources = [client.name for client in module.sources if federation.is_local(client)]
+
+    def total(message: Callable[[str], Tensor]) -> Tensor | None:
+        received = federation.sum(channel, {name: {"counts": message(name)} for name in sources}, absent_too=True)
+        return next((each["counts"] for each in received.values()), None)
+
+    return total
 
 
 class RandomBasis:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -12,6 +13,7 @@ from fedlit.callbacks.run_summary import (
     RunSummary,
     accuracies,
     averages,
+    errors,
     gains,
     mean_gains,
     methods_of,
@@ -36,7 +38,8 @@ def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> 
 
     Repetitions with several seeds are shown as mean ± sample standard deviation of the accuracy (in regression, of R2),
     and the mean of the other columns. An average over targets is within each seed first, of seeds that have them all.
-    Accuracies and R2 have separate rows. No column ranks methods. Models that predict a single class are marked.
+    Accuracies and R2 have separate rows. In regression there are RMSE and MAE too, in the labels' unit, an average of
+    which is the mean over targets. No column ranks methods. Models that predict a single class are marked.
 
     Args:
         summaries: Of all runs, in the order of the rows.
@@ -47,32 +50,46 @@ def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> 
     """
     check(len(summaries) > 0, "summaries", "of at least one run", summaries)
     tasks, rows = split_by_task(summaries), list[Row]()
+    shown = [name for name in _ERRORS if errors(summaries, name)]
     for method in methods_of(summaries):
         for task, part in tasks.items():
             runs = [run for run in part if run.method == method]
             unit = " (R2)" if len(tasks) > 1 and task == "R2" else ""
             by_target = grouped(runs, lambda run: run.target)
             for target, here in by_target.items():
-                rows.append(Row([method, f"{target}{unit}", *_cells(here, accuracies(here))]))
+                wrong = [errors(here, name) for name in shown]
+                rows.append(Row([method, f"{target}{unit}", *_cells(here, accuracies(here), wrong)]))
             if len(by_target) > 1:
-                rows.append(Row([method, f"average{unit}", *_cells(runs, averages(runs))], total=True))
+                wrong = [averages(runs, partial(errors, name=name)) for name in shown]
+                rows.append(Row([method, f"average{unit}", *_cells(runs, averages(runs), wrong)], total=True))
         rows[-1].last = True
     notes = [*marks(summaries), *_missing_seeds(summaries)]
     notes += [line for part in tasks.values() for line in _differences(part)]
-    notes += [*_alternatives(summaries), *_selections(summaries)]
+    notes += [
+        *_alternatives(summaries),
+        *_outputs(summaries),
+        *_intervals(summaries),
+        *_clinic(summaries),
+        *_selections(summaries),
+    ]
     notes += [*([] if one_method else _not_ranked(summaries)), *_privacy(summaries)]
     repeated = len({run.seed for run in summaries}) > 1
     caption = "mean ± standard deviation over seeds" if repeated else None
-    return Table(_columns([*tasks]), rows, caption, notes, split=(5, 2))
+    return Table(_columns([*tasks], shown), rows, caption, notes, split=(5 + len(shown), 2))
 
 
-def _columns(tasks: Sequence[str]) -> list[Column]:
+_ERRORS = {"oracle_rmse": "RMSE", "oracle_mae": "MAE"}
+"""Fields of `RunSummary` that are columns in regression."""
+
+
+def _columns(tasks: Sequence[str], errors: Sequence[str]) -> list[Column]:
     score = "target accuracy (oracle)"
     if "R2" in tasks:
         score = "target accuracy, or R2 in % (oracle)" if len(tasks) > 1 else "target R2 in % (oracle)"
     seconds = "{:.1f}".format
     return [
         *(Column("method"), Column("target"), Column(score, numeric=True)),
+        *(Column(f"{_ERRORS[name]}\n(oracle)", numeric=True) for name in errors),
         Column("target\nscore", numeric=True, form="{:.3f}".format),
         Column("rounds", numeric=True, form=lambda rounds: f"{rounds:.1f}".removesuffix(".0")),
         Column(CHANNELS, folds=True),
@@ -81,7 +98,7 @@ def _columns(tasks: Sequence[str]) -> list[Column]:
     ]
 
 
-def _cells(runs: Sequence[RunSummary], accuracies: Sequence[float]) -> list[object]:
+def _cells(runs: Sequence[RunSummary], accuracies: Sequence[float], errors: Sequence[Sequence[float]]) -> list[object]:
     scores = [run.target_score for run in runs if run.target_score is not None]
     channels = dict.fromkeys(channel for run in runs for channel in run.bytes_by_channel)
     sent = {channel: fmean(run.bytes_by_channel.get(channel, 0) for run in runs) for channel in channels}
@@ -92,6 +109,7 @@ def _cells(runs: Sequence[RunSummary], accuracies: Sequence[float]) -> list[obje
     ]
     return [
         Figure(accuracies, 100, collapsed=sum(run.only_class is not None for run in runs)),
+        *(Figure(each, form="{:.4g}") for each in errors),
         fmean(scores) if scores else None,
         fmean(run.rounds for run in runs),
         "\n".join(of_method) or "-",
@@ -199,6 +217,49 @@ def _alternatives(summaries: Sequence[RunSummary]) -> list[str]:
     return lines
 
 
+def _outputs(summaries: Sequence[RunSummary]) -> list[str]:
+    """R2 and errors of each of several numbers to predict."""
+    lines = []
+    for (method, target), runs in grouped(summaries, lambda run: (run.method, run.target)).items():
+        for output in dict.fromkeys(output for run in runs for output in run.oracle_outputs):
+            rows = [run.oracle_outputs[output] for run in runs if output in run.oracle_outputs]
+            r2, *wrong = ([row[name] for row in rows if name in row] for name in ("r2", "rmse", "mae"))
+            texts = [f"R2 {100 * fmean(r2):.1f}%"] if r2 else []
+            texts += [f"{name} {fmean(each):.4g}" for name, each in zip(_ERRORS.values(), wrong, strict=True) if each]
+            lines.append(f"{method} on {target}, {output} (oracle): {', '.join(texts)}")
+    return lines
+
+
+def _intervals(summaries: Sequence[RunSummary]) -> list[str]:
+    """Coverage of intervals at the target, for which it is not promised."""
+    lines = []
+    covered = [run for run in summaries if run.oracle_coverage is not None and run.alpha is not None]
+    for (method, target, alpha), runs in grouped(covered, lambda run: (run.method, run.target, run.alpha)).items():
+        share = fmean(errors(runs, "oracle_coverage"))
+        lines.append(
+            f"{method} on {target}: intervals that are to hold {100 * (1 - (alpha or 0)):.4g}% of samples like the "
+            f"sources' hold {100 * share:.1f}% of the target's (oracle), for which nothing is promised"
+        )
+    return lines
+
+
+def _clinic(summaries: Sequence[RunSummary]) -> list[str]:
+    """Metrics of a clinic at the target; intervals of one run alone, as they have no mean."""
+    lines = []
+    for (method, target), runs in grouped(summaries, lambda run: (run.method, run.target)).items():
+        pairs = [pair for run in runs for pair in run.oracle_clinic.items()]
+        scores = {name: [value for _, value in some] for name, some in grouped(pairs, lambda pair: pair[0]).items()}
+        single = len(runs) == 1
+        texts = [f"{name} {fmean(each):.3f}" for name, each in scores.items() if single or not name.endswith(_ENDS)]
+        if texts:
+            lines.append(f"{method} on {target} (oracle): {', '.join(texts)}")
+    return lines
+
+
+_ENDS = ("_low", "_high")
+"""Endings of the names of an interval's ends."""
+
+
 def _privacy(summaries: Sequence[RunSummary]) -> list[str]:
     """What each channel's backend hides and reveals; methods are named where they differ."""
     by_text: dict[str, list[str]] = {}
@@ -238,35 +299,43 @@ def results_table(summaries: Sequence[RunSummary]) -> Table:
     """A row per method, a column per target, and the average over targets.
 
     Scores are accuracies (in regression, R2) on the target's hidden labels in per cent, an oracle: mean ± sample
-    standard deviation over seeds. Accuracies and R2 have separate columns. A score is bold if no other interval (mean ±
-    deviation) of its column reaches its interval; with one seed there are no intervals, and nothing is bold. Models
-    that predict a single class are marked.
+    standard deviation over seeds. Accuracies and R2 have separate columns, and RMSE and MAE further ones, in the
+    labels' unit. A score is bold if no other interval (mean ± deviation) of its column reaches its interval; with one
+    seed there are no intervals, and nothing is bold. Models that predict a single class are marked.
     """
     methods = methods_of(summaries)
     tasks = split_by_task(summaries)
     score = " or ".join(tasks)
-    headings = (f"oracle {score} in %: {{}}", "standard deviation: {}", "seeds: {}", "of one class alone: {}")
     columns, rows = [Column("method")], [Row([method]) for method in methods]
 
-    def add(title: str, figures: Sequence[Figure]) -> None:
-        columns.append(Column(title, numeric=True, parts=tuple(heading.format(title) for heading in headings)))
-        clear = _clearly_first(figures)
+    def add(title: str, figures: Sequence[Figure], of_errors: bool) -> None:
+        first = f"oracle error in the labels' unit: {title}" if of_errors else f"oracle {score} in %: {title}"
+        others = (f"{part}: {title}" for part in ("standard deviation", "seeds", "of one class alone"))
+        columns.append(Column(title, numeric=True, parts=(first, *others)))
+        signed = [replace(each, values=[-value for value in each.values]) if of_errors else each for each in figures]
+        clear = _clearly_first(signed)
         for place, (row, figure) in enumerate(zip(rows, figures, strict=True)):
             row.cells.append(replace(figure, bold=place == clear))
 
     for task, part in tasks.items():
-        unit = f" ({task})" if len(tasks) > 1 else ""
+        measures: dict[str, Callable[[Iterable[RunSummary]], list[float]]] = {task: accuracies}
+        measures |= {_ERRORS[name]: partial(errors, name=name) for name in _ERRORS if errors(part, name)}
         targets = targets_of(part)
         by_method = [[run for run in part if run.method == method] for method in methods]
-        for target in targets:
-            here = [[run for run in runs if run.target == target] for runs in by_method]
-            add(f"{target}{unit}", [_figure(runs, accuracies(runs)) for runs in here])
-        if len(targets) > 1:
-            name = "average over targets" if "average" in targets else "average"
-            # an average over fewer targets would be of something else than the others'
-            whole = [runs if set(targets_of(runs)) == set(targets) else [] for runs in by_method]
-            add(f"{name}{unit}", [_figure(runs, averages(runs)) for runs in whole])
+        for measure, of in measures.items():
+            of_errors = measure != task
+            unit = f" ({measure})" if len(tasks) > 1 or of_errors else ""
+            for target in targets:
+                here = [[run for run in runs if run.target == target] for runs in by_method]
+                add(f"{target}{unit}", [_figure(runs, of(runs), of_errors) for runs in here], of_errors)
+            if len(targets) > 1:
+                name = "average over targets" if "average" in targets else "average"
+                # an average over fewer targets would be of something else than the others'
+                whole = [runs if set(targets_of(runs)) == set(targets) else [] for runs in by_method]
+                add(f"{name}{unit}", [_figure(runs, averages(runs, of), of_errors) for runs in whole], of_errors)
     caption = f"Target {score} in per cent on hidden labels (oracle)"
+    if any(errors(summaries, name) for name in _ERRORS):
+        caption += ", and errors in the labels' unit"
     if len({run.seed for run in summaries}) > 1:
         caption += ", mean ± sample standard deviation over seeds"
     if len(methods) > 1:
@@ -274,7 +343,9 @@ def results_table(summaries: Sequence[RunSummary]) -> Table:
     return Table(columns, rows, caption, marks(summaries))
 
 
-def _figure(runs: Sequence[RunSummary], scores: Sequence[float]) -> Figure:
+def _figure(runs: Sequence[RunSummary], scores: Sequence[float], of_errors: bool) -> Figure:
+    if of_errors:
+        return Figure(scores, form="{:.4g}")
     return Figure(scores, 100, collapsed=sum(run.only_class is not None for run in runs) if scores else 0)
 
 

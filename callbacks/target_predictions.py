@@ -23,8 +23,9 @@ class TargetPredictions(Callback):
 
     The column ``id`` has the data module's ``ids``, or the sample's position in the target's data before the split;
     of a loader without a `DomainDataModule`, in the loader. ``predicted`` has the most probable class, and there is a
-    column for the probability of each class, called as in ``classes``; in regression there is a column for each number
-    alone. The process that hosts the target writes; nothing is written under ``fast_dev_run``.
+    column for the probability of each class, called as in ``classes``; in regression there is a column for each number,
+    and with the intervals of `ConformalIntervals`, in the labels' unit too, ``NUMBER_lower`` and ``NUMBER_upper`` after
+    them. The process that hosts the target writes; nothing is written under ``fast_dev_run``.
 
     Args:
         csv: Path of the file; ``None`` is ``predictions.csv`` in the ``log_dir``, or the ``default_root_dir``.
@@ -55,9 +56,9 @@ class TargetPredictions(Callback):
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse mismatched names and costs before anything is predicted."""
         module = federated(pl_module, self)
-        names, first = class_names(trainer, module), self._first_columns(module)
-        twice = [name for name in names if name in first]
-        check(not twice, "classes", f"different from the first columns of the file, {first}", twice, "rename them")
+        names, others = class_names(trainer, module), self._first_columns(module) + _ends(trainer, module)
+        twice = [name for name in names if name in others]
+        check(not twice, "classes", f"different from the other columns of the file, {others}", twice, "rename them")
         if self.costs is not None:
             rule = "of decisions for a class, and the method has task='regression'"
             check(isinstance(module.task, Classification), "costs", rule, self.costs, "leave costs out")
@@ -87,9 +88,14 @@ class TargetPredictions(Callback):
             first.append([names[row.index(max(row))] for row in rows])
         if self.costs is not None:
             first.append([names[label] for label in decide(predicted, torch.tensor(self.costs)).tolist()])
-        header = [*self._first_columns(module), *names]
+        intervals, about = module.run.outputs.intervals, ""
+        if intervals is not None:
+            lower, upper = intervals.around(predicted)
+            ends = torch.stack([lower, upper], dim=2).flatten(1)  # in the order of `_ends`
+            rows, about = torch.cat([predicted.double(), ends], dim=1).tolist(), f"; {intervals.promise}"
+        header = [*self._first_columns(module), *names, *_ends(trainer, module)]
         write_rows(self._path, [header, *([*texts, *row] for *texts, row in zip(*first, rows, strict=True))])
-        print(f"predictions of {len(rows)} samples of {target.name!r} are in {self._path}", flush=True)
+        print(f"predictions of {len(rows)} samples of {target.name!r} are in {self._path}{about}", flush=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse to end without a file: Lightning skips the loop without samples, and logs nothing."""
@@ -108,6 +114,13 @@ class TargetPredictions(Callback):
         """Names of the columns before those of classes, or of numbers."""
         choosing = isinstance(module.task, Classification)
         return ["id", *(["predicted"] if choosing else []), *(["decision"] if self.costs is not None else [])]
+
+
+def _ends(trainer: Trainer, module: FederatedModule) -> list[str]:
+    """Names of the columns with the ends of intervals."""
+    if module.run.outputs.intervals is None:
+        return []
+    return [f"{name}_{end}" for name in class_names(trainer, module) for end in ("lower", "upper")]
 
 
 def _ids(trainer: Trainer, target: str, number: int) -> list[str]:

@@ -53,9 +53,10 @@ class FederatedModule(ClientOptimisation, Phase):
     ``train/loss`` (their mean over clients), ``.../grad_norm`` (before clipping, where gradients are clipped),
     ``source/NAME/acc`` and ``source/acc`` (validation accuracy of each source's replica, and their mean),
     ``target/score`` (label-free, the default to select by: mutual information between the target's inputs and predicted
-    classes, in [0, 1]). In regression ``r2`` (share of variance explained, at most 1) replaces ``acc``, there is no
-    score, training losses are of standardised labels (``scale_labels``), and ``source/NAME/eval_loss`` is the mean
-    squared error in the labels' unit.
+    classes, in [0, 1]). In regression ``r2`` (share of variance explained, at most 1), ``rmse`` and ``mae`` (root mean
+    squared and mean absolute error, in the labels' unit) replace ``acc``; of several numbers they are means over these,
+    and ``source/NAME/rmse/NUMBER`` is that of one. There is no score, training losses are of standardised labels
+    (``scale_labels``), and ``source/NAME/eval_loss`` is the mean squared error in the labels' unit.
 
     Args:
         clients: The roster, at least two names or `Client` objects.
@@ -302,7 +303,7 @@ class FederatedModule(ClientOptimisation, Phase):
                 "data module target_labels (a number of samples, or a share such as 1.0)"
             )
         run = self.run
-        run.outputs.temperature = 1.0
+        run.outputs.temperature, run.outputs.intervals = 1.0, None
         run.weights.start_()
         run.record.start_run_()
         own_loss = type(self).loss is not FederatedModule.loss or type(self).losses is not FederatedModule.losses

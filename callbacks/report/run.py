@@ -36,7 +36,7 @@ def blocks_of(run: RunFolder, anchor: str, pictured: bool = True) -> list[Block]
         )
     if not run.curves:
         blocks.append(Text(f"There are no curves: {METRICS} has no round, or there is none, as with other loggers."))
-    blocks += _clients(run)
+    blocks += [*_clients(run), *_intervals(run), *_clinic(run)]
     for title, panels in (
         ("R2" if run.is_regression else "Accuracy", _scores(run)),
         ("Losses", _losses(run)),
@@ -87,6 +87,10 @@ def _number(value: float) -> str:
 
 
 # ---------------------------------------------------------------- scores and losses
+
+
+_ERRORS = ("rmse", "mae")
+"""Metrics in regression beside R2."""
 
 
 def _metric(run: RunFolder) -> str:
@@ -140,6 +144,14 @@ def _scores(run: RunFolder) -> list[Panel]:
         panels = panel_of("accuracy on validation samples, in %", lines, (-2, 102))
     else:
         panels = panel_of("R2 on validation samples, at most 1", lines)
+        for name in _ERRORS:
+            wrong = _lines(
+                run,
+                (f"source/*/{name}",),
+                (f"source/{name}", "mean of sources"),
+                (f"oracle/target/{name}", target, None, True),
+            )
+            panels += panel_of(f"{name.upper()} on validation samples, in the labels' unit", wrong)
     validators = sorted(name for name in run.curves if name.startswith("validator/"))
     scores = ((name, name, place) for place, name in enumerate(validators))
     free = _lines(run, ("target/score", "target/score"), *scores)
@@ -191,37 +203,92 @@ def _coordinates(run: RunFolder) -> list[Panel]:
 
 def _clients(run: RunFolder) -> list[Block]:
     """The last scores of each client."""
-    metric = _metric(run)
-    unit = "accuracy in %" if metric == "acc" else "R2"
-    rows = [
-        _client_row(run, source, "source", f"source/{source}/{metric}", f"source/{source}/loss")
-        for source in _sources(run)
-    ]
-    role = f"target (its {unit.split()[0]}: {ORACLE})"
-    rows.append(_client_row(run, "mean", "sources", f"source/{metric}", None))
-    rows.append(_client_row(run, run.target, role, f"oracle/target/{metric}", "target/loss"))
+    unit = "accuracy in %" if _metric(run) == "acc" else "R2"
+    rows = [_client_row(run, source, "source", f"source/{source}", f"source/{source}/loss") for source in _sources(run)]
+    role = f"target (its {'scores' if run.is_regression else 'accuracy'}: {ORACLE})"
+    rows.append(_client_row(run, "mean", "sources", "source", None))
+    rows.append(_client_row(run, run.target, role, "oracle/target", "target/loss"))
     rows = [row for row in rows if any(row[2:])]
     if not rows:
         return []
     header = [f"{unit}, last validation", "in round", f"{unit}, test samples", "last training loss"]
+    if run.is_regression:
+        header += [f"{name.upper()}, {of}" for name in _ERRORS for of in ("last validation", "test samples")]
     return [Table.of(["client", "role", *header], rows, words=2)]
 
 
-def _client_row(run: RunFolder, client: str, role: str, score: str, loss: str | None) -> list[str]:
-    curve: Curve = run.curves.get(score, {})
+def _intervals(run: RunFolder) -> list[Block]:
+    """Radii of intervals, and what is promised and measured of them."""
+    latest = _latest(run)
+    radii = {name: value for name, value in latest.items() if re.match("target/radius(/|$)", name)}
+    radii = {name: value for name, value in radii.items() if "/" in name.removeprefix("target/")} or radii
+    if not radii:
+        return []
+    each = ", ".join(f"{name.removeprefix('target/')} {value:.4g}" for name, value in radii.items())
+    alpha = None if run.summary is None else run.summary.alpha
+    share = "the share 1 - alpha" if alpha is None else f"{100 * (1 - alpha):.4g}%"
+    text = f"Intervals around predictions: {each}, in the labels' unit. They hold at least {share} of new samples that "
+    text += "are like the sources' validation samples; for a target that differs nothing is promised."
+    if "oracle/target/coverage" in latest:
+        text += f" Of the target's samples they hold {100 * latest['oracle/target/coverage']:.1f}% ({ORACLE})."
+    return [Text(text)]
+
+
+def _latest(run: RunFolder) -> dict[str, float]:
+    """Metrics of test samples, or else of the last validation."""
+    return {name: curve[max(curve)] for name, curve in run.curves.items()} | {**run.final}
+
+
+def _clinic(run: RunFolder) -> list[Block]:
+    """A row for each metric of a clinic, a column for each client."""
+    by_client: dict[str, dict[str, float]] = {}
+    for name, value in _latest(run).items():
+        match = re.fullmatch(rf"(oracle/target|source/[^/]+)/({_CLINIC})", name)
+        if match:
+            client = f"{run.target} ({ORACLE})" if match[1] == "oracle/target" else match[1].removeprefix("source/")
+            by_client.setdefault(client, {})[match[2]] = value
+    by_client = dict(sorted(by_client.items(), key=lambda pair: ORACLE in pair[0]))  # the target last
+    names = sorted({name for row in by_client.values() for name in row}, key=lambda name: ("/" in name, name))
+    chosen = {name: value for name, value in _latest(run).items() if name.startswith("threshold/")}
+    if not names:
+        return []
+    rows = [[name, *(f"{row[name]:.3f}" if name in row else "" for row in by_client.values())] for name in names]
+    thresholds = ", ".join(f"{name.removeprefix('threshold/')} {value:.4g}" for name, value in chosen.items())
+    about = f" The thresholds of a probability that hold it: {thresholds}." if chosen else ""
+    text = (
+        "Metrics of a clinic, on test samples or else on the last validation's. Those of at_specificity/ and "
+        f"at_sensitivity/ are at the threshold that the sources' validation samples chose.{about}"
+    )
+    return [Text(text), Table.of(["metric", *by_client], rows)]
+
+
+_CLINIC = "auroc(?:_low|_high)?|sensitivity_at_specificity|specificity_at_sensitivity|at_(?:specificity|sensitivity)/.+"
+"""Names of what `ClinicMetrics` logs."""
+
+
+def _client_row(run: RunFolder, client: str, role: str, prefix: str, loss: str | None) -> list[str]:
+    score = f"{prefix}/{_metric(run)}"
+    last = max(run.curves.get(score, {}), default=None)
     losses: Curve = run.curves.get(loss or "", {})
-    last = max(curve, default=None)
-    return [
-        client,
-        role,
-        "" if last is None else _score(score, curve[last]),
-        "" if last is None else str(last),
+    cells = [
+        *(client, role, _last(run, score), "" if last is None else str(last)),
         _score(score, run.final[score]) if score in run.final else "",
         _number(losses[max(losses)]) if losses else "",
     ]
+    for name in _ERRORS if run.is_regression else ():
+        cells += [_last(run, f"{prefix}/{name}")]
+        cells += [_score(name, run.final[f"{prefix}/{name}"]) if f"{prefix}/{name}" in run.final else ""]
+    return cells
+
+
+def _last(run: RunFolder, name: str) -> str:
+    curve: Curve = run.curves.get(name, {})
+    return _score(name, curve[max(curve)]) if curve else ""
 
 
 def _score(name: str, value: float) -> str:
+    if name.endswith(_ERRORS):
+        return _number(value)
     return f"{100 * value:.1f}" if name.endswith("acc") else f"{value:.3f}"
 
 

@@ -359,7 +359,7 @@ class Sweep(Plan):
         path = self.folder.path / "trials.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
         metrics = [] if self.file.metric is None else [self.file.metric]
-        fields = ("oracle_accuracy", "oracle_r2", "rounds", "seconds_total")
+        fields = ("oracle_accuracy", "oracle_r2", "oracle_rmse", "oracle_mae", "rounds", "seconds_total")
         titles = ["trial", "state", *self.runs[0].values, *metrics, "target", *fields, "bytes", "folder"]
         rows: list[list[Any]] = []
         for number, trial in enumerate(self.runs):

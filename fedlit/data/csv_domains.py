@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,7 +56,8 @@ class CSVDomains(DomainDataModule):
         files: File for each client; or a folder, in which each table is a client of its name; or one file, with
             ``site``. ``None`` is a process without tables, such as the server's, which is given ``clients`` and
             ``classes``.
-        label: Column to predict. The target's table may lack it, or have it empty or -1 where a label is not known.
+        label: Column to predict; in regression also several, ``[a, b]``, whose numbers are predicted together. The
+            target's table may lack it, or have it empty or -1 where a label is not known; of several, all or none.
         site: Column of the client's name, if all are in one file.
         id: Column that names the rows, for predictions; it is no feature.
         leave_out: Columns that are no features.
@@ -91,7 +93,7 @@ class CSVDomains(DomainDataModule):
         self,
         files: str | dict[str, str] | None = None,
         *,
-        label: str,
+        label: str | list[str],
         site: str | None = None,
         id: str | None = None,  # noqa: A002 (what everybody calls it)
         leave_out: list[str] | None = None,
@@ -111,8 +113,12 @@ class CSVDomains(DomainDataModule):
         super().__init__(target=target, **kwargs)
         check_one_of("task", task, ("classification", "regression"))
         check_one_of("statistics", statistics, ("federated", "own"))
-        for argument, names in {"files": files, "label": [label], "site": site, "id": id}.items():
+        labels = label if isinstance(label, list) else [label]
+        for argument, names in {"files": files, "label": labels, "site": site, "id": id}.items():
             check_texts(argument, names)
+        if isinstance(label, list):
+            each_once = 0 < len(set(label)) == len(label)
+            check(each_once and task == "regression", "label", "one column, or several in regression, each once", label)
         check_list("leave_out", leave_out)
         check_list("categories", categories)
         check_classes(classes)
@@ -120,7 +126,7 @@ class CSVDomains(DomainDataModule):
         check(one_file, "site", "left out with a file for each client in files", site)
         numbers = NumberFormat(decimal, thousands)
         self.task = task
-        self.label, self.site, self.id = label, site, id
+        self.label, self.site, self.id, self._label_names = label, site, id, labels
         self.leave_out = list(leave_out or ())
         named = categories if isinstance(categories, dict) else dict.fromkeys(categories or ())
         self.categories: dict[str, list[str] | None] = {
@@ -132,12 +138,12 @@ class CSVDomains(DomainDataModule):
         self.predict_file = None if predict_file is None else Path(predict_file)
         self._classes = None if classes is None else named_levels("classes", classes, numbers)
         self._named_classes = self._classes
-        texts = [*self.categories, *filter(None, (site, id, label if task == "classification" else None))]
+        texts = [*self.categories, *filter(None, (site, id)), *(labels if task == "classification" else ())]
         known = {name: levels or [] for name, levels in self.categories.items()}
         if task == "classification":
-            known[label] = self._named_classes or []
+            known[labels[0]] = self._named_classes or []
         missing = as_texts("missing_values", missing_values or (), numbers)
-        self.reader = TableReader(separator, numbers, encoding, missing, texts, id, [label, *self.leave_out], known)
+        self.reader = TableReader(separator, numbers, encoding, missing, texts, id, [*labels, *self.leave_out], known)
         self.elsewhere = files is None
         if self.elsewhere:
             rule = "named with files=None, in a process without tables to find them in"
@@ -201,12 +207,12 @@ class CSVDomains(DomainDataModule):
     # ---------------------------------------------------------------- labels
 
     def class_names(self) -> list[str]:
-        """Return the classes, in the order of their labels; in regression, the column to predict."""
+        """Return the classes, in the order of their labels; in regression, the columns to predict."""
         if self.task == "regression":
-            return [self.label]
+            return [*self._label_names]
         if self._classes is None:
-            labels = self._label_reader
-            texts = [labels.texts(self._label_column(name), self.where(name)).dropna() for name in self._names_here()]
+            (labels,) = self._label_readers
+            texts = [labels.texts(self.table(name), name, self.where(name)).dropna() for name in self._names_here()]
             found = {text for each in texts for text in each}
             numeric = all(text.removeprefix("-").isdecimal() for text in found)
             self._classes = sorted(sorted(found), key=int if numeric else str)
@@ -217,22 +223,19 @@ class CSVDomains(DomainDataModule):
         return self._classes
 
     @property
-    def _label_reader(self) -> LabelReader:
-        return LabelReader(self.label, self.reader.numbers, self._named_classes, self.target)
-
-    def _label_column(self, client: str) -> pd.Series[Any]:
-        table = self.table(client)
-        if self.label not in table and client == self.target:
-            return table.iloc[:, 0].map(lambda value: None)
-        return column(table, self.label, "label", self.where(client))
+    def _label_readers(self) -> list[LabelReader]:
+        return [
+            LabelReader(label, self.reader.numbers, self._named_classes, self.target) for label in self._label_names
+        ]
 
     def _y(self, client: str) -> Tensor:
         if client not in self._numbers:
-            values, where = self._label_column(client), self.where(client)
+            table, where, (reader, *others) = self.table(client), self.where(client), self._label_readers
             if self.task == "regression":
-                self._numbers[client] = self._label_reader.numbers_to_predict(values, client, where)
+                numbers = [each.numbers_to_predict(table, client, where) for each in (reader, *others)]
+                self._numbers[client] = torch.stack(numbers, dim=1) if others else numbers[0]
             else:
-                self._numbers[client] = self._label_reader.class_numbers(values, self.class_names(), client, where)
+                self._numbers[client] = reader.class_numbers(table, self.class_names(), client, where)
         return self._numbers[client]
 
     def _train(self, client: str) -> Tensor:
@@ -246,7 +249,7 @@ class CSVDomains(DomainDataModule):
         for argument in ("leave_out", "categories"):
             for name in getattr(self, argument):
                 column(table, name, argument, where)
-        others = {self.label, self.site, self.id, *self.leave_out}
+        others = {*self._label_names, self.site, self.id, *self.leave_out}
         columns: Columns = {}
         for name in [str(name) for name in table.columns if name not in others]:
             values = table[name]
@@ -410,7 +413,8 @@ class CSVDomains(DomainDataModule):
         if self.predict_file is None or self.target not in local:
             return super().predict_dataloader()
         x = self.features_of(self.target).of(self._new_rows())
-        y = torch.full((len(x),), torch.nan if self.task == "regression" else UNLABELLED)
+        unknown, several = nan if self.task == "regression" else UNLABELLED, len(self._label_names) > 1
+        y = torch.full((len(x), len(self._label_names)) if several else (len(x),), unknown)
         data = {self.target: DomainDataset(x, y)}
         return FederatedLoader(data, self.eval_batch_size, training=False, guarded=self.target, seed=self.seed)
 

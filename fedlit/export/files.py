@@ -88,6 +88,13 @@ def model_card(about: Mapping[str, Any], path: Path) -> str:
             f"Logits are divided by {about['temperature']:.3g}, as samples show that the network is too sure of "
             "itself; how well that fits the target is not known either."
         )
+    intervals = ""
+    if about["intervals"] is not None:
+        pairs = zip(about["outputs"], about["intervals"]["radius"], strict=True)
+        intervals = f"""
+Intervals: {_and([f"{name} ± {radius:.6g}" for name, radius in pairs])}. \
+{about["intervals"]["promise"].capitalize()}.
+"""
     return f"""# {path.name}
 
 Predicts {_and(about["outputs"])} for {about["target"]!r}: trained by {about["method"]} of fedlit \
@@ -98,7 +105,7 @@ Predicts {_and(about["outputs"])} for {about["target"]!r}: trained by {about["me
 `predictions`, shape (n, {len(about["outputs"])}), {number_type}, in this order
 
 {outputs}
-
+{intervals}
 ## Inputs
 
 {_inputs(about)}

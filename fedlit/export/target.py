@@ -254,6 +254,7 @@ def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw:
         names, shape, data_name = [*map(str, data.classes)], data.input_shape, type(data).__name__
     else:
         names, shape, data_name = [*map(str, range(module.num_classes))], tuple(data), None
+    intervals = module.run.outputs.intervals
     rows, columns = raw if isinstance(raw, RawRows) else None, None
     if rows is not None:
         columns = [{"name": name, "levels": None if levels is None else [*levels]} for name, levels in rows.columns]
@@ -272,6 +273,7 @@ def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw:
         "sources": [client.name for client in module.sources],
         "rounds": module.federation.round_idx,
         "temperature": module.run.outputs.temperature,
+        "intervals": None if intervals is None else {**intervals.state(), "promise": intervals.promise},
         "data": data_name,
     }
 

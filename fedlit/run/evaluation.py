@@ -162,11 +162,11 @@ class Evaluation(Callback):
         if trainer.state.fn == TrainerFn.FITTING and "score" in values.get(run.target.name, {}):
             self._warn_of_collapse(trainer, run, values[run.target.name]["score"])
         reported = run.federation.report(values, list(run.task.metrics))
-        metrics = run.metric_names(reported)
-        quality = run.task.metrics[0]
-        of_sources = [row[quality] for row in reported.values() if quality in row]
-        if of_sources:
-            metrics[f"source/{quality}"] = sum(of_sources) / len(of_sources)
+        metrics = run.metric_names({name: named_outputs(trainer, row) for name, row in reported.items()})
+        for quality in run.task.means:
+            of_sources = [row[quality] for row in reported.values() if quality in row]
+            if of_sources:
+                metrics[f"source/{quality}"] = sum(of_sources) / len(of_sources)
         run.log(metrics)
 
     on_validation_epoch_start = on_test_epoch_start = on_predict_epoch_start = _start
@@ -182,6 +182,19 @@ class Evaluation(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the module ready to predict."""
         run_of(pl_module).prepare_predictions()
+
+
+def named_outputs(trainer: Trainer, scores: Mapping[str, float]) -> dict[str, float]:
+    """Return scores with the names of the numbers to predict, as ``rmse/NAME``, in place of their indices."""
+    if not any("/" in key for key in scores):
+        return dict(scores)
+    names = getattr(trainer.datamodule, "classes", None) or ()  # type: ignore[attr-defined]
+    renamed = {}
+    for key, value in scores.items():
+        metric, _, index = key.partition("/")
+        known = index.isdecimal() and int(index) < len(names)
+        renamed[f"{metric}/{names[int(index)]}" if known else key] = value
+    return renamed
 
 
 def _class_name(trainer: Trainer, label: int) -> str:

@@ -1,4 +1,4 @@
-"""Interpretation of outputs: the scale of labels in regression, and the temperature of the target's logits.
+"""Interpretation of outputs: scale of labels and radius of intervals in regression, the target's temperature.
 
 Networks learn labels of mean 0 and deviation 1, since a squared error grows with the labels' unit and no learning rate
 would fit metres and millimetres alike; predictions are in the labels' unit.
@@ -91,18 +91,63 @@ def _numbers(given: object, number: int, above: float) -> bool:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """Intervals around the k numbers that are predicted for a sample.
+
+    Args:
+        alpha: Share of new samples that may lie outside, in (0, 1).
+        radius: Half of each interval's length, in the labels' unit, float64, shape (k,), at least 0.
+    """
+
+    alpha: float
+    radius: Tensor
+
+    def around(self, predictions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return lower and upper ends around predictions, two of shape (n, k), float64."""
+        radius = self.radius.to(predictions.device)
+        return predictions.double() - radius, predictions.double() + radius
+
+    @property
+    def promise(self) -> str:
+        """What holds for the intervals and what does not, in a sentence."""
+        return (
+            f"each interval holds at least {100 * (1 - self.alpha):.4g}% of new samples that are like the sources' "
+            "validation samples and predicted as these were, each number by itself; for a target that differs from "
+            "the sources nothing is promised"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return plain data for a checkpoint."""
+        return {"alpha": self.alpha, "radius": self.radius.tolist()}
+
+    @classmethod
+    def from_state(cls, state: Any, num_outputs: int) -> Intervals:
+        """Restore what `state` returned; a `RosterError` if it is something else, or of another number of outputs."""
+        found: Any = state if isinstance(state, Mapping) else {}
+        alpha, radius = found.get("alpha"), found.get("radius")
+        fits = isinstance(alpha, float) and 0 < alpha < 1 and isinstance(radius, list) and len(radius) == num_outputs
+        rule = f"alpha in (0, 1) and the radius of {num_outputs} numbers in the checkpoint"
+        fits = fits and all(isinstance(each, float) and each >= 0 for each in radius)
+        check(fits, "intervals", rule, state, error=RosterError, shown=str(state)[:200])
+        return cls(alpha, torch.tensor(radius, dtype=torch.float64))
+
+
 class Outputs(Component):
-    """Keep the scale of labels, which is computed when a run starts, and the target's temperature.
+    """Keep the scale of labels, which is computed when a run starts, the target's temperature, and intervals.
 
     Attributes:
         scales_labels: Whether networks learn standardised labels in regression.
         temperature: Divisor of the target's logits at its process; 1 unless `Calibration` has set another.
+        intervals: Around the target's predictions, at its process; ``None`` unless `ConformalIntervals` has measured
+            them with the weights that clients have now.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self.scales_labels = True
         self.temperature = 1.0
+        self.intervals: Intervals | None = None
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -127,17 +172,23 @@ class Outputs(Component):
             ),
         )
 
+    def on_round_start(self, run: Run) -> None:
+        """Forget intervals, which are those of the weights before."""
+        self.intervals = None
+
     def client_state(self, client: str) -> dict[str, Any]:
-        """Return a client's scale of labels, and the target's temperature."""
+        """Return a client's scale of labels, and the target's temperature and intervals."""
         task, state = self._run.task, dict[str, Any]()
         if isinstance(task, Regression) and client in task.scales:
             state["label_scale"] = task.scales[client].state()
         if client == self._run.target.name and self.temperature != 1:
             state["temperature"] = self.temperature
+        if client == self._run.target.name and self.intervals is not None:
+            state["intervals"] = self.intervals.state()
         return state
 
     def load_state(self, clients: Mapping[str, Mapping[str, Any]], public: Mapping[str, Any], resumes: bool) -> None:
-        """Restore scales and temperature (default 1); a `RosterError` if the checkpoint has another type there."""
+        """Restore scales, temperature (default 1) and intervals; a `RosterError` if there is something else."""
         task = self._run.task
         if isinstance(task, Regression):
             states = {name: state.get("label_scale") for name, state in clients.items()}
@@ -147,7 +198,9 @@ class Outputs(Component):
                 if state is not None
             }
         # of the target's state, wherever it is hosted
-        found = public.get("clients", {}).get(self._run.target.name, {}).get("temperature", 1.0)
+        of_target = public.get("clients", {}).get(self._run.target.name, {})
+        intervals, found = of_target.get("intervals"), of_target.get("temperature", 1.0)
+        self.intervals = None if intervals is None else Intervals.from_state(intervals, task.num_outputs)
         is_positive = isinstance(found, float) and 0 < found < inf
         check(is_positive, "temperature", "a positive number in the checkpoint", found, error=RosterError)
         self.temperature = found

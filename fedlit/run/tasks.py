@@ -54,13 +54,15 @@ class Classification:
             client's labels, with a mean of 1 over its samples; ``None`` weighs none.
 
     Attributes:
-        metrics: Names of what meters compute; the first is better the higher, and of sources alone.
+        metrics: Names of what meters compute.
+        means: Those of which the mean over sources is logged too.
 
     Raises:
         ValueError: If there are fewer classes, or the weights do not fit them.
     """
 
-    metrics = ("acc", "eval_loss", "score")
+    metrics: tuple[str, ...] = ("acc", "eval_loss", "score")
+    means = ("acc",)
 
     def __init__(self, num_classes: int, class_weights: ClassWeights = None) -> None:
         check_at_least("num_classes", num_classes, 2)
@@ -116,18 +118,21 @@ class Regression:
         num_outputs: Numbers to predict for a sample, at least 1.
 
     Attributes:
-        metrics: As of `Classification`.
+        metrics: As of `Classification`; of several outputs also those of each, as ``rmse/INDEX``.
+        means: As of `Classification`.
         scales: By local client, its scale of labels; none before a run, or with ``scale_labels=False``.
 
     Raises:
         ValueError: If it is less.
     """
 
-    metrics = ("r2", "eval_loss")
+    means = ("r2", "rmse", "mae")
 
     def __init__(self, num_outputs: int) -> None:
         check_at_least("num_classes", num_outputs, 1, "output with task='regression'")
         self.num_outputs = num_outputs
+        each = [f"{name}/{index}" for index in range(num_outputs if num_outputs > 1 else 0) for name in self.means]
+        self.metrics: tuple[str, ...] = (*self.means, "eval_loss", *each)
         self.scales: dict[str, LabelScale] = {}
 
     def loss(self, client: Client, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -161,7 +166,7 @@ class Regression:
         return outputs
 
     def meter(self, is_target: bool, device: torch.device) -> Meter:
-        """Return a meter: R2 and mean squared error of a source, nothing of the target."""
+        """Return a meter: R2 and errors of a source, nothing of the target."""
         return _Nothing() if is_target else NumberMeter()
 
 
@@ -179,17 +184,18 @@ def make_task(name: TaskName, num_outputs: int, class_weights: ClassWeights = No
 
 
 class NumberMeter:
-    """R2 and mean squared error of outputs in the labels' unit, means over outputs.
+    """R2 and errors of outputs in the labels' unit: each output's, if there are several, and their means.
 
-    R2 is at most 1, and below 0 if the labels' mean predicts better; for constant labels 1 or 0; missing for fewer than
-    two samples. Sums are of differences from the first label, so that the labels' mean and unit cost no digits
+    The errors are RMSE (root of the mean squared error), MAE (mean absolute error) and the mean squared error. R2 is at
+    most 1, and below 0 if the labels' mean predicts better; for constant labels 1 or 0; missing for fewer than two
+    samples. Sums are of differences from the first label, so that the labels' mean and unit cost no digits
     (torchmetrics' R2Score sums squares of labels, and takes a squared error below 1e-4 for 0).
     """
 
     def __init__(self) -> None:
         self.samples = 0
         self._first: Tensor | None = None
-        self._sums: Tensor | float = 0.0  # of differences, their squares, and squared errors; shape (3, k)
+        self._sums: Tensor | float = 0.0  # of differences, their squares, squared and absolute errors; shape (4, k)
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
         """Count a batch, all of whose labels are known."""
@@ -197,16 +203,23 @@ class NumberMeter:
         if self._first is None:
             self._first = labels[0]
         differences, errors = labels - self._first, outputs.detach().double() - labels
-        self._sums = self._sums + torch.stack([differences, differences.square(), errors.square()]).sum(dim=1)
+        self._sums = self._sums + torch.stack([differences, differences.square(), errors.square(), errors.abs()]).sum(
+            dim=1
+        )
         self.samples += len(labels)
 
     def compute(self) -> dict[str, float]:
-        """Return R2, where it is defined, and loss."""
-        first, second, squared_errors = torch.as_tensor(self._sums)
+        """Return R2, where it is defined, RMSE, MAE and loss, and of output i of several ``r2/i`` and so on."""
+        first, second, squared_errors, absolute_errors = torch.as_tensor(self._sums)
         variance = second - first.square() / self.samples
         r2 = torch.where(variance > 0, 1 - squared_errors / variance, (squared_errors == 0).double())
-        known = {"r2": float(r2.mean())} if self.samples > 1 else {}
-        return {**known, "eval_loss": float(squared_errors.mean()) / self.samples}
+        scores = {"r2": r2} if self.samples > 1 else {}
+        scores |= {"rmse": (squared_errors / self.samples).sqrt(), "mae": absolute_errors / self.samples}
+        found = {name: float(each.mean()) for name, each in scores.items()}
+        found["eval_loss"] = float(squared_errors.mean()) / self.samples
+        if len(r2) > 1:
+            found |= {f"{name}/{index}": each for name, of in scores.items() for index, each in enumerate(of.tolist())}
+        return found
 
 
 def _warn_of_probabilities(outputs: Tensor) -> None:

@@ -101,8 +101,8 @@ _OF_LIGHTNING = ("conditioned on metric", "could not find the monitored key")
 _ADVISED = (("target/score", "max"), ("source/acc", "max"), ("source/r2", "max"), ("train/loss", "min"))
 """Metrics that most runs log and may monitor, with their mode."""
 
-_HIGHER = re.compile(r"target/score|validator/.+|(?:.+/)?(?:acc|r2)")
-_LOWER = re.compile(r"(?:.+/)?(?:loss|eval_loss)")
+_HIGHER = re.compile(r"target/score|validator/.+|(?:.+/)?(?:acc|r2|auroc)|source/[^/]+/r2/.+")
+_LOWER = re.compile(r"(?:.+/)?(?:loss|eval_loss|rmse|mae)|source/[^/]+/(?:rmse|mae)/.+")
 """Metrics that are better the lower."""
 
 _MOST = 6

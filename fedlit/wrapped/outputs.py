@@ -12,7 +12,7 @@ from fedlit.federation.labels import TaskName
 from fedlit.run.component import Component
 from fedlit.run.run import Run
 
-_TAKEN = ("loss", "grad_norm", "acc", "score", "r2", "eval_loss")
+_TAKEN = ("loss", "grad_norm", "acc", "score", "r2", "rmse", "mae", "eval_loss")
 """Names under which fedlit logs numbers of clients."""
 
 

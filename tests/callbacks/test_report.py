@@ -249,6 +249,8 @@ def test_a_run_done_twice_is_two_rows_and_no_repetition(tmp_path):
         ("oracle_reliability", [[1, 0.5, 2]], "ArgumentError: oracle_reliability"),
         ("oracle_accuracy", math.nan, "ValueError: it has NaN"),
         ("oracle_accuracy", 7.0, "ArgumentError: oracle_accuracy must be from 0 to 1, got 7.0"),
+        ("oracle_rmse", -1.0, "ArgumentError: oracle_rmse must be from 0 to inf"),
+        ("oracle_outputs", {"a": {"r2": 1.5}}, "ArgumentError: oracle_r2 of 'a' must be from -inf to 1"),
         ("oracle_r2", 1.5, "ArgumentError: oracle_r2 must be from -inf to 1"),
         ("seconds", {"local": -1.0}, "ArgumentError: seconds['local'] must be from 0 to inf"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,33 @@ def test_accuracies_and_r2_are_in_no_column_or_average_together(tmp_path):
     assert [cells[1:3] for cells in closing_table(runs).texts()] == [
         ["north", "50.0"], ["south (R2)", "90.0"], ["west (R2)", "70.0"], ["average (R2)", "80.0"],
     ]  # fmt: skip
+
+
+def test_errors_have_columns_and_each_number_to_predict_a_note(tmp_path):
+    """RMSE 2 and 4 at two targets are 3 on average, in the labels' unit and not in per cent."""
+    wear = {"wear": {"r2": 0.5, "rmse": 1500.25, "mae": 1000.0}, "heat": {"rmse": 0.5, "mae": 0.25}}
+    runs = [summary("A", "south", None, oracle_r2=0.9, oracle_rmse=2.0, oracle_mae=1.0, oracle_outputs=wear)]
+    runs += [summary("A", "west", None, oracle_r2=0.7, oracle_rmse=4.0, oracle_mae=1.5)]
+    table = closing_table(runs)
+    assert [column.title for column in table.columns[2:5]] == [
+        "target R2 in % (oracle)",
+        "RMSE\n(oracle)",
+        "MAE\n(oracle)",
+    ]
+    assert [cells[1:5] for cells in table.texts()] == [
+        ["south", "90.0", "2", "1"], ["west", "70.0", "4", "1.5"], ["average", "80.0", "3", "1.25"],
+    ]  # fmt: skip
+    assert "A on south, wear (oracle): R2 50.0%, RMSE 1500, MAE 1000" in table.footnotes
+    assert "A on south, heat (oracle): RMSE 0.5, MAE 0.25" in table.footnotes
+    (row,), markdown, _ = tables(runs, tmp_path)
+    assert "| method | south | west | average | south (RMSE) | west (RMSE) | average (RMSE) | south (MAE) |" in markdown
+    assert "| A | 90.0 | 70.0 | 80.0 | 2 | 4 | 3 | 1 |" in markdown
+    assert row["oracle error in the labels' unit: average (RMSE)"] == "3.0"
+    better = [replace(run, method="B", seed=seed, oracle_rmse=1 + seed / 4) for run in runs for seed in (0, 1)]
+    worse = [replace(run, seed=seed, oracle_rmse=3 + seed / 4) for run in runs for seed in (0, 1)]
+    _, markdown, _ = tables(better + worse, tmp_path)
+    assert markdown.count("**1.125 ± 0.1768**") == 3  # the lowest
+    assert "RMSE\n(oracle)" not in [column.title for column in closing_table([summary("A", "north", 0.5)]).columns]
 
 
 def test_a_model_that_predicts_one_class_is_marked_and_named(tmp_path):

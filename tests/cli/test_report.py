@@ -100,9 +100,12 @@ def test_the_closing_table_is_that_of_the_summaries(runs, page):
         summary = json.loads((runs / name / "version_0" / "summary.json").read_text())
         row = {(row[0], row[1]): row for row in table}[method, summary["target"]]
         assert row[2] == f"{100 * summary[key]:.1f}"
-        assert row[4] == str(summary["rounds"])
+        assert row[6 if "rates" in name else 4] == str(summary["rounds"])
+        if "rates" in name:
+            assert row[3:5] == [f"{summary['oracle_rmse']:.4g}", f"{summary['oracle_mae']:.4g}"]
     headers = [text for text in page.texts["th"] if "(oracle)" in text]
-    assert headers == ["target accuracy (oracle)", "target accuracy (oracle)", "target R2 in % (oracle)"]
+    expected = ["target accuracy (oracle)", "target accuracy (oracle)", "target R2 in % (oracle)"]
+    assert headers == [*expected, "RMSE (oracle)", "MAE (oracle)"]
     assert any(text.startswith("These runs are of 3 federations") for text in page.texts["p"])
 
 
@@ -208,7 +211,7 @@ def test_markdown_says_the_same(runs, page, monkeypatch):
     assert sorted(named) == sorted(Path("page_files").iterdir())
 
 
-def test_regression_has_r2(runs, page):
+def test_regression_has_r2_and_errors_in_the_labels_unit(runs, page):
     folder = runs / "rates" / "FedMMD" / "version_0"
     assert [text for text in page.texts["h3"] if text in ("Accuracy", "R2")] == ["Accuracy"] * 3 + ["R2"]
     shown = page.numbers("R2 on validation samples, at most 1")
@@ -217,7 +220,14 @@ def test_regression_has_r2(runs, page):
         expected, rel=1e-3
     )
     table = {row[0]: row for row in page.table("client", 3)}
-    assert table["hungary"][4] == f"{float(rows(folder / 'metrics.csv')[-1]['oracle/target/r2']):.3f}"
+    tested = rows(folder / "metrics.csv")[-1]
+    assert table["hungary"][4] == f"{float(tested['oracle/target/r2']):.3f}"
+    for place, name in ((7, "rmse"), (9, "mae")):
+        assert float(table["hungary"][place]) == pytest.approx(float(tested[f"oracle/target/{name}"]), rel=1e-3)
+        shown = page.numbers(f"{name.upper()} on validation samples, in the labels' unit")
+        expected = {at: float(row[f"source/{name}"]) for at, row in enumerate(validations(folder))}
+        assert {at: float(cell) for at, cell in shown["mean of sources"].items()} == pytest.approx(expected, rel=1e-3)
+    assert float(tested["oracle/target/rmse"]) == pytest.approx(float(tested["oracle/target/loss"]) ** 0.5, rel=1e-5)
 
 
 @pytest.mark.usefixtures("_undrawn")

@@ -41,6 +41,8 @@ CASES |= {
 }
 TWO_PARTIES = ("--two-party", f"PaillierAffine({SMALL}, reveal_moments=True)", "--rounds", "1", "--steps", "1")
 CASES["two parties"] = ("--method", "FedMMD, pairwise", "--everyone", *TWO_PARTIES)
+CASES["intervals, masked"] = ("--method", "FedAvg", "--numbers", "--measured", "--privacy", MASKED)
+CASES["clinic, masked"] = ("--method", "FedAvg", "--measured", "--privacy", MASKED)
 CASES["fractions, masked"] = ("--method", "FedAvg", "--privacy", MASKED)
 
 
@@ -53,6 +55,8 @@ def test_sites_around_a_server_give_the_results_of_one_process(case: str, tmp_pa
     results = around(tmp_path, *arguments)
     weights = {name: value for result in results for name, value in result["weights"].items()}
     assert weights == alone["weights"]
+    if "--measured" in arguments:
+        assert alone["metrics"].keys() & {"target/radius", "oracle/target/at_sensitivity/ppv"}
     for result in results:
         assert messages(result) == messages(alone)
         assert result["metrics"] == alone["metrics"]

@@ -15,6 +15,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import fedlit
 from fedlit import FederatedModule
+from fedlit.data import HeartDisease
+from fedlit.methods import FedAvg
+from fedlit.models import MLP
 from own_modules import Net
 from refused import refused
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, build, trainer
@@ -78,7 +81,18 @@ def test_what_is_logged_may_be_monitored_and_a_lenient_callback_stays_lenient(tm
     fit(EarlyStopping("nothing", strict=False), build(), tmp_path)
 
 
-SCORES = ["target/score", "source/acc", "source/amazon/acc", "validator/trust", "source/r2"]
+def test_errors_in_regression_may_be_monitored_and_are_better_the_lower(tmp_path: Path) -> None:
+    for monitor in ("source/rmse", "source/cleveland/mae"):
+        data = HeartDisease(predict="heart_rate", seed=0)
+        module = FedAvg(data.clients, data.target, 1, MLP(data.in_features, [8]), task="regression")
+        saver = ModelCheckpoint(tmp_path, monitor=monitor)
+        trainer(2, [saver, EarlyStopping(monitor)], tmp_path, enable_checkpointing=True).fit(module, data)
+        assert saver.best_model_score is not None
+        with refused("mode"):
+            trainer(1, [EarlyStopping(monitor, mode="max")], tmp_path).fit(module, data)
+
+
+SCORES = ["target/score", "source/acc", "source/amazon/acc", "validator/trust", "source/r2", "source/dslr/auroc"]
 LOSSES = ["train/loss", "source/amazon/loss", "source/amazon/eval_loss"]
 
 

@@ -24,6 +24,7 @@ import fedlit.privacy
 import method_table
 from faults import Fault
 from fedlit import Client, Component, Federated, PhaseSettings, Run
+from fedlit.callbacks import ClinicMetrics, ConformalIntervals, OracleAccuracy
 from fedlit.data import Digits, FeatureDomains
 from fedlit.data.base import DomainDataset
 from fedlit.federation import Everyone, FederatedLoader, Fraction, Schedule, Summed
@@ -219,6 +220,7 @@ def _run(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each round")
     parser.add_argument("--checkpoints", help="folder for one of each round, by process; an earlier one is resumed")
     parser.add_argument("--numbers", action="store_true", help="regression, with --own")
+    parser.add_argument("--measured", action="store_true", help="intervals with --numbers, else metrics of a clinic")
     parser.add_argument("--again", default="own", help="who comes back has its 'own' checkpoint, or 'none'")
     options = parser.parse_args(arguments)
     seat = seated(options.star, options.patience, options.latency, options.wait_for) if options.star else None
@@ -243,6 +245,9 @@ def _run(arguments: Sequence[str]) -> dict[str, Any]:
     privacy, two_party = (eval(text, vars(fedlit.privacy)) for text in (options.privacy, options.two_party))
     presence = Presence(options.pause)
     callbacks: list[pl.Callback] = [Trouble(options.trouble), presence]
+    if options.measured:
+        of_classes = ClinicMetrics("3", sensitivity=0.5, prevalence=0.2)
+        callbacks += [ConformalIntervals() if options.numbers else of_classes, OracleAccuracy()]
     if options.fault and RANKS.get(seat, 0) <= len(SITES):
         callbacks.append(Fault(options.fault, options.star))
     if options.checkpoints:

@@ -23,6 +23,9 @@ training to an exported model. Without --data it comes with a small example, so 
 _SHARE = 0.5
 """Share of the target's labels that FedAvg trains on, beside methods that are given none; the others score it."""
 
+_ERRORS = "R2 (share of variance explained), beside RMSE and MAE in the label's unit,"
+"""What a regression is scored by."""
+
 
 KINDS: dict[str, Kind] = {"csv": Tables(), "images": Images(), "features": Features(), "signals": Signals()}
 
@@ -131,7 +134,7 @@ def _readme(kind: str, folder: Path, study: Study) -> str:
         "place": study.place,
         "root": study.files,
         "run": "runs/SourceOnly/version_0" if study.regression else f"runs/recommended/{KINDS[kind].method}/version_0",
-        "score": "R2 (share of variance explained)" if study.regression else "accuracy",
+        "score": _ERRORS if study.regression else "accuracy",
         "predicted": "what is predicted for" if study.regression else "the class and the probabilities of",
         "compares": "" if study.regression else "The target's score needs none; it compares rounds, not methods.",
         "report": "" if study.regression else ", errors by class",

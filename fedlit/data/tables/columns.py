@@ -174,9 +174,14 @@ class LabelReader:
     classes: Sequence[str] | None
     target: str
 
-    def texts(self, values: pd.Series[Any], where: str) -> pd.Series[Any]:
+    def _values(self, table: pd.DataFrame, client: str, where: str) -> pd.Series[Any]:
+        if self.label not in table and client == self.target:
+            return table.iloc[:, 0].map(lambda value: None)
+        return column(table, self.label, "label", where)
+
+    def texts(self, table: pd.DataFrame, client: str, where: str) -> pd.Series[Any]:
         """Return classes as texts, missing where unknown; refuse what does not look like classes and is not named."""
-        texts = texts_of(values)
+        texts = texts_of(self._values(table, client, where))
         known = texts.dropna()
         numbers = self.numbers.numbers(known)
         others, fractions = known[numbers.isna()], known[numbers % 1 != 0]
@@ -192,9 +197,9 @@ class LabelReader:
             return texts
         return texts.where(self.numbers.numbers(texts) != UNLABELLED, None)
 
-    def class_numbers(self, values: pd.Series[Any], classes: Sequence[str], client: str, where: str) -> Tensor:
+    def class_numbers(self, table: pd.DataFrame, classes: Sequence[str], client: str, where: str) -> Tensor:
         """Return the number of each row's class, int64, shape (n,), -1 where it is not known."""
-        texts = self.texts(values, where)
+        texts = self.texts(table, client, where)
         unknown = texts[texts.notna() & ~texts.isin([*classes])]
         rule, way_out = f"of the classes {[*classes]}", "name all in classes, or mend the labels"
         check_data(not len(unknown), self._what(where), rule, cells(unknown), way_out)
@@ -202,8 +207,9 @@ class LabelReader:
         number_of = {name: number for number, name in enumerate(classes)}
         return torch.tensor([number_of.get(text, UNLABELLED) for text in texts], dtype=torch.int64)
 
-    def numbers_to_predict(self, values: pd.Series[Any], client: str, where: str) -> Tensor:
+    def numbers_to_predict(self, table: pd.DataFrame, client: str, where: str) -> Tensor:
         """Return the number of each row, float64, shape (n,), NaN where it is not known."""
+        values = self._values(table, client, where)
         numbers = self.numbers.numbers(values)
         wrong = values[(numbers.isna() & values.notna()) | (numbers.abs() == float("inf"))]
         if len(wrong):
