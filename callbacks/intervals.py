@@ -36,7 +36,7 @@ class ConformalIntervals(Callback, Component):
 
     The radius is the r-th smallest absolute residual of all sources' validation samples, r = ceil((1 - alpha)(n + K)),
     rounded up to one of 256 steps between two powers of two: at most 0.4% too large, never too small. Sources send
-    counts of residuals by size over the channel "intervals", of which the backend sums: 259 + 256 numbers for each
+    counts of residuals by size over the channel "intervals", of which the backend sums: 259 + 255 numbers for each
     number to predict. All clients learn the sum. It is logged in the labels' unit as ``target/radius``, of several
     numbers as ``target/radius/NUMBER`` beside their mean, and kept in checkpoints with the target's state. Predictions
     (`TargetPredictions`) and exported files have it. A round of training forgets it: validate after the last one.

@@ -70,12 +70,13 @@ def agree_on_quantiles(
     # where no edge is reached, the cells are of no use, but all processes send them
     place = torch.where(reached.any(dim=1), reached.double().argmax(dim=1), 1).clamp(min=1)
     lower, upper = _EDGES[place - 1], _EDGES[place]
-    steps = torch.arange(1, CELLS + 1, dtype=torch.float64) / CELLS
+    steps = torch.arange(1, CELLS, dtype=torch.float64) / CELLS
     edges = lower[:, None] + (upper - lower)[:, None] * steps
+    # without the upper edge, at which both sums would differ by the count of a client that has dropped out since
     received = summed(lambda client: counts(client, edges))
     assert received is not None
-    reached_again = received >= ranks[:, None]
-    reached_again[:, -1] = True  # as before, even if a client has dropped out since
+    edges = torch.cat([edges, upper[:, None]], dim=1)
+    reached_again = torch.cat([received >= ranks[:, None], torch.ones(columns, 1, dtype=torch.bool)], dim=1)
     found = edges.gather(1, reached_again.double().argmax(dim=1, keepdim=True)).squeeze(1)
     found = torch.where(reached.any(dim=1), found, torch.inf)
     found = torch.where(reached[:, 0], _EDGES[0], found)
