@@ -43,6 +43,11 @@ def tensors_of(inputs: Inputs) -> dict[str, Tensor]:
     return {path: leaf for path, leaf in sorted(_walk(inputs), key=_path) if isinstance(leaf, Tensor)}
 
 
+def entries(inputs: Inputs) -> list[tuple[str, Any]]:
+    """Paths and leaves of inputs, tensors and others, in order."""
+    return list(_walk(inputs))
+
+
 def num_samples(inputs: Inputs) -> int:
     """Number of samples in a batch of inputs."""
     return len(next((leaf for _, leaf in _walk(inputs)), ()))
@@ -53,6 +58,20 @@ def sample_shape(inputs: Inputs) -> Shape:
     if _parts(inputs) is None:
         return _shape(inputs)
     return tuple(sorted((path, _shape(leaf)) for path, leaf in _walk(inputs)))
+
+
+def any_size(shape: Shape) -> Shape:
+    """A shape whose sizes differ between batches, and are 0 here; see `alike`."""
+    if any(isinstance(part, tuple) for part in shape):
+        return tuple((path, (0,) * len(sizes)) for path, sizes in shape)  # type: ignore[misc,arg-type]
+    return (0,) * len(shape)
+
+
+def alike(shape: Shape, other: Shape) -> bool:
+    """Return whether two shapes are equal but for sizes that are 0."""
+    if isinstance(shape, tuple) and isinstance(other, tuple):
+        return len(shape) == len(other) and all(map(alike, shape, other))
+    return shape == other or 0 in (shape, other)
 
 
 def in_words(shape: Shape) -> str:

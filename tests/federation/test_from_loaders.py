@@ -1,0 +1,537 @@
+"""Ordinary DataLoaders of clients: the same batches as they make themselves, in an order that a run can repeat."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from fedlit.federation import FederatedLoader, LabelGuardError, Pace, RoundPlan, SampleError
+from fedlit.federation.batch_parts import whole
+from fedlit.federation.data_loaders import Cut
+from fedlit.privacy import DecodeError
+from refused import refused
+
+
+class Rows(Dataset[Any]):
+    """Samples of any form that know their row."""
+
+    def __init__(self, size: int, form: Callable[[int], Any]) -> None:
+        self.size, self.form = size, form
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return self.form(index)
+
+
+class Named(NamedTuple):
+    x: Tensor
+    label: Tensor
+
+
+@dataclass
+class Record:
+    x: Tensor
+    age: Tensor
+    label: Tensor
+
+
+@dataclass(frozen=True)
+class Frozen:
+    x: Tensor
+    label: Tensor
+
+
+def dictionary(index: int) -> dict[str, Any]:
+    return {"id": f"row {index}", "x": torch.tensor([float(index)]), "label": index % 3}
+
+
+def pairs(size: int) -> TensorDataset:
+    return TensorDataset(torch.arange(size)[:, None].float(), torch.arange(size) % 3)
+
+
+def gathered(kind: type[Any]) -> Callable[[list[Any]], Any]:
+    """A collate_fn of dictionaries that makes a batch of another type."""
+
+    def collate(samples: list[Any]) -> Any:
+        x, label = torch.stack([each["x"] for each in samples]), torch.tensor([each["label"] for each in samples])
+        return kind(x, x + 30, label) if kind is Record else kind(x, label)
+
+    return collate
+
+
+def planned(loader: FederatedLoader, position: tuple[int, int] = (0, 0), **pace: Any) -> FederatedLoader:
+    names = list(loader.datasets)
+    loader.plan(RoundPlan(loader.sizes(), lambda _: names, lambda: position, [Pace(**pace)]))
+    return loader
+
+
+def one(loader: DataLoader[Any], round_idx: int = 0, **given: Any) -> list[Any]:
+    """Batches of a client ``a`` in a round."""
+    made = FederatedLoader.from_loaders({"a": loader}, **({"seed": 0} | given))
+    return [step["a"] for step in planned(made, (round_idx, 0))]
+
+
+def rows(batches: list[Any]) -> list[list[int]]:
+    return [[int(value) for value in batch[0][:, 0]] for batch in batches]
+
+
+def counted(batches: list[Any]) -> Counter[int]:
+    return Counter(row for batch in rows(batches) for row in batch)
+
+
+class Halves(Sampler[int]):
+    """Even rows in a random order of numpy's global generator, from row ``start`` on in each epoch."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        yield from np.roll(np.random.permutation(np.arange(0, self.size, 2)), self.epoch)  # noqa: NPY002
+
+    def __len__(self) -> int:
+        return self.size // 2
+
+
+class Growing(Sampler[list[int]]):
+    """Batches of 1, 2, 3 rows, and so on."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order, start = torch.randperm(self.size).tolist(), 0
+        for number in range(1, len(self) + 1):
+            yield order[start : start + number]
+            start += number
+
+    def __len__(self) -> int:
+        return int((2 * self.size) ** 0.5)
+
+
+# ---------------------------------------------------------------- order
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("local_steps", [None, 4])
+def test_shuffled_loaders_are_a_federated_loader_of_their_datasets(drop_last: bool, local_steps: int | None) -> None:
+    sizes = {"a": 7, "b": 12}
+    ours = FederatedLoader.from_loaders(
+        {name: DataLoader(pairs(size), 3, shuffle=True, drop_last=drop_last) for name, size in sizes.items()}, seed=5
+    )
+    theirs = FederatedLoader({name: pairs(size) for name, size in sizes.items()}, 3, drop_last=drop_last, seed=5)
+    for round_idx in (0, 3):
+        for one_step, other in zip(
+            *(planned(each, (round_idx, 1), local_steps=local_steps) for each in (ours, theirs)), strict=True
+        ):
+            assert {name: rows([batch]) for name, batch in one_step.items()} == {
+                name: rows([batch]) for name, batch in other.items()
+            }
+
+
+SAMPLERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "subset": lambda: DataLoader(pairs(20), 4, sampler=SubsetRandomSampler([1, 3, 5, 7, 9, 11])),
+    "numpy's": lambda: DataLoader(pairs(20), 4, sampler=Halves(20)),
+    "with replacement": lambda: DataLoader(pairs(9), 4, sampler=WeightedRandomSampler([0.1] * 9, 30)),
+    "part of them": lambda: DataLoader(pairs(20), 4, sampler=RandomSampler(pairs(20), num_samples=7)),
+    "of batches": lambda: DataLoader(pairs(10), batch_sampler=Growing(10)),
+    "with a generator": lambda: DataLoader(pairs(20), 4, shuffle=True, generator=torch.Generator().manual_seed(3)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_orders_of_samplers_repeat_by_seed_and_pass_and_differ_otherwise(name: str) -> None:
+    loader = SAMPLERS[name]()
+    state, numpys = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    first = rows(one(loader))
+    torch.manual_seed(7)
+    assert rows(one(loader)) == rows(one(SAMPLERS[name]())) == first
+    assert rows(one(loader, round_idx=5)) == rows(one(SAMPLERS[name](), round_idx=5))  # as a resumed run starts there
+    assert len({str(rows(one(loader, round_idx=each))) for each in range(4)}) > 1
+    assert any(rows(one(loader, seed=each)) != first for each in (1, 2))
+    torch.set_rng_state(state)
+    one(loader)
+    assert torch.equal(state, torch.get_rng_state())
+    assert np.random.get_state()[1].tolist() == numpys  # noqa: NPY002
+
+
+def test_a_generator_counts_by_its_seed_and_not_by_its_state() -> None:
+    def order(seed: int, drawn: int = 0) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(seed)
+        torch.rand(drawn, generator=generator)
+        return rows(one(DataLoader(pairs(20), 4, shuffle=True, generator=generator)))
+
+    assert order(3) == order(3, drawn=5)
+    assert order(3) != order(4)
+
+
+def test_rows_are_those_that_samplers_draw() -> None:
+    drawn = {name: counted(one(make())) for name, make in SAMPLERS.items()}
+    assert drawn["subset"] == Counter([1, 3, 5, 7, 9, 11])
+    assert drawn["numpy's"] == Counter(range(0, 20, 2))
+    assert drawn["with replacement"].total() == 30
+    assert drawn["part of them"].total() == 7
+    assert sorted(map(len, rows(one(SAMPLERS["of batches"]())))) == [1, 2, 3, 4]
+
+
+def test_samples_are_counted_by_rows_and_not_by_what_collate_makes_of_them() -> None:
+    loaders = {name: make() for name, make in SAMPLERS.items()}
+    twice = DataLoader(pairs(9), 4, collate_fn=lambda samples: torch.utils.data.default_collate(samples * 2))
+    made = FederatedLoader.from_loaders({"twice": twice, **loaders})
+    assert made.sizes() == {
+        "twice": 9, "subset": 6, "numpy's": 10, "with replacement": 9, "part of them": 20, "of batches": 10,
+        "with a generator": 20,
+    }  # fmt: skip
+    assert {name: fact.num_samples for name, fact in made.facts().items()} == made.sizes()
+    assert len(next(iter(made))["twice"][1]) == 8
+    # statistics are over the same samples: rows of another part do not get in
+    (every,) = [batch["subset"] for batch in made.in_order(["subset"])]
+    assert rows([every]) == [[1, 3, 5, 7, 9, 11]]
+
+
+def test_other_processes_know_how_many_batches_a_client_has() -> None:
+    everything = planned(FederatedLoader.from_loaders({name: make() for name, make in SAMPLERS.items()}, seed=0))
+    elsewhere = FederatedLoader.from_loaders({}, seed=0)
+    elsewhere.receive_cuts({name: everything.announced_cut(name) for name in SAMPLERS})
+    elsewhere.plan(RoundPlan(everything.sizes(), lambda _: SAMPLERS, lambda: (0, 0)))
+    assert elsewhere.batches_in() == 8  # 30 rows in batches of 4
+    for step, batches in enumerate(everything):
+        assert {name for name in SAMPLERS if step < elsewhere.batches_of(name)} == set(batches)
+        for name, batch in batches.items():
+            if name != "of batches":
+                assert elsewhere.samples_in(name, 0, step) == len(batch[0])
+    with refused("batch_sampler"):
+        elsewhere.samples_in("of batches", 0, 0)
+    assert elsewhere.cut(10, "of batches").least == 1
+    with refused("batch_size"):
+        elsewhere.cut(10, "of batches", batch_size=3)
+
+
+@pytest.mark.parametrize("sent", [None, (1, 2), (1, 0, False, 0, 0), (1, 2, 0, 0, 0), (-1, 2, False, 0, 0), "batches"])
+def test_what_is_no_cut_is_refused(sent: Any) -> None:
+    with pytest.raises(DecodeError, match="'a'"):
+        Cut.received("a", sent)
+
+
+# ---------------------------------------------------------------- batches
+
+
+LOADERS: dict[str, tuple[DataLoader[Any], dict[str, Any]]] = {
+    "dict": (DataLoader(Rows(10, dictionary), 4), {"label": "label"}),
+    "dict, one input": (DataLoader(Rows(10, dictionary), 4), {"label": "label", "inputs": "x"}),
+    "named tuple": (DataLoader(Rows(10, dictionary), 4, collate_fn=gathered(Named)), {"label": "label"}),
+    "dataclass": (DataLoader(Rows(10, dictionary), 4, collate_fn=gathered(Record)), {"label": "label"}),
+    "frozen dataclass": (DataLoader(Rows(10, dictionary), 4, collate_fn=gathered(Frozen)), {"label": "label"}),
+    "label first": (DataLoader(Rows(10, lambda row: (row % 3, torch.ones(2) * row, row)), 4), {"label": 0}),
+    "label last": (DataLoader(Rows(10, lambda row: (torch.ones(2) * row, row, row % 3)), 4), {"label": -1}),
+    "pairs": (DataLoader(pairs(10), 4), {}),
+}
+
+
+def plain(batch: Any) -> str:
+    return f"{type(batch).__name__} {batch!r}"
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_batch_is_given_back_as_the_loader_makes_it_itself(name: str) -> None:
+    loader, parts = LOADERS[name]
+    made = FederatedLoader.from_loaders({"a": loader}, stage="test", **parts)
+    ours = [whole(step["a"]) for step in made]
+    if name == "pairs":
+        ours = [list(batch) for batch in ours]
+    assert [plain(batch) for batch in ours] == [plain(batch) for batch in loader]
+
+
+def test_inputs_and_labels_are_the_parts_that_are_named() -> None:
+    def parts(name: str, **changed: Any) -> tuple[Any, Any]:
+        loader, given = LOADERS[name]
+        batch = one(loader, stage="test", **(given | changed))[0]
+        return batch[0], batch[1].tolist()
+
+    x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
+    inputs, labels = parts("dict")
+    assert labels == [0, 1, 2, 0]
+    assert inputs["id"] == ["row 0", "row 1", "row 2", "row 3"]
+    assert set(inputs) == {"id", "x"}
+    for name in ("dict, one input", "named tuple", "frozen dataclass"):
+        inputs, labels = parts(name)
+        assert torch.equal(inputs, x), name
+        assert labels == [0, 1, 2, 0]
+    inputs, _ = parts("dataclass")
+    assert torch.equal(inputs["age"], x + 30)
+    assert torch.equal(parts("dataclass", inputs=["age"])[0]["age"], x + 30)
+    assert [each.shape for each in parts("label first")[0]] == [(4, 2), (4,)]
+    assert [each.shape for each in parts("label last", inputs=[1, 0])[0]] == [(4,), (4, 2)]
+    assert parts("label last")[1] == parts("label first")[1] == [0, 1, 2, 0]
+
+
+def test_the_targets_labels_are_nowhere_in_its_training_batches() -> None:
+    """Tried as a method would that looks through all that it is given."""
+
+    def secrets(thing: Any) -> list[Tensor]:
+        seen: dict[int, Any] = {}
+        open_ = [thing]
+        while open_:
+            each = open_.pop()
+            if id(each) not in seen and not isinstance(each, type) and not hasattr(each, "__globals__"):
+                seen[id(each)] = each
+                open_ += gc.get_referents(each)
+        return [each for each in seen.values() if isinstance(each, Tensor) and each.tolist() == [7, 8, 7, 8]]
+
+    loader = DataLoader(Rows(4, lambda row: {"x": torch.rand(2), "label": 7 + row % 2, "id": str(row)}), 4)
+    for inputs in (None, "x"):
+        made = FederatedLoader.from_loaders({"t": loader}, label="label", inputs=inputs, seed=0)
+        assert secrets(next(iter(made)))
+        made.guarded = "t"
+        (step,) = made
+        assert not secrets(step)
+        with pytest.raises(LabelGuardError):
+            _ = whole(step["t"])["label"] == 7
+        made.training = False  # where the oracle alone may read them
+        assert secrets(next(iter(made)))
+
+
+class Noisy:
+    """A collate_fn that draws random numbers, of torch and of numpy."""
+
+    def __call__(self, samples: list[Any]) -> Any:
+        x, y = torch.utils.data.default_collate(samples)
+        return {"x": x + torch.rand(1) + np.random.rand(), "y": y}  # noqa: NPY002
+
+
+def test_workers_change_nothing_not_even_what_collate_draws() -> None:
+    def batches(num_workers: int) -> list[Any]:
+        loader = DataLoader(pairs(12), 4, shuffle=True, num_workers=num_workers, collate_fn=Noisy())
+        return one(loader, label="y")
+
+    alone, with_workers = batches(0), batches(2)
+    assert all(torch.equal(x[0], y[0]) and torch.equal(x[1], y[1]) for x, y in zip(alone, with_workers, strict=True))
+    noise = [float(batch[0][0, 0]) % 1 for batch in alone]
+    assert len(set(noise)) == 3
+
+
+def test_samples_of_any_length_may_be_padded() -> None:
+    def pad(samples: list[Any]) -> dict[str, Tensor]:
+        series = torch.nn.utils.rnn.pad_sequence([each for each, _ in samples], batch_first=True)
+        return {"series": series, "y": torch.tensor([label for _, label in samples])}
+
+    def of(start: int) -> DataLoader[Any]:
+        return DataLoader(Rows(6, lambda row: (torch.ones(start + row, 2), row % 2)), 3, collate_fn=pad)
+
+    made = FederatedLoader.from_loaders({"a": of(1), "b": of(5)}, label="y")
+    assert [fact.input_shape for fact in made.facts().values()] == [(0, 0)] * 2
+    assert [batch["b"][0].shape for batch in made] == [(3, 7, 2), (3, 10, 2)]
+
+
+# ---------------------------------------------------------------- data modules
+
+
+class Ward(pl.LightningDataModule):
+    """Writes down what it is asked for, and splits its samples at random when it is set up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def prepare_data(self) -> None:
+        self.asked.append("prepare_data")
+
+    def setup(self, stage: str) -> None:
+        self.asked.append(f"setup {stage}")
+        self.train, self.val = torch.utils.data.random_split(pairs(20), [14, 6])
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        self.asked.append("train")
+        return DataLoader(self.train, 4, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        self.asked.append("val")
+        return DataLoader(self.val, 4)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        self.asked.append("test")
+        return DataLoader(pairs(3), 4)
+
+    def predict_dataloader(self) -> list[Any]:
+        return [self.test_dataloader(), self.test_dataloader()]
+
+
+def test_data_modules_are_asked_as_by_a_trainer_and_set_up_once() -> None:
+    wards = {"a": Ward(), "b": Ward()}
+    made = {stage: FederatedLoader.from_loaders(wards, stage=stage, seed=0) for stage in ("train", "val", "test")}
+    order = ["prepare_data", "setup fit", "train", "val", "setup test", "test"]
+    assert [ward.asked for ward in wards.values()] == [order, order]
+    assert made["train"].training
+    assert not made["val"].training
+    assert made["train"].sizes() == {"a": 14, "b": 14}
+    trained, validated = (
+        {name: counted([step[name] for step in made[stage] if name in step]) for name in wards}
+        for stage in ("train", "val")
+    )
+    assert all(trained[name] + validated[name] == Counter(range(20)) for name in wards)
+    assert trained["a"] != trained["b"]
+    alone = FederatedLoader.from_loaders({"b": Ward()}, seed=0)  # in a process without the other
+    assert counted([step["b"] for step in alone]) == trained["b"]
+
+
+def test_only_one_process_of_a_machine_prepares_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    ward = Ward()
+    FederatedLoader.from_loaders({"a": ward}, seed=0)
+    assert ward.asked == ["setup fit", "train"]
+
+
+# ---------------------------------------------------------------- errors
+
+
+class Streamed(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield torch.ones(1), 0
+
+
+class Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+
+
+class Wrong(Endless):
+    """A sampler that draws something in each pass, by its number."""
+
+    def __init__(self, *drawn: Any) -> None:
+        self.drawn, self.epoch = drawn, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = min(epoch, len(self.drawn) - 1)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.drawn[self.epoch])
+
+    def __len__(self) -> int:
+        return len(self.drawn[0])
+
+
+class OwnLoader(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+DATA = pairs(6)
+UNUSABLE: dict[str, tuple[str, Callable[[], DataLoader[Any]]]] = {
+    "no length": ("dataset", lambda: DataLoader(Streamed())),
+    "a loader of its own": ("loader", lambda: OwnLoader(DATA)),
+    "no batches": ("batch_size", lambda: DataLoader(DATA, batch_size=None)),
+    "shared out": ("sampler", lambda: DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 0))),
+    "a sampler without length": ("sampler", lambda: DataLoader(DATA, sampler=Endless())),
+    "batches without length": (
+        "batch_sampler",
+        lambda: DataLoader(DATA, batch_sampler=BatchSampler(Endless(), 2, False)),
+    ),
+    "rows that there are not": ("sampler", lambda: DataLoader(DATA, sampler=Wrong([0, 6]))),
+    "no rows": ("sampler", lambda: DataLoader(DATA, sampler=Wrong(["a"]))),
+    "too few": ("loader", lambda: DataLoader(DATA, 7, drop_last=True)),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_what_cannot_be_kept_is_refused_by_name(name: str) -> None:
+    argument, make = UNUSABLE[name]
+    loader = make()
+    with refused(argument, SampleError) as caught:
+        FederatedLoader.from_loaders({"oslo": loader})
+    assert "'oslo'" in str(caught.value)
+
+
+def test_samplers_that_change_their_mind_are_refused() -> None:
+    changing = DataLoader(DATA, 2, sampler=Wrong([0, 1], [1, 0], [2, 3]))
+    with refused("sampler", SampleError):
+        one(changing, round_idx=2)
+    shrinking = DataLoader(DATA, batch_sampler=Wrong([[0], [1]], [[0]]))
+    with refused("batch_sampler", SampleError):
+        one(shrinking, round_idx=1)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [Rows(3, dictionary), [DataLoader(DATA)], FederatedLoader({"a": DATA}), pl.LightningModule(), None],
+    ids=str,
+)
+def test_what_is_no_loader_is_refused(given: Any) -> None:
+    with pytest.raises((TypeError, pl.utilities.exceptions.MisconfigurationException)):
+        FederatedLoader.from_loaders({"oslo": given})
+
+
+def test_arguments_are_checked() -> None:
+    with refused("loaders", TypeError):
+        FederatedLoader.from_loaders([DataLoader(DATA)])  # type: ignore[arg-type]
+    with refused("stage"):
+        FederatedLoader.from_loaders({"a": DataLoader(DATA)}, stage="fit")  # type: ignore[arg-type]
+    with refused("predict_dataloader", TypeError) as caught:
+        FederatedLoader.from_loaders({"oslo": Ward()}, stage="predict")
+    assert "'oslo'" in str(caught.value)
+    assert "list of 2" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("form", "parts", "argument", "shown"),
+    [
+        (dictionary, {"label": "y"}, "label", "'id', 'x', 'label'"),
+        (dictionary, {"label": "label", "inputs": "image"}, "inputs", "'id', 'x', 'label'"),
+        (dictionary, {"label": "label", "inputs": "label"}, "inputs", "a dict"),
+        (lambda row: {"label": row}, {"label": "label"}, "inputs", "a dict of 'label'"),
+        (lambda row: (torch.ones(2), row), {"label": 2}, "label", "a list of 2"),
+        (lambda row: torch.ones(2), {"label": "label"}, "label", "a Tensor"),
+        (lambda row: "text", {"label": 0}, "inputs", "a list of 1"),
+    ],
+)
+def test_batches_without_what_is_named_are_refused(
+    form: Callable[[int], Any], parts: dict[str, Any], argument: str, shown: str
+) -> None:
+    made = FederatedLoader.from_loaders({"oslo": DataLoader(Rows(1, form))}, **parts)
+    with refused(argument, SampleError) as caught:
+        made.samples("oslo")
+    assert "'oslo'" in str(caught.value)
+    assert shown in str(caught.value)
+
+
+def test_a_label_is_named_unless_batches_are_pairs() -> None:
+    with pytest.raises(TypeError, match=r"'oslo'.* got dict"):
+        FederatedLoader.from_loaders({"oslo": DataLoader(Rows(4, dictionary))}).samples("oslo")
+    loader = DataLoader(Rows(4, dictionary), collate_fn=gathered(Named))
+    with refused("label", SampleError):
+        FederatedLoader.from_loaders({"oslo": loader}).samples("oslo")
+    loader = DataLoader(Rows(4, dictionary), collate_fn=lambda samples: 3)
+    with refused("label", SampleError):
+        FederatedLoader.from_loaders({"oslo": loader}, label="label").samples("oslo")
+
+
+def test_an_error_of_collate_names_client_and_rows() -> None:
+    made = FederatedLoader.from_loaders({"oslo": DataLoader(DATA, 2, collate_fn=lambda samples: samples[2])})
+    with pytest.raises(IndexError) as caught:
+        next(iter(made))
+    assert "'oslo'" in caught.value.__notes__[0]
+    assert "[0, 1]" in caught.value.__notes__[0]
