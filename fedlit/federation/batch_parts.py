@@ -27,15 +27,15 @@ class Parts:
     label: Entry | None = None
     inputs: Entry | Sequence[Entry] | None = None
 
-    def split(self, client: str, batch: Any) -> tuple[Any, ...]:
+    def split(self, client: str, batch: Any) -> Sequence[Any]:
         """Return ``(inputs, labels, Others)`` of a client's batch; a tuple without a named label is unchanged.
 
         Raises:
             SampleError: If the batch is no structure, or lacks one of the entries.
         """
         if self.label is None:
-            if isinstance(batch, list | tuple) and not hasattr(batch, "_fields") and len(batch) >= 2:
-                return tuple(batch)
+            if isinstance(batch, list | tuple) and len(batch) >= 2:
+                return batch
             refuse(
                 f"label of batches of client {client!r}",
                 "named unless they are (inputs, labels, ...)",
@@ -72,9 +72,10 @@ class Parts:
         if entry in members:
             return entry
         way_out = (
-            "name the entry that there is, or let collate_fn (or the dataset) of this client call it as the others do. "
-            "Samples without a label have -1 there (in regression NaN)"
+            "name an entry that there is, or let collate_fn or the dataset of this client call it as the others do"
         )
+        if argument == "label":
+            way_out += "; samples without a label have -1 there, in regression NaN"
         rule = f"an entry of the batches of client {client!r}"
         refuse(argument, rule, entry, way_out, SampleError, f"{entry!r} for {described(batch)}")
 
@@ -113,7 +114,7 @@ def members_of(batch: Any) -> dict[Any, Any]:
     if isinstance(batch, Mapping):
         return dict(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return batch._asdict()
+        return dict(zip(batch._fields, batch, strict=True))
     if is_dataclass(batch) and not isinstance(batch, type):
         return {field.name: getattr(batch, field.name) for field in fields(batch)}
     return dict(enumerate(batch)) if isinstance(batch, list | tuple) else {}

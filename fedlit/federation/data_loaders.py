@@ -148,7 +148,7 @@ class ClientLoader:
             way_out = "let it draw the same rows in each pass, or others from the start"
             self._refuse("sampler", f"one that draws the same rows in pass {pass_idx} as before", way_out, error)
         if self._plain:
-            return list(drawn[0].split(batch_size))
+            return list(drawn[0].split(batch_size))  # type: ignore[no-untyped-call]
         if len(drawn) != self.cut.made:
             way_out = "leave batch_sampler out, or give one whose __len__ is right in each pass"
             rule = f"one of {self.cut.made} batches in each pass"
@@ -227,7 +227,7 @@ class ClientLoader:
                 len(getattr(loader, name))
             except (TypeError, NotImplementedError) as error:
                 if name == "batch_sampler" or type(loader.batch_sampler) is BatchSampler:
-                    self._refuse(name, "one with a length (__len__), from which rounds have one", "add it", error)
+                    self._refuse(name, "one with a length (__len__), from which rounds have one", "give it one", error)
 
     def _refuse(
         self, argument: str, rule: str, way_out: str, error: Exception | None = None, shown: str = ""
@@ -235,7 +235,7 @@ class ClientLoader:
         value = getattr(self._loader, argument, self._loader)
         try:
             refuse(
-                f"{argument} of the DataLoader of client {self.client!r}",
+                f"{argument} of {'' if argument == 'loader' else 'the DataLoader of '}client {self.client!r}",
                 rule,
                 value,
                 way_out,

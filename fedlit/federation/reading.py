@@ -106,7 +106,7 @@ class Reader:
                 if self.training:
                     generator = torch.Generator().manual_seed(stable_seed(self.seed, "order", self.client, pass_idx))
                     order = order[torch.randperm(len(order), generator=generator)]
-                batches = order.split(self.size)
+                batches = order.split(self.size)  # type: ignore[no-untyped-call]
             self._order = (pass_idx, batches)
         return self._order[1][position]
 

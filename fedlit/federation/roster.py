@@ -141,9 +141,12 @@ class Roster:
         first = self.clients[0].name
         for name, fact in facts.items():
             if not alike(fact.input_shape, facts[first].input_shape):
+                wanted, way_out = facts[first].input_shape, "bring them to one shape"
+                if any(isinstance(part, tuple) for part in (*fact.input_shape, *wanted)):
+                    way_out += ", or name the entries that all have (inputs of FederatedLoader.from_loaders)"
                 text = (
                     f"samples of client {name!r} have shape {in_words(fact.input_shape)}, those of {first!r} have "
-                    f"{in_words(facts[first].input_shape)}: all clients feed the same network, bring them to one shape"
+                    f"{in_words(wanted)}: all clients feed the same network, {way_out}"
                 )
                 raise about("samples", fact.input_shape, RosterError(text))
         self.clients = tuple(replace(client, num_samples=facts[client.name].num_samples) for client in self.clients)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
+from collections import Counter, UserDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -100,6 +100,10 @@ def rows(batches: list[Any]) -> list[list[int]]:
 
 def counted(batches: list[Any]) -> Counter[int]:
     return Counter(row for batch in rows(batches) for row in batch)
+
+
+def as_user_dict(samples: list[Any]) -> UserDict[str, Any]:
+    return UserDict(torch.utils.data.default_collate(samples))
 
 
 class Halves(Sampler[int]):
@@ -244,6 +248,7 @@ def test_what_is_no_cut_is_refused(sent: Any) -> None:
 LOADERS: dict[str, tuple[DataLoader[Any], dict[str, Any]]] = {
     "dict": (DataLoader(Rows(10, dictionary), 4), {"label": "label"}),
     "dict, one input": (DataLoader(Rows(10, dictionary), 4), {"label": "label", "inputs": "x"}),
+    "of another class": (DataLoader(Rows(10, dictionary), 4, collate_fn=as_user_dict), {"label": "label"}),
     "named tuple": (DataLoader(Rows(10, dictionary), 4, collate_fn=gathered(Named)), {"label": "label"}),
     "dataclass": (DataLoader(Rows(10, dictionary), 4, collate_fn=gathered(Record)), {"label": "label"}),
     "frozen dataclass": (DataLoader(Rows(10, dictionary), 4, collate_fn=gathered(Frozen)), {"label": "label"}),
@@ -522,6 +527,8 @@ def test_a_label_is_named_unless_batches_are_pairs() -> None:
     with pytest.raises(TypeError, match=r"'oslo'.* got dict"):
         FederatedLoader.from_loaders({"oslo": DataLoader(Rows(4, dictionary))}).samples("oslo")
     loader = DataLoader(Rows(4, dictionary), collate_fn=gathered(Named))
+    assert isinstance(FederatedLoader.from_loaders({"oslo": loader}).samples("oslo"), Named)
+    loader = DataLoader(Rows(4, dictionary), collate_fn=gathered(Frozen))
     with refused("label", SampleError):
         FederatedLoader.from_loaders({"oslo": loader}).samples("oslo")
     loader = DataLoader(Rows(4, dictionary), collate_fn=lambda samples: 3)

@@ -127,6 +127,11 @@ def some_known(y: Tensor) -> Tensor:
     return torch.where(torch.arange(len(y)) % 4 == 0, y, -1)
 
 
+def with_more(samples: list[Any]) -> Any:
+    """A batch with a text, a number and a tensor that are of all samples."""
+    return {"ward": "north", "number": 7, "unit": torch.tensor(2.0)} | torch.utils.data.default_collate(samples)
+
+
 def test_of_a_target_with_some_labels_a_module_is_given_those_samples() -> None:
     def federated(kind: type[OfPairs]) -> FederatedModule:
         clients = [*CLIENTS[:2], Client(TARGET, "target", labelled=True)]
@@ -137,6 +142,21 @@ def test_of_a_target_with_some_labels_a_module_is_given_those_samples() -> None:
     assert equal(ours, fitted(federated(OfPairs), FederatedLoader(pairs(some_known), 8, seed=0)))
     assert all((batch["outcome"] >= 0).all() for batch in OfRecords.seen)
     assert any(len(batch["name"]) not in (8, 1) for batch in OfRecords.seen)
+
+
+@pytest.mark.parametrize("inputs", ["values", None])
+def test_texts_and_numbers_of_all_samples_are_given_as_they_are(inputs: str | None) -> None:
+    class Few(OfRecords):
+        def forward(self, x: Any) -> Tensor:
+            return self.net(x if isinstance(x, Tensor) else x["values"])
+
+    clients = [*CLIENTS[:2], Client(TARGET, "target", labelled=True)]
+    made = fedlit.FederatedDAN(seeded(Few), clients, TARGET, 2, features="net.2", width=8, warmup_rounds=1)
+    data = pairs(some_known)
+    given = {name: DataLoader(Records(each), 8, collate_fn=with_more) for name, each in data.items()}
+    OfRecords.seen = []
+    fitted(made, FederatedLoader.from_loaders(given, label="outcome", inputs=inputs), 2)
+    assert {(batch["ward"], batch["number"], float(batch["unit"])) for batch in OfRecords.seen} == {("north", 7, 2.0)}
 
 
 METHODS: dict[str, tuple[Any, ...]] = {
