@@ -131,11 +131,14 @@ class _SeededItems(Dataset[Any]):
     def __init__(self, client: str, dataset: Dataset[Any]) -> None:
         self.client, self.dataset = client, dataset
 
-    def __getitem__(self, item: tuple[int, tuple[object, ...]]) -> Any:
-        index, stream = item
+    def __getitems__(self, items: Sequence[tuple[int, tuple[object, ...]]]) -> list[Any]:
+        """Return a batch's samples, which torch asks for together: keeping the global streams is dear."""
+        found = []
         with torch_streams():
-            enter_stream(*stream)
-            return index, read_sample(self.client, self.dataset, index), stream[:-1]
+            for index, stream in items:
+                enter_stream(*stream)
+                found.append((index, read_sample(self.client, self.dataset, index), stream[:-1]))
+        return found
 
 
 def read_sample(client: str, dataset: Any, row: int) -> Any:
