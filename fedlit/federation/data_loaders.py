@@ -267,8 +267,12 @@ def open_loader(client: str, given: Any, stage: Stage, seed: int) -> DataLoader[
     if not isinstance(given, DataLoader) and callable(getattr(given, "train_dataloader", None)):
         with torch_streams():  # a split is random, and is not to depend on which clients are hosted here
             enter_stream(seed, "data module", client)
-            _prepare(given, _SETUP[stage])
-            found = getattr(given, f"{stage}_dataloader")()
+            try:
+                _prepare(given, _SETUP[stage])
+                found = getattr(given, f"{stage}_dataloader")()
+            except Exception as error:
+                error.add_note(f"(in the data module of client {client!r}, which has no Trainer yet)")
+                raise
         where = f"{stage}_dataloader of the data module of client {client!r}"
     if not isinstance(found, DataLoader):
         kind = f"a {type(found).__name__}"

@@ -64,6 +64,7 @@ class FederatedLoader:
 
     Attributes:
         check: Of samples when they are first read; a run sets it.
+        loaders: What is kept of the DataLoaders of clients that have one; see `from_loaders`.
 
     Raises:
         RosterError: If a client has no samples, or too few for one batch with ``drop_last``.
@@ -123,8 +124,8 @@ class FederatedLoader:
         A sampler's order in pass p is random by (seed, client, p) alone, and by the seed of its ``generator`` if it has
         one; that of ``shuffle=True`` without one is the order of `FederatedLoader`. ``set_epoch(p)`` is called where
         there is one. So runs repeat, and go on from a checkpoint as if they had not stopped, in any number of
-        processes. That does not hold for samplers with a state of their own, such as a ``numpy.random.default_rng()``:
-        they go on from the state that they have.
+        processes, which all give loaders of this kind. That does not hold for samplers with a state of their own, such
+        as a ``numpy.random.default_rng()``: they go on from the state that they have.
 
         A client's training samples, whose number weighs it in means, are the rows that its sampler draws, if pass 0 and
         pass 1 draw the same rows once each; otherwise all rows of its dataset.
@@ -297,10 +298,15 @@ class FederatedLoader:
         sizes = self.sizes() if self._plan is None else self._plan.sizes
         per_pass = self.batches_per_pass(client, round_idx)
         position = self._pace(round_idx).number(round_idx, batch_idx, self.batches_in(round_idx), per_pass) % per_pass
+        self.check_sized(client)
         cut = self.cut(sizes[client], client, round_idx=round_idx)
-        rule, way_out = "None, where a method weighs batches", "give a sampler and batch_size, or take another method"
-        check(not cut.made, f"batch_sampler of the DataLoader of client {client!r}", rule, None, way_out, shown="one")
         return min(cut.batch_size, cut.rows - position * cut.batch_size)
+
+    def check_sized(self, client: str) -> None:
+        """Refuse a client whose batches have any size, as the ``batch_sampler`` of its DataLoader makes them."""
+        made = client in self._cuts and self._cuts[client].made > 0
+        rule, way_out = "None, where a method weighs batches", "give a sampler and batch_size, or take another method"
+        check(not made, f"batch_sampler of the DataLoader of client {client!r}", rule, None, way_out, shown="one")
 
     def batches_in(self, round_idx: int | None = None) -> int:
         """Batches that each process goes through in a round, equal on all of them; ``None`` is the next."""

@@ -495,6 +495,9 @@ def test_arguments_are_checked() -> None:
         FederatedLoader.from_loaders([DataLoader(DATA)])  # type: ignore[arg-type]
     with refused("stage"):
         FederatedLoader.from_loaders({"a": DataLoader(DATA)}, stage="fit")  # type: ignore[arg-type]
+    with pytest.raises(pl.utilities.exceptions.MisconfigurationException) as unwritten:
+        FederatedLoader.from_loaders({"oslo": pl.LightningDataModule()})
+    assert "'oslo'" in unwritten.value.__notes__[0]
     with refused("predict_dataloader", TypeError) as caught:
         FederatedLoader.from_loaders({"oslo": Ward()}, stage="predict")
     assert "'oslo'" in str(caught.value)

@@ -24,7 +24,7 @@ from fedlit.federation import RosterError, SampleError
 from fedlit.methods import FedAvg, FedDAN, FedGP, FedMMD
 from fedlit.models import MLP
 from helpers import fingerprint, same, shards, trainer, weights
-from refused import slow
+from refused import refused, slow
 
 CLIENTS, TARGET = ["c0", "c1", "c2"], "c2"
 SIZES = {"c0": 40, "c1": 25, "c2": 17}
@@ -310,6 +310,14 @@ def test_texts_among_inputs_of_a_method_are_named_with_a_way_out() -> None:
     with pytest.raises(SampleError, match=r"\['name'\] of type list") as caught:
         fitted(method(FedAvg), named(pairs(), inputs=None))
     assert "from_loaders" in str(caught.value)
+
+
+def test_a_method_that_weighs_batches_takes_no_batch_sampler() -> None:
+    data = pairs()
+    given = {name: DataLoader(each, batch_sampler=[[0], [1, 2]]) for name, each in data.items()}
+    with refused("batch_sampler"):
+        fitted(method(FedDAN, warmup_rounds=1), FederatedLoader.from_loaders(given))
+    fitted(method(FedMMD, warmup_rounds=1), FederatedLoader.from_loaders(given), 2)
 
 
 def test_a_label_that_is_no_tensor_is_refused() -> None:
