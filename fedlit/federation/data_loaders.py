@@ -26,6 +26,7 @@ from torch.utils.data import (
 
 from fedlit.checks import refuse
 from fedlit.federation.batch_parts import Parts
+from fedlit.federation.client import MOST_SAMPLES
 from fedlit.federation.errors import SampleError
 from fedlit.federation.streams import enter_stream, stable_seed, torch_streams
 from fedlit.privacy import DecodeError
@@ -61,7 +62,7 @@ class Cut:
     def received(cls, client: str, sent: Any) -> Cut:
         """Return one that a process sent; a `DecodeError` of anything else."""
         kinds = [type(each) for each in sent] if isinstance(sent, tuple) else []
-        if kinds != [int, int, bool, int, int] or min(sent) < 0 or sent[1] < 1:
+        if kinds != [int, int, bool, int, int] or min(sent) < 0 or sent[1] < 1 or max(sent) > MOST_SAMPLES:
             raise DecodeError(f"client {client!r} announces its batches by {str(sent)[:100]}")
         return cls(*sent)
 

@@ -71,12 +71,14 @@ class Reader:
                 generator=torch.Generator(),  # its own: a DataLoader draws a seed from torch's generator otherwise
                 **workers,
             )
-        self._order: tuple[int, Sequence[Tensor]] | None = None
+        self._orders: dict[int, Sequence[Tensor]] = {}  # a sampler with a state would draw another if asked again
 
     def read(self, round_idx: int, start: int, steps: int) -> Iterator[Any]:
         """Batches of a round of so many steps, from batch ``start`` on."""
         end = steps if self.pace.local_steps is not None else self.per_pass
         numbers = range(self.number(round_idx, start, steps), self.number(round_idx, end, steps))
+        first_pass = numbers.start // self.per_pass
+        self._orders = {pass_idx: order for pass_idx, order in self._orders.items() if pass_idx >= first_pass}
         if self.fetch is None:
             self.sampler.batches = [(self._stream(number), self.positions(number).tolist()) for number in numbers]
             yield from self.workers
@@ -98,7 +100,7 @@ class Reader:
     def positions(self, number: int) -> Tensor:
         """Positions of a batch's samples in the dataset."""
         pass_idx, position = divmod(number, self.per_pass)
-        if self._order is None or self._order[0] != pass_idx:
+        if pass_idx not in self._orders:
             if self.given is not None:
                 batches: Sequence[Tensor] = self.given.batches(pass_idx, self.size)
             else:
@@ -107,8 +109,8 @@ class Reader:
                     generator = torch.Generator().manual_seed(stable_seed(self.seed, "order", self.client, pass_idx))
                     order = order[torch.randperm(len(order), generator=generator)]
                 batches = order.split(self.size)  # type: ignore[no-untyped-call]
-            self._order = (pass_idx, batches)
-        return self._order[1][position]
+            self._orders[pass_idx] = batches
+        return self._orders[pass_idx][position]
 
 
 class _RoundSampler:

@@ -184,6 +184,31 @@ def test_orders_of_samplers_repeat_by_seed_and_pass_and_differ_otherwise(name: s
     assert np.random.get_state()[1].tolist() == numpys  # noqa: NPY002
 
 
+class Stateful(Sampler[int]):
+    """Goes on from the state that its generator has."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.random = size, np.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.random.permutation(self.size).tolist()
+
+    def __len__(self) -> int:
+        return self.size
+
+
+@pytest.mark.parametrize("local_steps", [None, 5])
+def test_positions_are_those_of_a_batchs_samples_whatever_the_sampler(local_steps: int | None) -> None:
+    made = FederatedLoader.from_loaders({"a": DataLoader(pairs(10), 3, sampler=Stateful(10))}, seed=0)
+    orders = []
+    for round_idx in range(3):
+        batches = [step["a"] for step in planned(made, (round_idx, 0), local_steps=local_steps)]
+        for batch_idx, batch in enumerate(batches):
+            assert made.positions("a", round_idx, batch_idx).tolist() == rows([batch])[0]
+        orders.append(str(rows(batches)))
+    assert len(set(orders)) == 3
+
+
 def test_a_generator_counts_by_its_seed_and_not_by_its_state() -> None:
     def order(seed: int, drawn: int = 0) -> list[list[int]]:
         generator = torch.Generator().manual_seed(seed)
@@ -236,7 +261,10 @@ def test_other_processes_know_how_many_batches_a_client_has() -> None:
         elsewhere.cut(10, "of batches", batch_size=3)
 
 
-@pytest.mark.parametrize("sent", [None, (1, 2), (1, 0, False, 0, 0), (1, 2, 0, 0, 0), (-1, 2, False, 0, 0), "batches"])
+@pytest.mark.parametrize(
+    "sent",
+    [None, (1, 2), (2**41, 1, False, 0, 0), (1, 0, False, 0, 0), (1, 2, 0, 0, 0), (-1, 2, False, 0, 0), "batches"],
+)
 def test_what_is_no_cut_is_refused(sent: Any) -> None:
     with pytest.raises(DecodeError, match="'a'"):
         Cut.received("a", sent)
