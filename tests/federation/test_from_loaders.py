@@ -5,101 +5,26 @@ from __future__ import annotations
 import gc
 from collections import Counter, UserDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SubsetRandomSampler,
-    TensorDataset,
     WeightedRandomSampler,
 )
 
-from fedlit.federation import FederatedLoader, LabelGuardError, Pace, RoundPlan, SampleError
+from fedlit.federation import FederatedLoader, LabelGuardError, RoundPlan
 from fedlit.federation.batch_parts import whole
 from fedlit.federation.data_loaders import Cut
 from fedlit.privacy import DecodeError
+from own_loaders import Frozen, Named, Record, Rows, counted, dictionary, gathered, one, pairs, planned, rows
 from refused import refused
-
-
-class Rows(Dataset[Any]):
-    """Samples of any form that know their row."""
-
-    def __init__(self, size: int, form: Callable[[int], Any]) -> None:
-        self.size, self.form = size, form
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        return self.form(index)
-
-
-class Named(NamedTuple):
-    x: Tensor
-    label: Tensor
-
-
-@dataclass
-class Record:
-    x: Tensor
-    age: Tensor
-    label: Tensor
-
-
-@dataclass(frozen=True)
-class Frozen:
-    x: Tensor
-    label: Tensor
-
-
-def dictionary(index: int) -> dict[str, Any]:
-    return {"id": f"row {index}", "x": torch.tensor([float(index)]), "label": index % 3}
-
-
-def pairs(size: int) -> TensorDataset:
-    return TensorDataset(torch.arange(size)[:, None].float(), torch.arange(size) % 3)
-
-
-def gathered(kind: type[Any]) -> Callable[[list[Any]], Any]:
-    """A collate_fn of dictionaries that makes a batch of another type."""
-
-    def collate(samples: list[Any]) -> Any:
-        x, label = torch.stack([each["x"] for each in samples]), torch.tensor([each["label"] for each in samples])
-        return kind(x, x + 30, label) if kind is Record else kind(x, label)
-
-    return collate
-
-
-def planned(loader: FederatedLoader, position: tuple[int, int] = (0, 0), **pace: Any) -> FederatedLoader:
-    names = list(loader.datasets)
-    loader.plan(RoundPlan(loader.sizes(), lambda _: names, lambda: position, [Pace(**pace)]))
-    return loader
-
-
-def one(loader: DataLoader[Any], round_idx: int = 0, **given: Any) -> list[Any]:
-    """Batches of a client ``a`` in a round."""
-    made = FederatedLoader.from_loaders({"a": loader}, **({"seed": 0} | given))
-    return [step["a"] for step in planned(made, (round_idx, 0))]
-
-
-def rows(batches: list[Any]) -> list[list[int]]:
-    return [[int(value) for value in batch[0][:, 0]] for batch in batches]
-
-
-def counted(batches: list[Any]) -> Counter[int]:
-    return Counter(row for batch in rows(batches) for row in batch)
 
 
 def as_user_dict(samples: list[Any]) -> UserDict[str, Any]:
@@ -107,7 +32,7 @@ def as_user_dict(samples: list[Any]) -> UserDict[str, Any]:
 
 
 class Halves(Sampler[int]):
-    """Even rows in a random order of numpy's global generator, from row ``start`` on in each epoch."""
+    """Even rows in a random order of numpy's global generator, rotated by the epoch."""
 
     def __init__(self, size: int) -> None:
         self.size, self.epoch = size, -1
@@ -379,197 +304,3 @@ def test_samples_of_any_length_may_be_padded() -> None:
     made = FederatedLoader.from_loaders({"a": of(1), "b": of(5)}, label="y")
     assert [fact.input_shape for fact in made.facts().values()] == [(0, 0)] * 2
     assert [batch["b"][0].shape for batch in made] == [(3, 7, 2), (3, 10, 2)]
-
-
-# ---------------------------------------------------------------- data modules
-
-
-class Ward(pl.LightningDataModule):
-    """Writes down what it is asked for, and splits its samples at random when it is set up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[str] = []
-
-    def prepare_data(self) -> None:
-        self.asked.append("prepare_data")
-
-    def setup(self, stage: str) -> None:
-        self.asked.append(f"setup {stage}")
-        self.train, self.val = torch.utils.data.random_split(pairs(20), [14, 6])
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        self.asked.append("train")
-        return DataLoader(self.train, 4, shuffle=True)
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        self.asked.append("val")
-        return DataLoader(self.val, 4)
-
-    def test_dataloader(self) -> DataLoader[Any]:
-        self.asked.append("test")
-        return DataLoader(pairs(3), 4)
-
-    def predict_dataloader(self) -> list[Any]:
-        return [self.test_dataloader(), self.test_dataloader()]
-
-
-def test_data_modules_are_asked_as_by_a_trainer_and_set_up_once() -> None:
-    wards = {"a": Ward(), "b": Ward()}
-    made = {stage: FederatedLoader.from_loaders(wards, stage=stage, seed=0) for stage in ("train", "val", "test")}
-    order = ["prepare_data", "setup fit", "train", "val", "setup test", "test"]
-    assert [ward.asked for ward in wards.values()] == [order, order]
-    assert made["train"].training
-    assert not made["val"].training
-    assert made["train"].sizes() == {"a": 14, "b": 14}
-    trained, validated = (
-        {name: counted([step[name] for step in made[stage] if name in step]) for name in wards}
-        for stage in ("train", "val")
-    )
-    assert all(trained[name] + validated[name] == Counter(range(20)) for name in wards)
-    assert trained["a"] != trained["b"]
-    alone = FederatedLoader.from_loaders({"b": Ward()}, seed=0)  # in a process without the other
-    assert counted([step["b"] for step in alone]) == trained["b"]
-
-
-def test_only_one_process_of_a_machine_prepares_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    ward = Ward()
-    FederatedLoader.from_loaders({"a": ward}, seed=0)
-    assert ward.asked == ["setup fit", "train"]
-
-
-# ---------------------------------------------------------------- errors
-
-
-class Streamed(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        yield torch.ones(1), 0
-
-
-class Endless(Sampler[int]):
-    def __iter__(self) -> Iterator[int]:
-        yield 0
-
-
-class Wrong(Endless):
-    """A sampler that draws something in each pass, by its number."""
-
-    def __init__(self, *drawn: Any) -> None:
-        self.drawn, self.epoch = drawn, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = min(epoch, len(self.drawn) - 1)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.drawn[self.epoch])
-
-    def __len__(self) -> int:
-        return len(self.drawn[0])
-
-
-class OwnLoader(DataLoader[Any]):
-    def __iter__(self) -> Any:
-        return iter([])
-
-
-DATA = pairs(6)
-UNUSABLE: dict[str, tuple[str, Callable[[], DataLoader[Any]]]] = {
-    "no length": ("dataset", lambda: DataLoader(Streamed())),
-    "a loader of its own": ("loader", lambda: OwnLoader(DATA)),
-    "no batches": ("batch_size", lambda: DataLoader(DATA, batch_size=None)),
-    "shared out": ("sampler", lambda: DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 0))),
-    "a sampler without length": ("sampler", lambda: DataLoader(DATA, sampler=Endless())),
-    "batches without length": (
-        "batch_sampler",
-        lambda: DataLoader(DATA, batch_sampler=BatchSampler(Endless(), 2, False)),
-    ),
-    "rows that there are not": ("sampler", lambda: DataLoader(DATA, sampler=Wrong([0, 6]))),
-    "no rows": ("sampler", lambda: DataLoader(DATA, sampler=Wrong(["a"]))),
-    "too few": ("loader", lambda: DataLoader(DATA, 7, drop_last=True)),
-}
-
-
-@pytest.mark.parametrize("name", UNUSABLE)
-def test_what_cannot_be_kept_is_refused_by_name(name: str) -> None:
-    argument, make = UNUSABLE[name]
-    loader = make()
-    with refused(argument, SampleError) as caught:
-        FederatedLoader.from_loaders({"oslo": loader})
-    assert "'oslo'" in str(caught.value)
-
-
-def test_samplers_that_change_their_mind_are_refused() -> None:
-    changing = DataLoader(DATA, 2, sampler=Wrong([0, 1], [1, 0], [2, 3]))
-    with refused("sampler", SampleError):
-        one(changing, round_idx=2)
-    shrinking = DataLoader(DATA, batch_sampler=Wrong([[0], [1]], [[0]]))
-    with refused("batch_sampler", SampleError):
-        one(shrinking, round_idx=1)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [Rows(3, dictionary), [DataLoader(DATA)], FederatedLoader({"a": DATA}), pl.LightningModule(), None],
-    ids=str,
-)
-def test_what_is_no_loader_is_refused(given: Any) -> None:
-    with pytest.raises((TypeError, pl.utilities.exceptions.MisconfigurationException)):
-        FederatedLoader.from_loaders({"oslo": given})
-
-
-def test_arguments_are_checked() -> None:
-    with refused("loaders", TypeError):
-        FederatedLoader.from_loaders([DataLoader(DATA)])  # type: ignore[arg-type]
-    with refused("stage"):
-        FederatedLoader.from_loaders({"a": DataLoader(DATA)}, stage="fit")  # type: ignore[arg-type]
-    with pytest.raises(pl.utilities.exceptions.MisconfigurationException) as unwritten:
-        FederatedLoader.from_loaders({"oslo": pl.LightningDataModule()})
-    assert "'oslo'" in unwritten.value.__notes__[0]
-    with refused("predict_dataloader", TypeError) as caught:
-        FederatedLoader.from_loaders({"oslo": Ward()}, stage="predict")
-    assert "'oslo'" in str(caught.value)
-    assert "list of 2" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("form", "parts", "argument", "shown"),
-    [
-        (dictionary, {"label": "y"}, "label", "'id', 'x', 'label'"),
-        (dictionary, {"label": "label", "inputs": "image"}, "inputs", "'id', 'x', 'label'"),
-        (dictionary, {"label": "label", "inputs": "label"}, "inputs", "a dict"),
-        (lambda row: {"label": row}, {"label": "label"}, "inputs", "a dict of 'label'"),
-        (lambda row: (torch.ones(2), row), {"label": 2}, "label", "a list of 2"),
-        (lambda row: torch.ones(2), {"label": "label"}, "label", "a Tensor"),
-        (lambda row: "text", {"label": 0}, "inputs", "a list of 1"),
-    ],
-)
-def test_batches_without_what_is_named_are_refused(
-    form: Callable[[int], Any], parts: dict[str, Any], argument: str, shown: str
-) -> None:
-    made = FederatedLoader.from_loaders({"oslo": DataLoader(Rows(1, form))}, **parts)
-    with refused(argument, SampleError) as caught:
-        made.samples("oslo")
-    assert "'oslo'" in str(caught.value)
-    assert shown in str(caught.value)
-
-
-def test_a_label_is_named_unless_batches_are_pairs() -> None:
-    with pytest.raises(TypeError, match=r"'oslo'.* got dict"):
-        FederatedLoader.from_loaders({"oslo": DataLoader(Rows(4, dictionary))}).samples("oslo")
-    loader = DataLoader(Rows(4, dictionary), collate_fn=gathered(Named))
-    assert isinstance(FederatedLoader.from_loaders({"oslo": loader}).samples("oslo"), Named)
-    loader = DataLoader(Rows(4, dictionary), collate_fn=gathered(Frozen))
-    with refused("label", SampleError):
-        FederatedLoader.from_loaders({"oslo": loader}).samples("oslo")
-    loader = DataLoader(Rows(4, dictionary), collate_fn=lambda samples: 3)
-    with refused("label", SampleError):
-        FederatedLoader.from_loaders({"oslo": loader}, label="label").samples("oslo")
-
-
-def test_an_error_of_collate_names_client_and_rows() -> None:
-    made = FederatedLoader.from_loaders({"oslo": DataLoader(DATA, 2, collate_fn=lambda samples: samples[2])})
-    with pytest.raises(IndexError) as caught:
-        next(iter(made))
-    assert "'oslo'" in caught.value.__notes__[0]
-    assert "[0, 1]" in caught.value.__notes__[0]
