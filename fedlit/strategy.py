@@ -293,7 +293,7 @@ class FederatedStrategy(DDPStrategy):
             federation.transport.all_gather(0, "lengths of loaders")
             return dataloader
         if not isinstance(dataloader, FederatedLoader):
-            way_out = "use a fedlit.data.DomainDataModule, or FederatedLoader({client: dataset})"
+            way_out = "use a fedlit.data.DomainDataModule, FederatedLoader({client: dataset}) or its from_loaders"
             refuse("dataloaders", "a FederatedLoader", dataloader, way_out, TypeError, f"a {type(dataloader).__name__}")
         stage = "training" if training else "evaluation"
         check(dataloader.training == training, "training", f"{training} in a loader for {stage}", dataloader.training)

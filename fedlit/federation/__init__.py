@@ -18,7 +18,8 @@ from fedlit.federation.errors import (
 from fedlit.federation.federation import Federation
 from fedlit.federation.labels import UNLABELLED, GuardedLabels, reveal_for_oracle
 from fedlit.federation.ledger import KEYS, SERVER, Ledger, LedgerEntry
-from fedlit.federation.loader import FederatedLoader, Pace, RoundPlan
+from fedlit.federation.loader import FederatedLoader
+from fedlit.federation.paces import Pace, RoundPlan
 from fedlit.federation.participation import Everyone, Fraction, OneByOne, Participation, Schedule, UniformSubset
 from fedlit.federation.reading import BatchedDataset
 

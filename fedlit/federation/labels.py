@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlit.federation.errors import LabelGuardError
-from fedlit.federation.nested import num_samples, tensors_of
+from fedlit.federation.nested import mapped, num_samples, tensors_of
 
 TaskName = Literal["classification", "regression"]
 """Whether labels are classes or numbers."""
@@ -54,7 +54,7 @@ class GuardedLabels:
 
     def to(self, *args: Any, **kwargs: Any) -> GuardedLabels:
         """Move the labels, as `Tensor.to` does; Lightning calls this on every batch."""
-        moved = None if self._labels is None else self._labels.to(*args, **kwargs)
+        moved = None if self._labels is None else mapped(lambda leaf: leaf.to(*args, **kwargs), self._labels)
         return GuardedLabels(self._client, moved)
 
     def __repr__(self) -> str:

@@ -7,19 +7,22 @@ Lightning's own `CombinedLoader` hangs when ranks hold different numbers of load
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedlit.checks import check_at_least, refuse
+from fedlit.checks import check, check_at_least, check_one_of, refuse
+from fedlit.federation.batch_parts import Entry, Parts
 from fedlit.federation.client import Facts
+from fedlit.federation.data_loaders import ClientLoader, ClientSamples, Cut, Stage, open_loader
 from fedlit.federation.errors import RosterError, SampleError
 from fedlit.federation.labels import guard
-from fedlit.federation.nested import sample_shape, take
+from fedlit.federation.nested import any_size, sample_shape, take
+from fedlit.federation.paces import Pace, RoundPlan
 from fedlit.federation.reading import Collate, Reader, fetch_of, read_sample
 from fedlit.federation.samples import check_entries, check_map_style
 from fedlit.federation.streams import global_seed, torch_streams
@@ -38,55 +41,6 @@ class SampleCheck(Protocol):
 
     def fail(self, client: str, error: SampleError) -> None:
         """Raise an error here, or have the next exchange raise it on every process: until then others go on."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Batch size and local steps of the rounds from one on.
-
-    Args:
-        first_round: Index of the first of these rounds.
-        batch_size: Samples per client and batch; ``None`` is the loader's.
-        local_steps: Optimiser steps per client and round; ``None`` is one local epoch.
-    """
-
-    first_round: int = 0
-    batch_size: int | None = None
-    local_steps: int | None = None
-
-    def number(self, round_idx: int, batch_idx: int, steps: int, per_pass: int) -> int:
-        """Number of a client's batch among those of all rounds, of ``steps`` batches; passes have ``per_pass``."""
-        if self.local_steps is None:  # a local epoch is the pass of its round
-            return round_idx * per_pass + batch_idx
-        # local steps go on where the last round stopped; the first pass of a pace is that of its first round
-        return self.first_round * per_pass + (round_idx - self.first_round) * steps + batch_idx
-
-
-@dataclass(frozen=True)
-class RoundPlan:
-    """Division of each client's samples into rounds.
-
-    Args:
-        sizes: Training samples of every client of the federation, also of those hosted elsewhere.
-        learners: Names of clients that train in a round, by round index; batches of the others are not fetched.
-        position: The round and the batch within it at which the next epoch starts.
-        paces: Batch sizes and local steps, by first round in ascending order; those of one epoch are equal.
-        rounds_per_epoch: Rounds in one epoch of the Trainer.
-        accumulate: Batches per optimiser step; the batches of a round are padded to a multiple of it.
-        labelled_only: Clients that train on their labelled samples alone.
-    """
-
-    sizes: Mapping[str, int]
-    learners: Callable[[int], Collection[str]]
-    position: Callable[[], tuple[int, int]]
-    paces: Sequence[Pace] = (Pace(),)
-    rounds_per_epoch: int = 1
-    accumulate: int = 1
-    labelled_only: Collection[str] = ()
-
-    def pace(self, round_idx: int) -> Pace:
-        """Return the pace of a round."""
-        return next(each for each in reversed(self.paces) if each.first_round <= round_idx)
 
 
 class FederatedLoader:
@@ -110,6 +64,7 @@ class FederatedLoader:
 
     Attributes:
         check: Of samples when they are first read; a run sets it.
+        loaders: What is kept of the DataLoaders of clients that have one; see `from_loaders`.
 
     Raises:
         RosterError: If a client has no samples, or too few for one batch with ``drop_last``.
@@ -138,6 +93,8 @@ class FederatedLoader:
         self.seed = global_seed() if seed is None else seed
         self.batch_size = batch_size
         self.check: SampleCheck | None = None
+        self.loaders: dict[str, ClientLoader] = {}
+        self._cuts: dict[str, Cut] = {}  # of clients with a DataLoader, wherever they are hosted
         self._plan: RoundPlan | None = None
         self._lengths: dict[Pace, int] = {}  # in each of its rounds, asked for in every local step
         self._readers: dict[str, Reader] = {}
@@ -147,10 +104,75 @@ class FederatedLoader:
             if len(dataset) == 0:  # type: ignore[arg-type]
                 raise RosterError(f"client {name!r} has no samples: leave it out of the federation or give it data")
 
+    @classmethod
+    def from_loaders(
+        cls,
+        loaders: Mapping[str, Any],
+        *,
+        stage: Stage = "train",
+        label: Entry | None = None,
+        inputs: Entry | Sequence[Entry] | None = None,
+        seed: int | None = None,
+    ) -> FederatedLoader:
+        """Return a loader of the clients' ordinary DataLoaders, with batches as these make them.
+
+        Kept of each: ``dataset``, ``batch_size``, ``shuffle`` or ``sampler``, ``batch_sampler``, ``drop_last``,
+        ``collate_fn`` and what is about workers, which persist. Batches are tuples, dictionaries, named tuples or
+        dataclasses; the ``training_step`` of a module in `fedlit.Federated` is given them as ``collate_fn`` made them.
+        Methods, the label guard and evaluation use the part that is ``label``, and the one that is ``inputs``.
+
+        A sampler's order in pass p is random by (seed, client, p) alone, and by the seed of its ``generator`` if it has
+        one; that of ``shuffle=True`` without one is the order of `FederatedLoader`. ``set_epoch(p)`` is called where
+        there is one. So runs repeat, and go on from a checkpoint as if they had not stopped, in any number of
+        processes, which all give loaders of this kind. That does not hold for samplers with a state of their own, such
+        as a ``numpy.random.default_rng()``: they go on from the state that they have.
+
+        A client's training samples, whose number weighs it in means, are the rows that its sampler draws, if pass 0 and
+        pass 1 draw the same rows once each; otherwise all rows of its dataset.
+
+        Args:
+            loaders: A `torch.utils.data.DataLoader` of a map-style dataset by client, or a LightningDataModule: its
+                ``prepare_data`` (where ``LOCAL_RANK`` is 0 or not set) and ``setup`` are called once, here, and not by
+                the Trainer, in a random stream of the client; ``teardown`` is not called.
+            stage: Loader of data modules: ``"train"`` or ``"val"`` after ``setup("fit")``, ``"test"`` or ``"predict"``
+                after their own. All but ``"train"`` are for evaluation.
+            label: Key of a dictionary, field, or index with the labels: one for each sample, -1 or in regression NaN
+                where there is none. ``None`` takes the second entry of a tuple.
+            inputs: Such an entry, or several, with what networks take; ``None`` takes all but the label. One entry is
+                given by itself, several as a tuple or dictionary.
+            seed: Of the order; ``None`` takes the one given to ``seed_everything``.
+
+        Raises:
+            SampleError: If something of a DataLoader cannot be kept: an iterable dataset, ``batch_size=None``, a
+                DistributedSampler, an ``__iter__`` of its own, a sampler without a length. When samples are read, if a
+                batch has no such label or inputs.
+            TypeError: If a client has something else than one DataLoader.
+        """
+        check_one_of("stage", stage, ("train", "val", "test", "predict"))
+        rule, kind = "a mapping from client to DataLoader", type(loaders).__name__
+        check(isinstance(loaders, Mapping), "loaders", rule, loaders, "give {client: loader}", TypeError, f"a {kind}")
+        seed, parts = global_seed() if seed is None else seed, Parts(label, inputs)
+        taken = {
+            name: ClientLoader(name, open_loader(name, each, stage, seed), parts, seed)
+            for name, each in loaders.items()
+        }
+        made = cls(
+            {name: each.dataset for name, each in taken.items()},
+            {name: each.cut.batch_size for name, each in taken.items()},
+            training=stage == "train",
+            num_workers=max((each.workers["num_workers"] for each in taken.values()), default=0),
+            seed=seed,
+        )
+        made.loaders = taken
+        made._cuts = {name: each.cut for name, each in taken.items()}
+        return made
+
     def batch_size_of(self, client: str, round_idx: int | None = None) -> int:
         """Samples per batch of ``client`` in a round; ``None`` is the next."""
         if (batch_size := self._pace(round_idx).batch_size) is not None:
             return batch_size
+        if client in self._cuts:
+            return self._cuts[client].batch_size
         if not isinstance(self.batch_size, Mapping):
             return self.batch_size
         if client not in self.batch_size:
@@ -186,8 +208,20 @@ class FederatedLoader:
 
     def facts(self, labelled_only: Collection[str] = ()) -> dict[str, Facts]:
         """Size and shape of each local client's data."""
-        sizes = self.sizes(labelled_only)
-        return {name: Facts(sizes[name], sample_shape(self.samples(name, _FIRST)[0])) for name in self.datasets}
+        sizes, facts = self.sizes(labelled_only), {}
+        for name, dataset in self.datasets.items():
+            shape = sample_shape(self.samples(name, _FIRST)[0])
+            pads = isinstance(dataset, ClientSamples) and dataset.pads
+            facts[name] = Facts(sizes[name], any_size(shape) if pads else shape)
+        return facts
+
+    def announced_cut(self, client: str) -> tuple[Any, ...] | None:
+        """Return how the DataLoader of a local client cuts its samples, for other processes; ``None`` without one."""
+        return astuple(self._cuts[client]) if client in self._cuts else None
+
+    def receive_cuts(self, announced: Mapping[str, Any]) -> None:
+        """Take in what processes have announced, by client."""
+        self._cuts = {name: Cut.received(name, each) for name, each in announced.items() if each is not None}
 
     def samples(self, client: str, positions: Tensor = _FIRST) -> Any:
         """Return a local client's samples at ``positions`` of its dataset, int64, as one batch, after its transform.
@@ -201,10 +235,10 @@ class FederatedLoader:
             if fetch is not None:
                 batch = fetch(positions)
             else:
-                items = [(row, read_sample(client, dataset, row)) for row in positions.tolist()]
-                for _, sample in items:
+                items = [(row, read_sample(client, dataset, row), ()) for row in positions.tolist()]
+                for _, sample, _ in items if not isinstance(dataset, ClientSamples) else ():
                     check_entries(client, sample)
-                batch = Collate(client)(items)
+                batch = Collate(client, dataset)(items)
         check_entries(client, batch)
         return batch
 
@@ -230,13 +264,23 @@ class FederatedLoader:
         """Whether a strategy has cut the data into rounds."""
         return self._plan is not None
 
+    def cut(self, size: int, client: str, batch_size: int | None = None, round_idx: int | None = None) -> Cut:
+        """Return how so many samples of ``client`` are cut into batches; by default of the size in a round.
+
+        Raises:
+            ValueError: If ``batch_size`` is set for a client whose DataLoader has a ``batch_sampler``.
+        """
+        batch_size = batch_size or self._pace(round_idx).batch_size
+        cut = self._cuts.get(client)
+        if cut is None:
+            return Cut(size, batch_size or self.batch_size_of(client, round_idx), self.drop_last)
+        way_out = f"leave it out, as the batch_sampler of client {client!r} makes the batches"
+        check(not (batch_size and cut.made), "batch_size of a phase", "None", batch_size, way_out)
+        return replace(cut, batch_size=batch_size) if batch_size else cut
+
     def num_batches(self, size: int, client: str, round_idx: int | None = None) -> int:
         """Batches of one pass over so many samples of ``client``, as long as those of a round; ``None`` is the next."""
-        return self.whole(size / self.batch_size_of(client, round_idx))
-
-    def whole(self, batches: float) -> int:
-        """Return the number of batches, with or without the last one, which is smaller."""
-        return math.floor(batches) if self.drop_last else math.ceil(batches)
+        return self.cut(size, client, round_idx=round_idx).batches
 
     def batches_per_pass(self, client: str, round_idx: int | None = None) -> int:
         """Batches of one pass over what a client trains on; before a strategy has cut rounds, of a local client."""
@@ -254,8 +298,15 @@ class FederatedLoader:
         sizes = self.sizes() if self._plan is None else self._plan.sizes
         per_pass = self.batches_per_pass(client, round_idx)
         position = self._pace(round_idx).number(round_idx, batch_idx, self.batches_in(round_idx), per_pass) % per_pass
-        size = self.batch_size_of(client, round_idx)
-        return min(size, sizes[client] - position * size)
+        self.check_sized(client)
+        cut = self.cut(sizes[client], client, round_idx=round_idx)
+        return min(cut.batch_size, cut.rows - position * cut.batch_size)
+
+    def check_sized(self, client: str) -> None:
+        """Refuse a client whose batches have any size, as the ``batch_sampler`` of its DataLoader makes them."""
+        made = client in self._cuts and self._cuts[client].made > 0
+        rule, way_out = "None, where a method weighs batches", "give a sampler and batch_size, or take another method"
+        check(not made, f"batch_sampler of the DataLoader of client {client!r}", rule, None, way_out, shown="one")
 
     def batches_in(self, round_idx: int | None = None) -> int:
         """Batches that each process goes through in a round, equal on all of them; ``None`` is the next."""

@@ -43,9 +43,15 @@ def tensors_of(inputs: Inputs) -> dict[str, Tensor]:
     return {path: leaf for path, leaf in sorted(_walk(inputs), key=_path) if isinstance(leaf, Tensor)}
 
 
+def entries(inputs: Inputs) -> list[tuple[str, Any]]:
+    """Paths and leaves of inputs, tensors and others, in order."""
+    return list(_walk(inputs))
+
+
 def num_samples(inputs: Inputs) -> int:
     """Number of samples in a batch of inputs."""
-    return len(next((leaf for _, leaf in _walk(inputs)), ()))
+    sized = [leaf for _, leaf in _walk(inputs) if not _is_common(leaf)]
+    return len(next((leaf for leaf in sized if isinstance(leaf, Tensor)), sized[0] if sized else ()))
 
 
 def sample_shape(inputs: Inputs) -> Shape:
@@ -55,11 +61,25 @@ def sample_shape(inputs: Inputs) -> Shape:
     return tuple(sorted((path, _shape(leaf)) for path, leaf in _walk(inputs)))
 
 
-def in_words(shape: Shape) -> str:
-    """A shape as errors have it: ``(3, 8, 8)``, or ``['age'] (1,), ['image'] (3, 8, 8)``."""
+def any_size(shape: Shape) -> Shape:
+    """A shape whose sizes differ between batches, and are 0 here; see `alike`."""
     if any(isinstance(part, tuple) for part in shape):
-        return ", ".join(f"{path} {sizes}" for path, sizes in shape)  # type: ignore[misc]
-    return str(shape)
+        return tuple((path, (0,) * len(sizes)) for path, sizes in shape)  # type: ignore[misc]
+    return (0,) * len(shape)
+
+
+def alike(shape: object, other: object) -> bool:
+    """Return whether two shapes are equal but for sizes that are 0."""
+    if isinstance(shape, tuple) and isinstance(other, tuple):
+        return len(shape) == len(other) and all(map(alike, shape, other))
+    return shape == other or (isinstance(shape, int) and isinstance(other, int) and 0 in (shape, other))
+
+
+def in_words(shape: Shape) -> str:
+    """A shape as errors have it: ``(3, 8, 8)``, or ``['age'] (1,), ['image'] (3, 8, 8)``; see `any_size` for "any"."""
+    if any(isinstance(part, tuple) for part in shape):
+        return ", ".join(f"{path} {in_words(sizes)}" for path, sizes in shape)  # type: ignore[misc]
+    return str(shape) if 0 not in shape else f"({', '.join('any' if size == 0 else str(size) for size in shape)})"
 
 
 def layout(sample: Any) -> list[tuple[str, Any]]:
@@ -166,9 +186,14 @@ def _remade(like: Any, made: Iterator[Any]) -> Any:
     return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
 
 
+def _is_common(leaf: Any) -> bool:
+    """Whether something is one thing for all samples, such as a number or a text."""
+    return isinstance(leaf, str) or not hasattr(leaf, "__len__") or (isinstance(leaf, Tensor) and leaf.dim() == 0)
+
+
 def _taken(leaf: Any, rows: Rows, path: str) -> Any:
-    if not hasattr(leaf, "__len__") or (isinstance(leaf, Tensor) and leaf.dim() == 0):
-        return leaf  # one thing for all samples
+    if _is_common(leaf):
+        return leaf
     if isinstance(leaf, Tensor):
         return leaf[rows]
     if isinstance(leaf, np.ndarray):

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from fedlit.federation.data_loaders import ClientSamples
 from fedlit.federation.errors import SampleError
 from fedlit.federation.nested import layout
 from fedlit.federation.samples import reads_tensors
 from fedlit.federation.streams import enter_stream, stable_seed, torch_streams
 
 if TYPE_CHECKING:
-    from fedlit.federation.loader import FederatedLoader, Pace
+    from fedlit.federation.loader import FederatedLoader
+    from fedlit.federation.paces import Pace
 
 
 @runtime_checkable
@@ -54,25 +56,29 @@ class Reader:
         self.training = loader.training
         self.size = loader.batch_size_of(client, pace.first_round)
         self.per_pass = loader.num_batches(len(pool), client, pace.first_round)
+        self.given = loader.loaders.get(client)
         dataset = loader.datasets[client]
         self.augments = getattr(dataset, "augments", True) and not reads_tensors(dataset)
         self.fetch = fetch_of(dataset)
         if self.fetch is None:
             self.sampler = _RoundSampler()
+            workers = {"num_workers": loader.num_workers} if self.given is None else self.given.workers
             self.workers = DataLoader(
                 _SeededItems(client, dataset),
                 batch_sampler=self.sampler,
-                collate_fn=Collate(client),
-                num_workers=loader.num_workers,
-                persistent_workers=loader.num_workers > 0,
+                collate_fn=Collate(client, dataset),
+                persistent_workers=workers["num_workers"] > 0,
                 generator=torch.Generator(),  # its own: a DataLoader draws a seed from torch's generator otherwise
+                **workers,
             )
-        self._order: tuple[int, Tensor] | None = None
+        self._orders: dict[int, Sequence[Tensor]] = {}  # a sampler with a state would draw another if asked again
 
     def read(self, round_idx: int, start: int, steps: int) -> Iterator[Any]:
         """Batches of a round of so many steps, from batch ``start`` on."""
         end = steps if self.pace.local_steps is not None else self.per_pass
         numbers = range(self.number(round_idx, start, steps), self.number(round_idx, end, steps))
+        first_pass = numbers.start // self.per_pass
+        self._orders = {pass_idx: order for pass_idx, order in self._orders.items() if pass_idx >= first_pass}
         if self.fetch is None:
             self.sampler.batches = [(self._stream(number), self.positions(number).tolist()) for number in numbers]
             yield from self.workers
@@ -94,13 +100,17 @@ class Reader:
     def positions(self, number: int) -> Tensor:
         """Positions of a batch's samples in the dataset."""
         pass_idx, position = divmod(number, self.per_pass)
-        if self._order is None or self._order[0] != pass_idx:
-            order = self.pool
-            if self.training:
-                generator = torch.Generator().manual_seed(stable_seed(self.seed, "order", self.client, pass_idx))
-                order = order[torch.randperm(len(order), generator=generator)]
-            self._order = (pass_idx, order)
-        return self._order[1][position * self.size : (position + 1) * self.size]
+        if pass_idx not in self._orders:
+            if self.given is not None:
+                batches: Sequence[Tensor] = self.given.batches(pass_idx, self.size)
+            else:
+                order = self.pool
+                if self.training:
+                    generator = torch.Generator().manual_seed(stable_seed(self.seed, "order", self.client, pass_idx))
+                    order = order[torch.randperm(len(order), generator=generator)]
+                batches = order.split(self.size)  # type: ignore[no-untyped-call]
+            self._orders[pass_idx] = batches
+        return self._orders[pass_idx][position]
 
 
 class _RoundSampler:
@@ -123,11 +133,14 @@ class _SeededItems(Dataset[Any]):
     def __init__(self, client: str, dataset: Dataset[Any]) -> None:
         self.client, self.dataset = client, dataset
 
-    def __getitem__(self, item: tuple[int, tuple[object, ...]]) -> Any:
-        index, stream = item
+    def __getitems__(self, items: Sequence[tuple[int, tuple[object, ...]]]) -> list[Any]:
+        """Return a batch's samples, which torch asks for together: keeping the global streams is dear."""
+        found = []
         with torch_streams():
-            enter_stream(*stream)
-            return index, read_sample(self.client, self.dataset, index)
+            for index, stream in items:
+                enter_stream(*stream)
+                found.append((index, read_sample(self.client, self.dataset, index), stream[:-1]))
+        return found
 
 
 def read_sample(client: str, dataset: Any, row: int) -> Any:
@@ -141,17 +154,35 @@ def read_sample(client: str, dataset: Any, row: int) -> Any:
 
 @dataclass(frozen=True)
 class Collate:
-    """Puts a client's samples, each with its row, in one batch, and names a row that does not fit."""
+    """Puts a client's samples, each with its row and the batch's stream, in one batch; names a row that does not fit.
+
+    Samples of a `ClientSamples` are put together by its ``collate_fn``, and taken apart again.
+    """
 
     client: str
+    dataset: Any
 
-    def __call__(self, items: Sequence[tuple[int, Any]]) -> Any:
+    def __call__(self, items: Sequence[tuple[int, Any, tuple[object, ...]]]) -> Any:
         """Collate rows and their samples."""
+        if not isinstance(self.dataset, ClientSamples):
+            return self._default(items)
+        if self.dataset.collate_fn is default_collate:
+            return self.dataset.parts.split(self.client, self._default(items))
+        with torch_streams():  # it may draw random numbers
+            enter_stream(*items[0][2], "collate")
+            try:
+                batch = self.dataset.collate_fn([sample for _, sample, _ in items])
+            except Exception as error:
+                error.add_note(f"(collate_fn of client {self.client!r}, of rows {[row for row, *_ in items]})")
+                raise
+        return self.dataset.parts.split(self.client, batch)
+
+    def _default(self, items: Sequence[tuple[int, Any, tuple[object, ...]]]) -> Any:
         try:
-            return default_collate([sample for _, sample in items])
+            return default_collate([sample for _, sample, _ in items])
         except (RuntimeError, TypeError, KeyError, AttributeError) as error:
-            row, first = items[0]
-            for other, sample in items[1:]:
+            row, first, _ = items[0]
+            for other, sample, _ in items[1:]:
                 for (path, one), (_, two) in zip(layout(first), layout(sample), strict=False):
                     if one != two:
                         raise SampleError(

@@ -9,7 +9,7 @@ from typing import TypeVar
 from fedlit.checks import check, check_one_of
 from fedlit.federation.client import Client, Facts, make_roster, names_of, place
 from fedlit.federation.errors import RosterError, about
-from fedlit.federation.nested import in_words
+from fedlit.federation.nested import alike, in_words
 from fedlit.federation.participation import Everyone, Participation
 from fedlit.federation.transport import Transport
 
@@ -140,10 +140,13 @@ class Roster:
             raise about("clients", missing, RosterError(text))
         first = self.clients[0].name
         for name, fact in facts.items():
-            if fact.input_shape != facts[first].input_shape:
+            if not alike(fact.input_shape, facts[first].input_shape):
+                wanted, way_out = facts[first].input_shape, "bring them to one shape"
+                if any(isinstance(part, tuple) for part in (*fact.input_shape, *wanted)):
+                    way_out += ", or name the entries that all have (inputs of FederatedLoader.from_loaders)"
                 text = (
                     f"samples of client {name!r} have shape {in_words(fact.input_shape)}, those of {first!r} have "
-                    f"{in_words(facts[first].input_shape)}: all clients feed the same network, bring them to one shape"
+                    f"{in_words(wanted)}: all clients feed the same network, {way_out}"
                 )
                 raise about("samples", fact.input_shape, RosterError(text))
         self.clients = tuple(replace(client, num_samples=facts[client.name].num_samples) for client in self.clients)

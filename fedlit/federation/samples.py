@@ -99,9 +99,9 @@ def check_entries(client: str, samples: Any) -> None:
         return
     shown = type(samples).__name__ + (f" of {len(samples)}" if entries else "")
     way_out = (
-        "give a TensorDataset(x, y), or let the dataset's __getitem__ give such tuples. Inputs may be a dictionary of "
-        "tensors; the second entry is the one that the label guard keeps, -1 (in regression NaN) for a sample of the "
-        "target without a label"
+        "give a TensorDataset(x, y), or let the dataset's __getitem__ give such tuples; or name the labels of "
+        "DataLoaders (label of FederatedLoader.from_loaders). Inputs may be a dictionary of tensors; the second entry "
+        "is the one that the label guard keeps, -1 (in regression NaN) for a sample of the target without a label"
     )
     refuse(f"samples of client {client!r}", "(inputs, labels, ...)", shown, way_out, TypeError, shown)
 

@@ -119,6 +119,12 @@ class MomentMatching(FederatedModule):
 
     # ---------------------------------------------------------------- a local step
 
+    def on_run_start(self, run: Run) -> None:
+        """Refuse batches of unknown sizes, by which they are weighed."""
+        if run.samples.loader is not None and (self.follows_scale or self.fewest_samples > 1):
+            for client in self.clients:
+                run.samples.loader.check_sized(client.name)
+
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Exchange means, and return each client's loss."""
         features = {client.name: self.features(client, samples) for client, samples in self.run.in_streams(batch)}

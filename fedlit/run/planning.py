@@ -45,7 +45,12 @@ def plan_rounds(
     loader.guarded = None if target.labelled else target.name
     labelled_only = () if run.requires.unlabelled_target or not target.labelled else (target.name,)
     loader.check = check = SampleCheck(run, loader)
-    federation.all_gather("training samples", check.start)
+
+    def checked(client: str) -> Any:
+        check.start(client)
+        return loader.announced_cut(client)
+
+    loader.receive_cuts(federation.all_gather("training samples", checked))
     facts = loader.facts(labelled_only)
     federation.introduce(facts)
     endless = trainer.max_epochs is None or trainer.max_epochs < 0
@@ -142,8 +147,7 @@ def _warmup_steps(run: Run, loader: FederatedLoader, samples: Mapping[str, int],
     settings = run.phases[0].settings
     if settings.local_steps or local_steps:
         return settings.local_steps or local_steps or 0
-    batch_sizes = {source.name: settings.batch_size or loader.batch_size_of(source.name) for source in run.sources}
-    batches = [loader.whole(samples[name] / batch_size) for name, batch_size in batch_sizes.items()]
+    batches = [loader.cut(samples[each.name], each.name, settings.batch_size).batches for each in run.sources]
     return math.ceil(max(batches) / run.trainer.accumulate_grad_batches)
 
 
@@ -160,10 +164,10 @@ def check_batches(
         if pace.local_steps is not None:
             num_batches = (end - pace.first_round) * pace.local_steps * run.trainer.accumulate_grad_batches
         for name in names:
-            size, batch_size = sizes[name], pace.batch_size or loader.batch_size_of(name)
-            alone = 1 in (batch_size, size % batch_size) and (batch_size == 1 or not loader.drop_last)
-            reached = batch_size == 1 or math.ceil(size / batch_size) <= num_batches
-            if alone and reached and _fails_on_one(run.originals, loader):
+            cut = loader.cut(sizes[name], name, pace.batch_size)
+            size, batch_size = cut.rows, cut.batch_size
+            reached = batch_size == 1 or cut.batches <= num_batches
+            if cut.least == 1 and reached and _fails_on_one(run.originals, loader):
                 cure = "raise batch_size"
                 if batch_size > 1:
                     cure = "set drop_last=True, which leaves the last batch out, or another batch_size"

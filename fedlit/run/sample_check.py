@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedlit.checks import refuse
 from fedlit.federation import FederatedLoader, SampleError
 from fedlit.federation.labels import known_labels
-from fedlit.federation.nested import Inputs, sample_shape, take, tensors_of
+from fedlit.federation.nested import Inputs, entries, sample_shape, take, tensors_of
 from fedlit.federation.samples import check_labels, not_finite, refuse_inputs, stored
 from fedlit.federation.streams import torch_streams
 from fedlit.run.local import evaluating
@@ -24,6 +24,10 @@ _TRIED = 8
 
 _CONVERTED = {torch.float32: "x.float()", torch.float64: "x.double()"}
 """Code that converts inputs to a type."""
+
+_TAKEN = "give inputs that its forward takes"
+_NAMED = "name the entries that the network takes (inputs of FederatedLoader.from_loaders), or give tensors alone"
+"""Ways out of inputs that a network does not take: in general, and with texts or numbers among them."""
 
 
 class SampleCheck:
@@ -186,8 +190,10 @@ class SampleCheck:
             reason = f"its features are {features.dtype}"
         except Exception as error:
             reason = _reason(error)
-        way_out = "give inputs that its forward takes"
-        if own is not None and kinds != {own}:
+        way_out = _TAKEN
+        if _no_tensors(inputs):
+            way_out = _NAMED
+        elif own is not None and kinds != {own}:
             way_out = f"give {_CONVERTED.get(own, f'x.to({own})')}"
             if torch.float64 in kinds:
                 way_out += ", or train in double precision (Trainer(precision='64-true'))"
@@ -211,7 +217,7 @@ class SampleCheck:
         except Exception as error:
             raise SampleError(
                 f"extractor {extractor} does not take the inputs of client {client!r}, {described} "
-                f"({_reason(error)}): give inputs that its forward takes"
+                f"({_reason(error)}): {_NAMED if _no_tensors(inputs) else _TAKEN}"
             ) from error
         task, width = run.task, getattr(replica.extractor, "out_features", None)
         is_tensor = isinstance(features, Tensor) and features.ndim == 2
@@ -290,7 +296,13 @@ def _described(inputs: Inputs) -> str:
     if isinstance(inputs, Tensor):
         return f"{inputs.dtype} of shape {sample_shape(inputs)}"
     found = [f"{path} {leaf.dtype} of shape {tuple(leaf.shape[1:])}" for path, leaf in tensors_of(inputs).items()]
+    found += [f"{path} of type {kind}" for path, kind in _no_tensors(inputs)]
     return f"a {type(inputs).__name__} of {', '.join(found) or 'no tensors'}"
+
+
+def _no_tensors(inputs: Inputs) -> list[tuple[str, str]]:
+    """Return paths and types of what is no tensor, such as texts."""
+    return [(path, type(leaf).__name__) for path, leaf in entries(inputs) if not isinstance(leaf, Tensor)]
 
 
 def _shown(outputs: Any) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fedlit.federation import Client
+from fedlit.federation.batch_parts import whole
 from fedlit.federation.descriptions import described
 from fedlit.federation.labels import TaskName, known_samples
 from fedlit.federation.ledger import SERVER
@@ -199,7 +200,7 @@ class Wrapped(FederatedModule):
     def _called(self, module: pl.LightningModule, batch: Sequence[Any]) -> Tensor:
         step = module.training_step
         numbered = len(inspect.signature(step).parameters) > 1
-        given = step(batch, self.federation.batch_idx) if numbered else step(batch)
+        given = step(whole(batch), self.federation.batch_idx) if numbered else step(whole(batch))
         loss = given.get("loss") if isinstance(given, Mapping) else given
         if loss is None and not self.automatic_optimization:
             return torch.zeros((), device=self.device)

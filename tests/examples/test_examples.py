@@ -188,3 +188,20 @@ def test_recordings_are_learnt_and_predicted_without_fedlit(tmp_path: Path) -> N
     right = [rows[place][2] == label for place, label in whole.dropna().items() if place < len(rows)]
     assert len(right) > 25
     assert np.mean(right) > 0.9
+
+
+def test_a_lightning_project_is_its_own_and_the_federated_script_short() -> None:
+    folder = EXAMPLES / "lightning_project"
+    assert not any("fedlit" in path.read_text() for path in (folder / "project").glob("*.py"))
+    lines = (folder / "federated.py").read_text().split('"""')[2].splitlines()
+    assert len([line for line in lines if line]) < 15
+
+
+@pytest.mark.slow
+def test_a_lightning_project_trains_in_a_federation_as_it_is(tmp_path: Path) -> None:
+    example = Example("lightning_project", tmp_path)
+    printed = example.call(sys.executable, "federated.py")
+    numbers = {line.split()[1]: float(line.split()[3]) for line in printed.splitlines() if "/acc" in line}
+    assert numbers["source/oslo/acc"] > 0.9
+    assert numbers["source/lyon/acc"] > 0.9
+    assert numbers["oracle/target/acc"] > 0.6  # a clinic's own module gets 0.55 to 0.63 by plain FedAvg
