@@ -28,10 +28,13 @@ def read_dicom(path: Path, reading: Reading) -> Image:
     White is the largest value, also where the file has it the other way round (MONOCHROME1): values are reflected about
     the level of a window that is given, else within the range of the bits that are stored.
     """
+    _need_pydicom(path)
     from PIL import Image
-    from pydicom.pixels import apply_modality_lut, pixel_array
+    from pydicom import dcmread
+    from pydicom.pixels.processing import apply_modality_lut
+    from pydicom.pixels.utils import pixel_array
 
-    file = _dataset(path)
+    file = dcmread(path)
     _check(file, path, reading)
     stored = pixel_array(file)
     if file.SamplesPerPixel == 3:
@@ -53,9 +56,9 @@ def read_dicom(path: Path, reading: Reading) -> Image:
 
 def read_header(path: Path, reading: Reading) -> tuple[str, bool]:
     """Return how values are stored, and whether they are colours, from the header; errors as of `read_dicom`."""
+    _need_pydicom(path)
     from pydicom import dcmread
 
-    _need_pydicom(path)
     with path.open("rb") as content:
         file = dcmread(content, stop_before_pixels=True)
         start = content.tell()
@@ -65,8 +68,8 @@ def read_header(path: Path, reading: Reading) -> tuple[str, bool]:
     _check(file, path, reading)
     is_colour = file.SamplesPerPixel == 3
     number = file.Rows * file.Columns * file.SamplesPerPixel * file.BitsAllocated / 8
-    is_compressed = file.file_meta.TransferSyntaxUID.is_compressed  # deflated files are, too
-    if not (ends if is_compressed else size - start >= number):
+    # of a deflated file nothing is left at the start, so that it is read
+    if not (ends if file.file_meta.TransferSyntaxUID.is_compressed else size - start >= number):
         read_dicom(path, reading)
     if is_colour:
         return "8 bits", True
@@ -81,17 +84,10 @@ def _need_pydicom(path: Path) -> None:
         raise ImportError(f"reading {str(path)!r} needs: pip install 'fedlit[dicom]'") from error
 
 
-def _dataset(path: Path) -> Any:
-    _need_pydicom(path)
-    from pydicom import dcmread
-
-    return dcmread(path)
-
-
 def _check(file: Any, path: Path, reading: Reading) -> None:
     """Refuse what is no single image, or has values that nothing here can read."""
     from PIL import Image
-    from pydicom.pixels import get_decoder
+    from pydicom.pixels.decoders.base import get_decoder
 
     name = str(path)
     check_data("Rows" in file and "SamplesPerPixel" in file, name, "a DICOM file with an image", "none", "remove it")
@@ -119,13 +115,11 @@ def _check(file: Any, path: Path, reading: Reading) -> None:
 
 def _window_of(file: Any, path: Path) -> tuple[float, float]:
     """The first window that a file has: centre and width."""
-    found = []
-    for name in ("WindowCenter", "WindowWidth"):
-        value = file.get(name)
-        found.append(value if value is None or isinstance(value, float | int) else next(iter(value)))
+    values = [file.get(name) for name in ("WindowCenter", "WindowWidth")]
+    centre, width = (math.nan if each is None else float(np.atleast_1d(each)[0]) for each in values)
     rule, way_out = "with a window of its own (Window Center, Window Width), for window='file'", "give [level, width]"
-    check_data(None not in found and found[1] > 0, str(path), rule, found, way_out)
-    return float(found[0]), float(found[1])
+    check_data(math.isfinite(centre) and width > 0, str(path), rule, f"{centre}, {width}", way_out)
+    return centre, width
 
 
 def _by_its_window(values: npt.NDArray[np.float64], file: Any, path: Path) -> npt.NDArray[np.float64]:

@@ -119,7 +119,7 @@ class ImageDomains(DomainDataModule):
         check(window is None or normalise != "quantiles", "normalise", rule, normalise, "leave one of both out")
         self.normalise = normalise
         self.reading = Reading(window is not None or normalise is not None, checked_window(window))
-        arguments = {"interpolation": interpolation}
+        arguments: dict[str, Any] = {"interpolation": interpolation}
         if normalise != "client":
             arguments |= {"mean": mean, "std": std}
         self._by_default = [name for name, value in arguments.items() if value is None]
@@ -263,10 +263,10 @@ class ImageDomains(DomainDataModule):
             train = self.split(client).train
             files = self._files(client, train, self.labels(client)[train], False, ImageTransform(self.image_size))
             if self.cached and not self.augment:  # these are the images that are trained on
-                batches = iter(self._stored(client, train, files).split(_ONE_CHUNK))
+                batches = iter(torch.split(self._stored(client, train, files), _ONE_CHUNK))
             else:
                 batches = files.batches(client, self.num_workers)
-            scaled = map(self.reading.scale, batches)
+            scaled = (self.reading.scale(each) for each in batches)
             if self.normalise == "client":
                 mean, deviation = (tuple(each.tolist()) for each in moments(scaled))
                 self._scaling[client] = self.reading.scale, mean, deviation
