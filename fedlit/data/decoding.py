@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +138,17 @@ def read_image(path: Path, reading: Reading = READING) -> Image:
     except (DatasetLayoutError, ImportError):
         raise
     except Exception as error:  # at bytes of another format, Pillow raises errors of any kind
-        refuse_data(str(path), "an image", str(error) or type(error).__name__, "mend or remove it")
+        refuse_unreadable(path, error)
+
+
+def refuse_unreadable(path: Path, error: Exception) -> NoReturn:
+    """Refuse a file at which a library raised an error."""
+    from PIL import UnidentifiedImageError
+
+    # whose text has the path in it
+    is_unknown = isinstance(error, UnidentifiedImageError)
+    shown = "another format" if is_unknown else str(error) or type(error).__name__
+    refuse_data(str(path), "an image", shown, "mend or remove it")
 
 
 def form_of(file: Any, path: Path, reading: Reading) -> Form:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedlit.data import dicom
-from fedlit.data.decoding import check_size, form_of, read_image, read_unidentified
+from fedlit.data.decoding import check_size, form_of, read_image, read_unidentified, refuse_unreadable
 from fedlit.data.intensities import Reading
 from fedlit.data.samples import DatasetLayoutError, check_data, refuse_data
 from fedlit.data.tables.values import some
 
 _NAMED = 20
-"""Files that are named in one error."""
+"""Files that are named in one error, of those with the same fault."""
 
 _OFFSETS, _COUNTS = ((273, 324), (279, 325))
 """Tags of TIFF, of strips and of tiles."""
@@ -47,17 +47,26 @@ def check_images(client: str, paths: Sequence[Path], reading: Reading, resized_s
         try:
             headers.append(_header(path, status.st_size, status.st_mtime_ns, reading, resized_side))
         except DatasetLayoutError as error:
-            failures.append(str(error))
+            failures.append((path, str(error)))
     refuse_images(client, failures)
     return headers
 
 
-def refuse_images(client: str, failures: Sequence[str]) -> None:
+def refuse_images(client: str, failures: Sequence[tuple[Path, str]]) -> None:
     """Raise a `DatasetLayoutError` with what is wrong with each of a client's files, if anything is."""
-    if failures:
-        more = [f"and {len(failures) - _NAMED} more"] if len(failures) > _NAMED else []
-        lines = "\n- ".join([*failures[:_NAMED], *more])
-        refuse_data(f"images of client {client!r}", "files that can be read", f"{len(failures)} others:\n- {lines}")
+    if not failures:
+        return
+    by_reason: dict[str, list[str]] = {}
+    for path, text in failures:
+        by_reason.setdefault(text.removeprefix(str(path)), []).append(str(path))
+    reasons = [f"{_first(paths, ', ')}{reason}" for reason, paths in by_reason.items()]
+    shown = f"{len(failures)} others:\n- " + _first(reasons, "\n- ")
+    refuse_data(f"images of client {client!r}", "files that can be read", shown)
+
+
+def _first(texts: Sequence[str], between: str) -> str:
+    more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+    return between.join(texts[:_NAMED]) + more
 
 
 def check_depths(client: str, headers: Sequence[Header], reading: Reading) -> dict[str, Path]:
@@ -121,7 +130,7 @@ def _header(path: Path, size: int, time: int, reading: Reading, resized_side: in
     except (DatasetLayoutError, ImportError):
         raise
     except Exception as error:  # at bytes of another format, Pillow raises errors of any kind
-        refuse_data(str(path), "an image", str(error) or type(error).__name__, "mend or remove it")
+        refuse_unreadable(path, error)
 
 
 def _is_whole(file: Any, path: Path, size: int) -> bool:

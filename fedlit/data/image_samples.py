@@ -98,20 +98,20 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
             # The default start-up draws a seed from torch's global generator, which would make the cache visible there.
             generator=torch.Generator().manual_seed(0),
         )
-        failures: list[str] = []
+        failures: list[tuple[Path, str]] = []
         for pixels, failed in loader:
             failures += failed
             yield pixels
         refuse_images(client, failures)
 
-    def _decode_or_name(self, paths: Sequence[Path]) -> tuple[Tensor, list[str]]:
+    def _decode_or_name(self, paths: Sequence[Path]) -> tuple[Tensor, list[tuple[Path, str]]]:
         """Pixels of those images that can be read, and what is wrong with the others."""
         read, failures = [], []
         for path in paths:
             try:
                 read.append(self.decode([path]))
             except DatasetLayoutError as error:
-                failures.append(str(error))
+                failures.append((path, str(error)))
         return torch.cat(read) if read else torch.empty(0, *self._shape), failures
 
     @property

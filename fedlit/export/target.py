@@ -262,7 +262,7 @@ def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw:
         "fedlit": version("fedlit"),
         "task": "classification" if isinstance(module.task, Classification) else "regression",
         "outputs": names,
-        "input_shape": [*shape],
+        "input_shape": [*(shape if raw is None or rows is not None else raw.sample.shape[1:])],
         "columns": columns,
         "missing": None if rows is None else rows.missing,
         "reading": None if rows is None else {**rows.reading},
