@@ -60,7 +60,7 @@ def refuse_images(client: str, failures: Sequence[tuple[Path, str]]) -> None:
     for path, text in failures:
         by_reason.setdefault(text.removeprefix(str(path)), []).append(str(path))
     reasons = [f"{_first(paths, ', ')}{reason}" for reason, paths in by_reason.items()]
-    shown = f"{len(failures)} others:\n- " + _first(reasons, "\n- ")
+    shown = f"{len(failures)} that cannot:\n- " + _first(reasons, "\n- ")
     refuse_data(f"images of client {client!r}", "files that can be read", shown)
 
 
@@ -99,10 +99,11 @@ def warn_of_depths(
         by_depth.setdefault(" and ".join(depths), []).append(name)
     if len(by_depth) > 1 and reading.window != "file":
         shown = "; ".join(f"{depth} at {clients}" for depth, clients in by_depth.items())
-        files = [str(path) for depths in here.values() for path in depths.values()]
+        paths = [str(path) for depths in here.values() for path in depths.values()]
+        files = f" (here {some(paths)})" if paths else ""
         warnings.warn(
             f"clients have images of several bit depths, scaled {'by one window' if reading.stored else 'by range'}: "
-            f"{shown} (here {some(files)}). See whether their values are in one unit: save them alike, or give "
+            f"{shown}{files}. See whether their values are in one unit: save them alike, or give "
             "normalise='client'",
             stacklevel=2,
         )

@@ -345,7 +345,7 @@ class ImageDomains(DomainDataModule):
     def facts(self, client: str) -> dict[str, Any]:
         """Return what a client announces of its data: as the base class, how images become inputs, and bit depths."""
         facts = super().facts(client)
-        depths = {depth for name in self._members(client) for depth in self._depths[name]}
+        depths = {depth for name in self._members(client) for depth in self._depths.get(name, ())}
         return facts | {"reading": self._reading(), "depths": sorted(depths)}
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
