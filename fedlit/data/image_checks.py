@@ -1,7 +1,7 @@
 """A look at all image files of a client before anything is trained: by their headers, and whether their ends are there.
 
-A file whose end is not where its format has it is decoded, and only those are: reading headers takes about 0.2 ms a
-file. What is damaged in the middle is found when it is decoded.
+A file whose end is not where its format has it is decoded, and only those are: reading headers takes less than 1 ms
+a file (of DICOM a few). What is damaged in the middle is found when it is decoded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Header(NamedTuple):
 
     Attributes:
         path: Of the file.
-        depth: How values are stored, in words.
+        depth: How the values that are read are stored, in words.
         colours: Whether it has several channels.
     """
 
@@ -127,7 +127,9 @@ def _header(path: Path, size: int, time: int, reading: Reading, resized_side: in
         except UnidentifiedImageError as error:
             form, image = read_unidentified(path, reading, error)
             check_size(image.size, resized_side, path)
-        return Header(path, form.depth, form.colours)
+        # of which the high 8 bits are read, whatever grey values have
+        depth = "8 bits" if form.colours and reading.stored else form.depth
+        return Header(path, depth, form.colours)
     except (DatasetLayoutError, ImportError):
         raise
     except Exception as error:  # at bytes of another format, Pillow raises errors of any kind

@@ -66,7 +66,8 @@ class ImageDomains(DomainDataModule):
             1, and values beyond are clipped. ``"file"`` takes the (first) window that each DICOM file has.
         normalise: By the client's own training images: ``"client"`` standardises each channel with their mean and
             deviation, in place of ``mean`` and ``std``; ``"quantiles"`` makes their 1 % and 99 % quantiles 0 and 1,
-            clips what is beyond, and goes on with ``mean`` and ``std``.
+            clips what is beyond, and goes on with ``mean`` and ``std``. Images that are not kept in memory are decoded
+            once for it.
         augment: Cut the square out at a random place and mirror half of the images, in training.
         classes: Names of the classes to keep, in the order of their labels. ``None`` keeps all, which must be the same
             in each labelled domain. Images of other classes are left out.

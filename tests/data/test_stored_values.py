@@ -280,6 +280,10 @@ def test_several_bit_depths_are_told_with_client_and_file(root: Path) -> None:
             ImageDomains(str(root), **scans["two"], **given, **GIVEN).train_dataloader()
         assert str(root / "bb" / "ill" / "odd.png") in str(error.value)
         assert "client 'bb'" in str(error.value)
+    tifffile.imwrite(root / "a" / "ill" / "colours.tif", values_of("uint16", (20, 20, 3)), photometric="rgb")
+    with refused("bit", DatasetLayoutError) as error:  # of colours the high 8 bits are read
+        ImageDomains(str(root), **scans["two"], normalise="client", **GIVEN).load("a")
+    assert "8 bits" in str(error.value)
     with pytest.warns(UserWarning, match=r"client 'bb' has images of several bit depths.*odd.png"):
         ImageDomains(str(root), **scans["two"], **GIVEN).train_dataloader()
 

@@ -97,8 +97,8 @@ class Images(Kind):
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Add the size, and what intensities are scaled by."""
         parser.add_argument("--image_size", type=int, help="side of the square that the network sees, in pixels")
-        window = {"nargs": 2, "type": float, "metavar": ("LEVEL", "WIDTH")}
-        parser.add_argument("--window", **window, help="values to show, in their unit, as of DICOM, floats or 12 bits")
+        help_, metavar = "values to show, in their unit, as of DICOM, floats or 12 bits", ("LEVEL", "WIDTH")
+        parser.add_argument("--window", nargs=2, type=float, metavar=metavar, help=help_)
         choices = ("client", "quantiles")
         parser.add_argument("--normalise", choices=choices, help="by statistics of each client's own images, instead")
 
