@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from fedlit.data import dicom
 from fedlit.data.decoding import check_size, form_of, read_image, read_unidentified, refuse_unreadable
 from fedlit.data.intensities import Reading
@@ -105,6 +107,18 @@ def warn_of_depths(
             f"clients have images of several bit depths, scaled {'by one window' if reading.stored else 'by range'}: "
             f"{shown}{files}. See whether their values are in one unit: save them alike, or give "
             "normalise='client'",
+            stacklevel=2,
+        )
+
+
+def warn_of_window(client: str, path: Path, values: Tensor, reading: Reading) -> None:
+    """Warn if a window shows nothing of an image's values."""
+    low, high, shown = float(values.min()), float(values.max()), reading.scale(values)
+    if isinstance(reading.window, tuple) and low < high and bool(shown.min() == shown.max()):
+        warnings.warn(
+            f"window={[*reading.window]} shows nothing of {path} of client {client!r}, whose values go from {low:g} to "
+            f"{high:g}: all of it becomes {'white' if float(shown.max()) else 'black'}. Give level and width in their "
+            "unit",
             stacklevel=2,
         )
 

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from fedlit.checks import check, check_at_least, check_one_of
 from fedlit.data.base import DomainDataModule
 from fedlit.data.decoding import VERSION, Interpolation, class_images, loose_images, subfolders
-from fedlit.data.image_checks import Header, check_depths, check_images, warn_of_depths
+from fedlit.data.image_checks import Header, check_depths, check_images, warn_of_depths, warn_of_window
 from fedlit.data.image_samples import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, ImageTransform
 from fedlit.data.intensities import Normalise, Reading, Scale, Window, checked_window, moments, quantile_scale
 from fedlit.data.raw_inputs import PixelNetwork, RawInputs
@@ -346,6 +346,9 @@ class ImageDomains(DomainDataModule):
     def facts(self, client: str) -> dict[str, Any]:
         """Return what a client announces of its data: as the base class, how images become inputs, and bit depths."""
         facts = super().facts(client)
+        for name in self._members(client) if isinstance(self.reading.window, tuple) else ():
+            files = self._files(name, torch.tensor([0]), self.labels(name)[:1], False, ImageTransform(self.image_size))
+            warn_of_window(name, files.paths[0], files.decode(files.paths), self.reading)
         depths = {depth for name in self._members(client) for depth in self._depths.get(name, ())}
         return facts | {"reading": self._reading(), "depths": sorted(depths)}
 

@@ -288,6 +288,12 @@ def test_several_bit_depths_are_told_with_client_and_file(root: Path) -> None:
         ImageDomains(str(root), **scans["two"], **GIVEN).train_dataloader()
 
 
+@pytest.mark.parametrize(("window", "becomes"), [((40, 400), "white"), ((40000, 400), "black")])
+def test_a_window_that_shows_nothing_is_told(root: Path, window: tuple[float, float], becomes: str) -> None:
+    with pytest.warns(UserWarning, match=rf"shows nothing of .*0.tif of client 'a'.* becomes {becomes}"):
+        ImageDomains(str(root), clients=["a", "bb"], window=window, **GIVEN).train_dataloader()
+
+
 @pytest.mark.parametrize(
     ("argument", "given"),
     [
