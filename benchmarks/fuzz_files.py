@@ -7,7 +7,7 @@ import gzip
 import io
 import struct
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,6 +20,8 @@ from fedlit.data import CSVDomains, DatasetLayoutError, DatasetNotFoundError, Fe
 from fedlit.data.decoding import decode
 from fedlit.data.digit_five import DigitFive
 from fedlit.data.files import read_mat
+from fedlit.data.image_checks import check_images
+from fedlit.data.intensities import Reading
 from fedlit.data.mnist_likes import load_idx
 from fedlit.federation import RosterError
 from fuzz_formats import Format, Make, spoilt
@@ -120,10 +122,17 @@ def images(folder: Path) -> Format:
         made = io.BytesIO()
         picture.save(made, kind)
         pool.append(made.getvalue())
+    floats = io.BytesIO()
+    picture.convert("F").save(floats, "TIFF")
+    # of 64 bits, which Pillow does not read
+    pool += [floats.getvalue(), floats.getvalue().replace(b"\x02\x01\x03\0\x01\0\0\0 ", b"\x02\x01\x03\0\x01\0\0\0@")]
     path = folder / "image.png"
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
+        with suppress(DatasetLayoutError):
+            decode(path, 8, 8, reading=Reading(stored=True))
+        check_images("a", [path], Reading(), 8)
         decode(path, 8, 8)
 
     return Format(40, spoilt(pool), read, NO_DATA)

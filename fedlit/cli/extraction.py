@@ -138,7 +138,8 @@ def _read_as_trained(arguments: Namespace | dict[str, Any], network: nn.Module) 
         whole, side = trained.pop("resized_side"), trained["image_size"]
         if 7 * whole != 8 * side:  # the share by default, which the data round
             trained["resized_side"] = size * whole // side
-    trained = {name: value for name, value in trained.items() if name in arguments}
+    left_out = ("mean", "std") if arguments.get("normalise") == "client" else ()  # whose places it takes
+    trained = {name: value for name, value in trained.items() if name in arguments and name not in left_out}
     differ = {name: value for name, value in trained.items() if arguments[name] not in (None, value)}
     for name in trained.keys() - differ.keys():
         arguments[name] = trained[name]

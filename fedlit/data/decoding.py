@@ -1,7 +1,7 @@
 """Image files in folders, and their pixels: 8-bit colours, by rules that depend on no other images of a client.
 
 `ImageDomains` documents the rules. CMYK is converted by its plain formula, inverted where the file is a JPEG (Adobe's
-convention); Lab by its definition.
+convention); Lab by its definition. On request grey values are read as they are stored.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from fedlit.data.samples import DatasetLayoutError, Transform, check_data, labelled_positions, refuse_data
+from fedlit.data import dicom
+from fedlit.data.intensities import NEEDS_RANGE, Reading
+from fedlit.data.samples import DatasetLayoutError, check_data, refuse_data
 from fedlit.data.tables.values import some
+from fedlit.data.tiff import read_tiff
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Interpolation = Literal["bilinear", "bicubic"]
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", dicom.SUFFIX)
 """Suffixes of image files, in lower case."""
 
-VERSION = 2
+VERSION = 3
 """Increased whenever some file is decoded to other pixels than before, so that features made earlier are not reused."""
 
 _CLUTTER = ("thumbs.db", "desktop.ini")
-# Of the photographs that nearly all published extractors were trained on.
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 _MAX_PIXELS = 1 << 27
 """Largest size of one image after it is resized."""
@@ -44,47 +44,166 @@ _ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 _DEEP_GREY = ("I;16", "I;16B", "I;16L", "I;16N")
 
 # tags of TIFF, the last one of EXIF too
-_PAGE_TYPE, _BITS, _PHOTOMETRIC, _SAMPLE_FORMAT, _ORIENTATION = 254, 258, 262, 339, 274
-_SIGNED = 2  # a sample format
+_PAGE_TYPE, _BITS, _PHOTOMETRIC, _PLANAR, _SAMPLE_FORMAT, _ORIENTATION = 254, 258, 262, 284, 339, 274
 
 _dark_folders: set[Path] = set()
 """Folders whose dark images of 16 bits have been warned of, so that one warning stands for all of them."""
 
 
-def decode(path: Path, resized_side: int, side: int, interpolation: Interpolation = "bilinear") -> Tensor:
+@dataclass(frozen=True)
+class Form:
+    """How a file stores values.
+
+    Args:
+        bits: Of one value, at least 8.
+        type: ``"u"`` of integers without a sign, ``"i"`` with one, ``"f"`` of floats.
+        colours: Whether there are several channels, or transparent pixels of 8 bits.
+    """
+
+    bits: int
+    type: str
+    colours: bool
+
+    @property
+    def depth(self) -> str:
+        """In words."""
+        return f"{'floats of ' * (self.type == 'f')}{self.bits} bits{' with a sign' * (self.type == 'i')}"
+
+    @property
+    def has_range(self) -> bool:
+        """Whether all files of this form have values in one range that is known."""
+        return self.type == "u" and self.bits <= 16
+
+
+READING = Reading()
+"""8 bits of red, green and blue."""
+
+
+def decode(
+    path: Path,
+    resized_side: int,
+    side: int,
+    interpolation: Interpolation = "bilinear",
+    reading: Reading = READING,
+) -> Tensor:
     """Read an image, scale its shorter side to ``resized_side`` and cut out the middle square of ``side`` pixels.
 
-    Returns red, green and blue, uint8, shape (3, side, side). Scaling is antialiased.
+    Returns red, green and blue, uint8, shape (3, side, side); where ``reading`` is of values as they are stored,
+    float32, and of grey values shape (1, side, side). Scaling is antialiased.
 
     Raises:
         DatasetLayoutError: If the file is no image, is damaged or too large, or has values without a known range.
+        ImportError: If it is a DICOM file, and pydicom is not installed.
     """
     from torchvision.transforms.v2 import InterpolationMode
     from torchvision.transforms.v2 import functional as F
 
-    image = read_rgb(path)
-    # a strip of pixels becomes large if its shorter side does
-    fits = max(image.size) * resized_side**2 <= min(image.size) * _MAX_PIXELS
-    shown = f"a strip of {image.width}x{image.height} pixels"
-    check_data(fits, str(path), "an image that is not too narrow", shown, "mend or remove it")
+    image = read_image(path, reading)
+    check_size(image.size, resized_side, path)
     image = F.resize(image, [resized_side], interpolation=InterpolationMode(interpolation))
-    pixels: Tensor = F.pil_to_tensor(F.center_crop(image, [side, side]))
+    image = F.center_crop(image, [side, side])
+    if image.mode == "F":
+        return torch.from_numpy(np.array(image))[None]
+    pixels: Tensor = F.pil_to_tensor(image)
+    if reading.stored:
+        return pixels.float() / (255 if reading.window == "file" else 1)
     return pixels
 
 
-def read_rgb(path: Path) -> Image:
-    """Read an image as 8-bit red, green and blue, upright and without transparency; errors as of `decode`."""
-    from PIL import Image
+def check_size(size: tuple[int, int], resized_side: int, path: Path) -> None:
+    """Refuse a strip of pixels, which becomes large if its shorter side does."""
+    fits = max(size) * resized_side**2 <= min(size) * _MAX_PIXELS
+    shown = f"a strip of {size[0]}x{size[1]} pixels"
+    check_data(fits, str(path), "an image that is not too narrow", shown, "mend or remove it")
+
+
+def read_image(path: Path, reading: Reading = READING) -> Image:
+    """Read an image as 8-bit red, green and blue, upright and without transparency; errors as of `decode`.
+
+    Where ``reading`` is of stored values, grey ones are read as such, in mode F.
+    """
+    from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as file:
-            _choose_page(file, path)
-            file.load()
-            return _to_rgb(_upright(file, path), path, file)
-    except DatasetLayoutError:
+        if path.suffix.lower() == dicom.SUFFIX:
+            return dicom.read_dicom(path, reading)
+        try:
+            # by an open file: given its name, Pillow maps grey TIFFs to memory, and scrambles those that it turns
+            with path.open("rb") as content, Image.open(content) as file:
+                form = form_of(file, path, reading)
+                file.load()
+                return _converted(_upright(file, path), form, path, file, reading)
+        except UnidentifiedImageError as error:
+            return read_unidentified(path, reading, error)[1]
+    except (DatasetLayoutError, ImportError):
         raise
     except Exception as error:  # at bytes of another format, Pillow raises errors of any kind
-        refuse_data(str(path), "an image", str(error) or type(error).__name__, "mend or remove it")
+        refuse_unreadable(path, error)
+
+
+def refuse_unreadable(path: Path, error: Exception) -> NoReturn:
+    """Refuse a file at which a library raised an error."""
+    from PIL import UnidentifiedImageError
+
+    # whose text has the path in it
+    is_unknown = isinstance(error, UnidentifiedImageError)
+    shown = "another format" if is_unknown else str(error) or type(error).__name__
+    refuse_data(str(path), "an image", shown, "mend or remove it")
+
+
+def form_of(file: Any, path: Path, reading: Reading) -> Form:
+    """Go to the page of a file, open in Pillow, that is read, and return its form from the header; or refuse it."""
+    _choose_page(file, path)
+    tags = file.tag_v2 if file.format == "TIFF" else {}
+    bits, type_ = {"I": (32, "i"), "F": (32, "f")}.get(file.mode, (16 if file.mode in _DEEP_GREY else 8, "u"))
+    if file.mode == "I" and file.format in ("PNG", "PPM"):
+        bits, type_ = 16, "u"
+    elif file.format == "PNG" and file.mode in ("RGB", "LA", "RGBA"):
+        bits = _bits_of_png(path)
+    elif file.format == "TIFF":
+        bits, kind = (int(np.atleast_1d(tags.get(tag, 1))[0]) for tag in (_BITS, _SAMPLE_FORMAT))
+        type_ = {2: "i", 3: "f"}.get(kind, "u")
+    is_grey = file.mode in (*_DEEP_GREY, "I", "F") or (file.mode in ("1", "L") and "transparency" not in file.info)
+    form = Form(max(bits, 8), type_, not is_grey)
+    known = is_grey or (file.mode in _OPAQUE + _ALPHA and form.has_range)
+    rule = "grey values, or an image of 8 or 16 unsigned bits"
+    way_out = "save it as PNG, or one grey channel of it"
+    check_data(known, str(path), rule, f"Pillow's mode {file.mode} of {form.depth}", way_out)
+    # which Pillow reads as if bytes of 16 bits were pixels
+    is_split = form.colours and form.bits > 8 and tags.get(_PLANAR) == 2
+    rule, way_out = "with channels side by side", "save it as PNG, or with planar configuration 1"
+    check_data(not is_split, str(path), rule, "planes of 16 bits", way_out)
+    _check_range(form, tags.get(_PHOTOMETRIC) == 0, path, reading)
+    return form
+
+
+def _check_range(form: Form, white_is_0: bool, path: Path, reading: Reading) -> None:
+    """Refuse values that ``reading`` gives no range."""
+    name, shown = str(path), f"{form.depth}, whose range is not known"
+    check_data(form.has_range or reading.stored, name, "an image of 8 or 16 unsigned bits", shown, NEEDS_RANGE)
+    rule = "a DICOM file, which may have a window, for window='file'"
+    check_data(reading.window != "file", name, rule, form.depth, "give [level, width]")
+    is_cut = form.colours and form.bits > 8 and reading.window is not None
+    rule, way_out = "grey for a window, as of colours the high 8 bits are read", "save one channel of it, or 8 bits"
+    check_data(not is_cut, name, rule, f"colours of {form.depth}", way_out)
+    rule, way_out = "with black as the smallest value", "save it as such (photometric interpretation 1)"
+    check_data(form.has_range or not white_is_0, name, rule, f"white, in {form.depth}", way_out)
+
+
+def _bits_of_png(path: Path) -> int:
+    with path.open("rb") as content:
+        return content.read(25)[24]  # of the header, which is the first part of all
+
+
+def read_unidentified(path: Path, reading: Reading, error: Exception) -> tuple[Form, Image]:
+    """Return the form and the image of a TIFF that Pillow does not know; raise its error of anything else."""
+    found = read_tiff(path)
+    if found is None:
+        raise error
+    values, white_is_0, orientation = found
+    form = Form(8 * values.dtype.itemsize, values.dtype.kind, False)
+    _check_range(form, white_is_0, path, reading)
+    return form, _turned(_grey(values, form, white_is_0, path, reading), orientation)
 
 
 def _choose_page(file: Any, path: Path) -> None:
@@ -115,18 +234,21 @@ def _upright(file: Any, path: Path) -> Image:
 
     `PIL.ImageOps.exif_transpose` does the same, but also rewrites the EXIF data, which fails where they are malformed.
     """
-    from PIL import Image
-
-    image: Image.Image = file
+    image: Image = file
     if file.format == "TIFF":  # Pillow has turned it, and some versions leave the orientation there
         return image
     try:
-        orientation = file.getexif().get(_ORIENTATION, 1)
+        return _turned(image, file.getexif().get(_ORIENTATION, 1))
     except Exception as error:  # as of other formats
         warnings.warn(
             f"EXIF data of {str(path)!r} cannot be read ({error}): the image is taken to be upright", stacklevel=2
         )
         return image
+
+
+def _turned(image: Image, orientation: int) -> Image:
+    from PIL import Image
+
     turns = {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
         3: Image.Transpose.ROTATE_180,
@@ -139,20 +261,20 @@ def _upright(file: Any, path: Path) -> Image:
     return image.transpose(turns[orientation]) if orientation in turns else image
 
 
-def _to_rgb(image: Image, path: Path, file: Any) -> Image:
+def _converted(image: Image, form: Form, path: Path, file: Any, reading: Reading) -> Image:
     """Convert an image of any mode; ``file`` is what it was read from."""
-    tags = file.tag_v2 if file.format == "TIFF" else {}
-    signed = _SIGNED in np.atleast_1d(tags.get(_SAMPLE_FORMAT, 1))
-    deep = image.mode in _DEEP_GREY or (image.mode == "I" and file.format in ("PNG", "PPM"))
-    if signed or not (deep or image.mode in _OPAQUE + _ALPHA):
-        way_out = (
-            "save it with these, scaled by the same numbers at all clients, such as "
-            "PIL.Image.fromarray(((x - low) / (high - low) * 255).clip(0, 255).astype('uint8'))"
-        )
-        values = f"{'signed ' if signed else ''}values of Pillow's mode {image.mode}, whose range is not known"
-        refuse_data(str(path), "an image of 8 or 16 unsigned bits", values, way_out)
-    if deep:
-        return _grey(image, path, tags)
+    if not form.colours and (reading.stored or form.bits > 8):
+        values = np.asarray(image)
+        if image.mode == "1":
+            values = values.astype(np.uint8) * 255
+        elif image.mode == "I" and form.type == "u" and form.bits == 32:
+            values = values.view(np.uint32)
+        elif image.mode == "L" and form.type == "i":
+            values = values.view(np.int8)
+        tags = file.tag_v2 if file.format == "TIFF" else {}
+        # of images of 8 bits alone Pillow sees to it
+        white_is_0 = form.bits > 8 and tags.get(_PHOTOMETRIC) == 0
+        return _grey(values, form, white_is_0, path, reading, image.info.get("transparency"))
     transparency = image.info.get("transparency")
     palette = getattr(image.palette, "mode", "") if image.mode == "P" else ""
     if image.mode in _ALPHA or palette.endswith("A") or (image.mode == "P" and transparency is not None):
@@ -163,26 +285,39 @@ def _to_rgb(image: Image, path: Path, file: Any) -> Image:
     return _without_colour(rgb, image.mode, transparency, path, file)
 
 
-def _grey(image: Image, path: Path, tags: Any) -> Image:
-    """Scale grey values of more than 8 bits to 8."""
+def _grey(
+    stored: npt.NDArray[Any],
+    form: Form,
+    white_is_0: bool,
+    path: Path,
+    reading: Reading,
+    transparency: int | None = None,
+) -> Image:
+    """Grey values as they are, or of more than 8 bits scaled to 8."""
     from PIL import Image
 
-    bits = int(np.atleast_1d(tags.get(_BITS, 16))[0])
-    values = np.asarray(image).astype(np.int32)
-    transparent = values == image.info.get("transparency", -1)
-    if tags.get(_PHOTOMETRIC) == 0:  # white is 0, which Pillow sees to in images of 8 bits alone
+    bits, values = form.bits, stored.astype(np.int32) if form.has_range else stored
+    transparent = None if transparency is None else values == transparency
+    if white_is_0:
         values = (1 << bits) - 1 - values
-    if 0 < values.max() < 1 << (bits - 2) and path.parent not in _dark_folders:
+    if reading.stored:
+        if transparent is not None:
+            values[transparent] = (1 << bits) - 1
+        way_out = "replace NaN and infinity"
+        check_data(bool(np.isfinite(values).all()), str(path), "an image of finite values", "others", way_out)
+        return Image.fromarray(values.astype(np.float32))
+    if bits > 8 and 0 < values.max() < 1 << (bits - 2) and path.parent not in _dark_folders:
         _dark_folders.add(path.parent)
         warnings.warn(
             f"grey values of {str(path)!r} reach {values.max()}, less than a quarter of the range of {bits} bits "
             f"(0..{(1 << bits) - 1}) by which all images are scaled, so the image becomes dark; others in its folder "
-            "are not named: if its values have fewer bits, multiply them at all clients alike, such as by 16 for 12 "
-            "bits",
+            "are not named: if its values have fewer bits, give their range to all clients alike, such as window=[2048,"
+            " 4096] for 12 bits, or normalise='client'",
             stacklevel=2,
         )
     pixels = (values >> (bits - 8)).astype(np.uint8)
-    pixels[transparent] = 255
+    if transparent is not None:
+        pixels[transparent] = 255
     return Image.fromarray(pixels).convert("RGB")
 
 
@@ -202,10 +337,7 @@ def _without_colour(rgb: Image, mode: str, transparency: Any, path: Path, file: 
     """Paint the one colour white that a file without alpha channel declares transparent."""
     from PIL import Image
 
-    bits = 8
-    if file.format == "PNG":
-        with path.open("rb") as content:
-            bits = content.read(25)[24]  # of the header, which is the first part of all
+    bits = _bits_of_png(path) if file.format == "PNG" else 8
     if bits == 16:
         rule = "without one transparent colour of 16 bits, which has no neighbours apart once it has 8"
         refuse_data(str(path), rule, "one", "save it with 8 bits per channel, or without transparency")
@@ -252,80 +384,3 @@ def _images_in(folder: Path, besides: Sequence[Path] = ()) -> list[Path]:
             stacklevel=2,
         )
     return images
-
-
-@dataclass(frozen=True)
-class ImageTransform:
-    """Bytes to normalised floats, squares of ``image_size`` pixels.
-
-    To augment is to cut a random square and mirror half of the images, drawn from torch's global generator.
-    """
-
-    image_size: int
-    augment: bool = False
-    mean: Sequence[float] = IMAGENET_MEAN
-    std: Sequence[float] = IMAGENET_STD
-
-    @property
-    def draws(self) -> bool:
-        """Whether it draws random numbers."""
-        return self.augment
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Transform uint8 images, shape (n, 3, side, side)."""
-        if self.augment:
-            size = self.image_size
-            corners = torch.randint(0, x.shape[-1] - size + 1, (len(x), 2)).tolist()
-            x = torch.stack(
-                [im[:, top : top + size, left : left + size] for im, (top, left) in zip(x, corners, strict=True)]
-            )
-            mirrored = torch.rand(len(x)) < 0.5
-            x = torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.mean, self.std))
-        return (x.float() / 255 - mean) / std
-
-
-@dataclass(eq=False)
-class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
-    """Images of one client that are decoded sample by sample, as `decode` does, with classes y, int64, -1 where hidden.
-
-    The transform is applied to a batch of decoded images; ``augments`` states whether it draws random numbers.
-    """
-
-    paths: Sequence[Path]
-    y: Tensor
-    resized_side: int
-    side: int
-    transform: Transform
-    augments: bool = False
-    interpolation: Interpolation = "bilinear"
-
-    def __post_init__(self) -> None:
-        self.labelled_indices = labelled_positions(self.y)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.transform(self.decode(self.paths[index : index + 1]))[0], self.y[index]
-
-    def decode_all(self, num_workers: int) -> Tensor:
-        """All images as one uint8 tensor, shape (n, 3, side, side), decoded by ``num_workers`` processes."""
-        pixels = torch.empty(len(self), 3, self.side, self.side, dtype=torch.uint8)
-        loader: DataLoader[Path] = DataLoader(
-            self.paths,  # type: ignore[arg-type]  # a list has all that a data set must
-            batch_size=64,
-            num_workers=num_workers,
-            collate_fn=self.decode,
-            # The default start-up draws a seed from torch's global generator, which would make the cache visible there.
-            generator=torch.Generator().manual_seed(0),
-        )
-        start = 0
-        for batch in loader:
-            pixels[start : start + len(batch)] = batch
-            start += len(batch)
-        return pixels
-
-    def decode(self, paths: Sequence[Path]) -> Tensor:
-        """Pixels of some images, uint8, shape (n, 3, side, side)."""
-        return torch.stack([decode(path, self.resized_side, self.side, self.interpolation) for path in paths])

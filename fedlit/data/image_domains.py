@@ -13,48 +13,61 @@ from torch.utils.data import Dataset
 
 from fedlit.checks import check, check_at_least, check_one_of
 from fedlit.data.base import DomainDataModule
-from fedlit.data.decoding import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    VERSION,
-    ImageFiles,
-    ImageTransform,
-    Interpolation,
-    class_images,
-    loose_images,
-    subfolders,
-)
+from fedlit.data.decoding import VERSION, Interpolation, class_images, loose_images, subfolders
+from fedlit.data.image_checks import Header, check_depths, check_images, warn_of_depths, warn_of_window
+from fedlit.data.image_samples import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, ImageTransform
+from fedlit.data.intensities import Normalise, Reading, Scale, Window, checked_window, moments, quantile_scale
 from fedlit.data.raw_inputs import PixelNetwork, RawInputs
 from fedlit.data.samples import DatasetNotFoundError, Domain, DomainDataset, check_data, refuse_data
 from fedlit.data.source import agreed, check_classes
 from fedlit.federation.labels import UNLABELLED
 from fedlit.federation.names import alike, check_list, difference, shown
 
+_ONE_CHUNK = 64
+"""Images in memory that statistics are computed of at a time."""
+
 
 class ImageDomains(DomainDataModule):
     """Images in folders ``root/domain/class/*``: Office-Caltech, Office-Home, PACS, VLCS, VisDA, DomainNet, Office-31.
 
-    Office-31 may have one folder more, ``root/domain/images/class/*``. Files are JPEG, PNG, BMP, WebP or TIFF; hidden
-    ones and those beside the folders are not read. A target without class folders (``root/domain/*.jpg``) has no
-    labels. Domains of clients that another process hosts need not be there; then give ``clients``.
+    Office-31 may have one folder more, ``root/domain/images/class/*``. Files are JPEG, PNG, BMP, WebP, TIFF or DICOM
+    (``.dcm``); hidden ones and those beside the folders are not read. A target without class folders
+    (``root/domain/*.jpg``) has no labels. Domains of clients that another process hosts need not be there; then give
+    ``clients``.
 
     An image is turned upright by its EXIF orientation, laid over white where it is transparent, and converted to 8 bits
-    of red, green and blue: grey values of 12 or 16 bits by their full range, colours without their profiles (ICC).
-    Values of 32 bits or with a sign and files of several pages or frames are refused. Then images are scaled so that
-    the shorter side is ``resized_side``, cut to the middle square, and normalised. They are decoded once and kept in
-    memory as bytes, or, beyond ``cache_limit_mb``, decoded each time; the pixels are the same.
+    of red, green and blue: grey values of 12 or 16 bits by their full range, colours by their high 8 bits and without
+    their profiles (ICC). Then images are scaled so that the shorter side is ``resized_side``, cut to the middle square,
+    and normalised. They are decoded once and kept in memory as bytes, or, beyond ``cache_limit_mb``, decoded each time;
+    the pixels are the same. Files of several pages or frames are refused.
+
+    With ``window`` or ``normalise``, grey values are read as they are stored instead, in 32 bits, and scaled in their
+    own unit: integers of any size, floats, and those of DICOM files after their rescale slope and intercept, in which
+    white is the largest value (MONOCHROME1 is inverted). Values without a range that is known (floats, signed or 32-bit
+    integers, DICOM) need one of both. Colours are 8 bits, from 0 to 255, here, too.
+
+    Files that cannot be read are named when a client's data are loaded, before anything is trained: by all headers, and
+    by whether a file's end is there; those that are kept in memory by decoding them. Images of several bit depths at a
+    client are refused if they are to be scaled in one unit, and else warned of, as are those among clients.
 
     A pretrained network needs images as it was trained on them, which `Backbone` has in ``preprocessing``. Training
     with other values than those is refused unless they are arguments.
 
     Args:
-        root: Folder of the domains.
+        root: Folder of the domains. ``None`` is a process without images, such as the server's, which is given
+            ``clients`` and ``classes``.
         image_size: Side of the square that a model sees, in pixels; ``None`` is 224.
         resized_side: Pixels of an image's shorter side before the square is cut out, at least ``image_size``; ``None``
             is 8/7 of it (256 for 224).
         interpolation: Of scaling: ``"bilinear"`` or ``"bicubic"``; ``None`` is bilinear.
         mean: What is subtracted from red, green and blue, which are in [0, 1]; ``None`` is ImageNet's mean.
         std: What they are divided by then, positive; ``None`` is ImageNet's standard deviation.
+        window: Level and width, in the unit of the values: ``level - width / 2`` becomes 0 and ``level + width / 2``
+            1, and values beyond are clipped. ``"file"`` takes the (first) window that each DICOM file has.
+        normalise: By the client's own training images: ``"client"`` standardises each channel with their mean and
+            deviation, in place of ``mean`` and ``std``; ``"quantiles"`` makes their 1 % and 99 % quantiles 0 and 1,
+            clips what is beyond, and goes on with ``mean`` and ``std``. Images that are not kept in memory are decoded
+            once for it.
         augment: Cut the square out at a random place and mirror half of the images, in training.
         classes: Names of the classes to keep, in the order of their labels. ``None`` keeps all, which must be the same
             in each labelled domain. Images of other classes are left out.
@@ -71,13 +84,15 @@ class ImageDomains(DomainDataModule):
 
     def __init__(
         self,
-        root: str,
+        root: str | None = None,
         *,
         image_size: int | None = None,
         resized_side: int | None = None,
         interpolation: Interpolation | None = None,
         mean: list[float] | None = None,
         std: list[float] | None = None,
+        window: Window | None = None,
+        normalise: Normalise | None = None,
         augment: bool = False,
         classes: list[str] | None = None,
         cache_limit_mb: int = 2048,
@@ -95,14 +110,34 @@ class ImageDomains(DomainDataModule):
         check(self.resized_side >= self.image_size, "resized_side", rule, resized_side, way_out)
         check_one_of("interpolation", interpolation, (None, *get_args(Interpolation)))
         self.interpolation: Interpolation = "bilinear" if interpolation is None else interpolation
-        self.mean = _channels("mean", IMAGENET_MEAN if mean is None else mean)
-        self.std = _channels("std", IMAGENET_STD if std is None else std)
-        arguments = {"interpolation": interpolation, "mean": mean, "std": std}
+        self.mean = _colours("mean", IMAGENET_MEAN if mean is None else mean)
+        self.std = _colours("std", IMAGENET_STD if std is None else std)
+        check_one_of("normalise", normalise, (None, *get_args(Normalise)))
+        is_moot = normalise == "client" and (mean, std) != (None, None)
+        rule = "left out with mean or std, whose places it takes"
+        check(not is_moot, "normalise", rule, normalise, "take 'quantiles', which goes on with them")
+        rule = "'client' or left out with a window, which has its range"
+        check(window is None or normalise != "quantiles", "normalise", rule, normalise, "leave one of both out")
+        self.normalise = normalise
+        self.reading = Reading(window is not None or normalise is not None, checked_window(window))
+        arguments: dict[str, Any] = {"interpolation": interpolation}
+        if normalise != "client":
+            arguments |= {"mean": mean, "std": std}
         self._by_default = [name for name, value in arguments.items() if value is None]
         check_at_least("cache_limit_mb", cache_limit_mb, 0, "MiB")
         check_list("classes", classes)
         check_classes(classes)
-        self.root, self.augment, self.cache_limit_mb, self._wanted = Path(root), augment, cache_limit_mb, classes
+        self.elsewhere = root is None
+        if self.elsewhere:
+            rule = "named with root=None, in a process without images to find them in"
+            way_out = "name all, in the order that all processes have, or give root if there are images here"
+            check(self._client_names is not None, "clients", rule, None, way_out)
+            check(classes is not None, "classes", rule, None, way_out)
+        self.root, self.augment, self.cache_limit_mb = Path(root or "."), augment, cache_limit_mb
+        self._wanted = classes
+        self._headers: dict[str, list[Header]] = {}
+        self._depths: dict[str, dict[str, Path]] = {}
+        self._scaling: dict[str, tuple[Scale, Sequence[float], Sequence[float]]] = {}
         self._decoded: dict[tuple[str, int, bytes], Tensor] = {}
         self.check_roster()
         self.class_names()
@@ -110,6 +145,8 @@ class ImageDomains(DomainDataModule):
     @cached_property
     def _folders(self) -> dict[str, dict[str, Path]]:
         """Class folders by name, of each domain."""
+        if self.elsewhere:
+            return {}
         if not self.root.is_dir():
             raise DatasetNotFoundError(
                 f"no folder root={str(self.root)!r} (looked for {str(self.root.absolute())!r}): give the folder that "
@@ -177,13 +214,17 @@ class ImageDomains(DomainDataModule):
         return (3, self.image_size, self.image_size)  # no image need be here, nor decoded
 
     def load(self, domain: str) -> Domain:
-        """Return paths of a domain's images, sorted by class and name; they are decoded later."""
+        """Return paths of a domain's images, sorted by class and name, which are checked; they are decoded later."""
         if self._is_unlabelled(domain):
-            loose = loose_images(self.root / domain)
-            return Domain(loose, torch.full((len(loose),), UNLABELLED))
-        images = [class_images(self._folders[domain][name]) for name in self.class_names()]
-        labels = torch.arange(len(images)).repeat_interleave(torch.tensor([len(each) for each in images]))
-        return Domain([path for each in images for path in each], labels)
+            images = [loose_images(self.root / domain)]
+            labels = torch.full((len(images[0]),), UNLABELLED)
+        else:
+            images = [class_images(self._folders[domain][name]) for name in self.class_names()]
+            labels = torch.arange(len(images)).repeat_interleave(torch.tensor([len(each) for each in images]))
+        paths = [path for each in images for path in each]
+        self._headers[domain] = check_images(domain, paths, self.reading, self.resized_side)
+        self._depths[domain] = check_depths(domain, self._headers[domain], self.reading)
+        return Domain(paths, labels)
 
     def ids(self, client: str, stage: str) -> list[str] | None:
         """Return paths of the images below ``root``, with forward slashes."""
@@ -194,27 +235,59 @@ class ImageDomains(DomainDataModule):
     @cached_property
     def cached(self) -> bool:
         """Whether the decoded images of all clients that are here fit ``cache_limit_mb``."""
-        side = self._side(training=True)
+        side, size = self._side(training=True), 4 if self.reading.stored else 1
         count = sum(len(self._domain(name).y) for name in self._names_here())
-        return count * 3 * side**2 <= self.cache_limit_mb * 2**20
+        return count * self._channels * size * side**2 <= self.cache_limit_mb * 2**20
+
+    @cached_property
+    def _channels(self) -> int:
+        """Channels of decoded images: 1 if all that are here are of grey values as they are stored."""
+        if not self.reading.stored:
+            return 3
+        for name in self._names_here():
+            self._domain(name)
+        return 3 if any(header.colours for each in self._headers.values() for header in each) else 1
 
     def _side(self, training: bool) -> int:
         """Side of the decoded square; augmentation needs a margin to cut from."""
         return self.resized_side if training and self.augment else self.image_size
 
-    def transform(self, training: bool) -> ImageTransform:
-        """Normalise; in training, augment first if asked to."""
-        return ImageTransform(self.image_size, training and self.augment, self.mean, self.std)
+    def transform(self, training: bool, client: str | None = None) -> ImageTransform:
+        """Scale and normalise images of a client (default: the target's); in training, augment first if asked to."""
+        name = self.target if client is None else client
+        scale, mean, std = self._scaling_of(name) if self.normalise else (self.reading.scale, self.mean, self.std)
+        return ImageTransform(self.image_size, training and self.augment, mean, std, scale)
+
+    def _scaling_of(self, client: str) -> tuple[Scale, Sequence[float], Sequence[float]]:
+        """Scale, mean and deviation with statistics of a client's training images, in one look at them."""
+        if client not in self._scaling:
+            train = self.split(client).train
+            files = self._files(client, train, self.labels(client)[train], False, ImageTransform(self.image_size))
+            if self.cached and not self.augment:  # these are the images that are trained on
+                batches = iter(torch.split(self._stored(client, train, files), _ONE_CHUNK))
+            else:
+                batches = files.batches(client, self.num_workers)
+            scaled = (self.reading.scale(each) for each in batches)
+            if self.normalise == "client":
+                mean, deviation = (tuple(each.tolist()) for each in moments(scaled))
+                self._scaling[client] = self.reading.scale, mean, deviation
+            else:
+                self._scaling[client] = quantile_scale(scaled), self.mean, self.std
+        return self._scaling[client]
 
     def make_dataset(self, client: str, positions: Tensor, y: Tensor, training: bool) -> Dataset[Any]:
         """Return decoded images if they fit in memory, else files that are decoded on the fly."""
         files = self._files(client, positions, y, training)
         if not self.cached:
             return files
+        return DomainDataset(self._stored(client, positions, files), y, files.transform, files.augments)
+
+    def _stored(self, client: str, positions: Tensor, files: ImageFiles) -> Tensor:
+        """Decoded images of a client, kept in memory: a transductive target trains and tests on the same pixels."""
         key = (client, files.side, positions.numpy().tobytes())
-        if key not in self._decoded:  # a transductive target trains and tests on the same pixels
-            self._decoded[key] = files.decode_all(self.num_workers)
-        return DomainDataset(self._decoded[key], y, files.transform, files.augments)
+        if key not in self._decoded:
+            self._decoded[key] = files.decode_all(client, self.num_workers)
+        return self._decoded[key]
 
     def all_samples(self, domain: str) -> Dataset[Any]:
         """As the base class; decoded when they are read, as most are read once."""
@@ -230,19 +303,25 @@ class ImageDomains(DomainDataModule):
     def _reading(self) -> dict[str, Any]:
         """How files become inputs of a model, in plain data."""
         sizes = {"image_size": self.image_size, "resized_side": self.resized_side}
-        return sizes | {"interpolation": self.interpolation, "mean": [*self.mean], "std": [*self.std]}
+        values = {"interpolation": self.interpolation, "mean": [*self.mean], "std": [*self.std]}
+        given = {"window": self.reading.window, "normalise": self.normalise}
+        return sizes | values | {name: value for name, value in given.items() if value is not None}
 
     def raw_inputs(self) -> RawInputs:
         """Return images that have been read, scaled and cut, and the network that normalises them."""
         side = self.image_size
+        transform = self.transform(training=False)
+        network = PixelNetwork(transform.mean, transform.std, transform.scale)
+        sample = torch.zeros(1, self._channels, side, side, dtype=torch.float32 if self.reading.stored else torch.uint8)
+        how = f"{self.interpolation}, with antialiasing, as torchvision's resize and center_crop of a Pillow image"
+        cut = f"scaled so that the shorter side has {self.resized_side}, and cut to the middle square of {side} ({how})"
+        depth = "colours" if self.reading.stored else "values"
         text = (
-            "Pixels of images, red, green and blue, from 0 to 255: turned upright by their EXIF orientation, over "
-            "white where they are transparent, of more than 8 bits the high 8; then scaled so that the shorter side "
-            f"has {self.resized_side}, and cut to the middle square of {side} ({self.interpolation}, with "
-            "antialiasing, as torchvision's resize and center_crop of a Pillow image). The model normalises them by "
-            "itself."
+            f"{self.reading.values(self._channels)}: turned upright by their EXIF orientation, over white where they "
+            f"are transparent, of {depth} of more than 8 bits the high 8; then {cut}. The model "
+            f"{self.reading.steps(self.normalise)} by itself."
         )
-        return RawInputs(PixelNetwork(self.mean, self.std), torch.zeros(1, 3, side, side, dtype=torch.uint8), text)
+        return RawInputs(network, sample, text)
 
     def setup(self, stage: str | None = None) -> None:
         """As the base class; and refuse defaults here that differ from a pretrained network's ``preprocessing``."""
@@ -265,26 +344,45 @@ class ImageDomains(DomainDataModule):
             refuse_data(f"{next(iter(other))} (of images)", rule, f"{now} by default", way_out)
 
     def facts(self, client: str) -> dict[str, Any]:
-        """Return what a client announces of its data: as the base class, and how images become inputs."""
-        return super().facts(client) | {"reading": self._reading()}
+        """Return what a client announces of its data: as the base class, how images become inputs, and bit depths."""
+        facts = super().facts(client)
+        for name in self._members(client) if isinstance(self.reading.window, tuple) else ():
+            files = self._files(name, torch.tensor([0]), self.labels(name)[:1], False, ImageTransform(self.image_size))
+            warn_of_window(name, files.paths[0], files.decode(files.paths), self.reading)
+        depths = {depth for name in self._members(client) for depth in self._depths.get(name, ())}
+        return facts | {"reading": self._reading(), "depths": sorted(depths)}
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
-        """As the base class; and all clients must read their images alike."""
+        """As the base class; all clients must read their images alike, and a warning tells of other bit depths."""
         super().check_facts(facts)
         agreed("reading", facts, f"give {', '.join(self._reading())} alike in the configuration of each client")
+        if self.normalise is None:
+            warn_of_depths({name: each["depths"] for name, each in facts.items()}, self._depths, self.reading)
 
-    def _files(self, client: str, positions: Tensor, y: Tensor, training: bool) -> ImageFiles:
+    def _files(
+        self, client: str, positions: Tensor, y: Tensor, training: bool, transform: ImageTransform | None = None
+    ) -> ImageFiles:
         paths: list[Path] = [self._domain(client).x[i] for i in positions.tolist()]
         side, augments = self._side(training), training and self.augment
-        return ImageFiles(paths, y, self.resized_side, side, self.transform(training), augments, self.interpolation)
+        return ImageFiles(
+            paths, y, self.resized_side, side, transform or self.transform(training, client), augments,
+            self.interpolation, self.reading, self._channels,
+        )  # fmt: skip
 
     def pixels(self, client: str, positions: Tensor) -> Tensor:
-        """Return images to look at, before normalisation: floats in [0, 1], shape (n, 3, image_size, image_size)."""
+        """Return images to look at, before normalisation: floats in [0, 1], shape (n, 3, image_size, image_size).
+
+        Those that the client's mean and deviation normalise alone are in [0, 1] up to two deviations.
+        """
         files = self._files(client, positions, self.labels(client)[positions], training=False)
-        return files.decode(files.paths).float() / 255
+        x = files.decode(files.paths)
+        if self.normalise == "client" and self.reading.window is None:
+            return (files.transform(x) / 4 + 0.5).clamp(0, 1)
+        scale = self._scaling_of(client)[0] if self.normalise else self.reading.scale
+        return scale(x).expand(-1, 3, -1, -1)
 
 
-def _channels(name: str, values: Sequence[float]) -> tuple[float, ...]:
+def _colours(name: str, values: Sequence[float]) -> tuple[float, ...]:
     """Check a mean or a deviation of red, green and blue."""
     fits = [0 <= value <= 1 if name == "mean" else value >= 1e-6 for value in values]
     bounds = "from 0 to 1" if name == "mean" else "above 0"

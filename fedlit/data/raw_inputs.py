@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlit.data.intensities import BYTES, Scale
+
 
 @dataclass(frozen=True)
 class RawInputs:
@@ -63,14 +65,15 @@ class _Standardising(nn.Module):
 
 
 class PixelNetwork(_Standardising):
-    """Bytes of pixels to numbers from 0 to 1, normalised by mean and standard deviation of each channel."""
+    """Pixels, by default bytes, to numbers from 0 to 1, normalised by mean and standard deviation of each channel."""
 
-    def __init__(self, mean: Sequence[float], deviation: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float], deviation: Sequence[float], scale: Scale = BYTES) -> None:
         super().__init__(torch.tensor(mean).view(-1, 1, 1), torch.tensor(deviation).view(-1, 1, 1))
+        self.scale = scale
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Normalise uint8, shape (n, channels, height, width), to float32."""
-        return self.standardise(pixels.float() / 255)
+        """Normalise images of shape (n, channels, height, width), or with one for all channels, to float32."""
+        return self.standardise(self.scale(pixels))
 
 
 class VectorNetwork(_Standardising):

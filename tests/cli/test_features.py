@@ -217,6 +217,14 @@ def test_of_another_size_the_share_that_is_cut_off_stays(trained, given, expecte
     assert (arguments.image_size, arguments.resized_side) == expected
 
 
+def test_a_network_that_is_given_standardised_images_needs_no_mean():
+    made = network()
+    made.preprocessing = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"}
+    arguments = Namespace(root="images", normalise="client", mean=None, std=None, interpolation=None)
+    _read_as_trained(arguments, made)
+    assert (arguments.mean, arguments.std, arguments.interpolation) == (None, None, "bicubic")
+
+
 def test_a_size_that_a_network_cannot_take_is_told(timm_network):
     with pytest.raises(SystemExit, match=r"fedlit: Backbone fails at samples of shape \(14, 3, 50, 50\): Input height"):
         write(*TIMM, "--data.image_size=50")

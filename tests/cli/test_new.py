@@ -19,7 +19,7 @@ from sklearn.metrics import r2_score
 
 from commands import refusal
 from fedlit.cli import main
-from fedlit.data import CSVDomains, FeatureDomains, SignalDomains
+from fedlit.data import CSVDomains, FeatureDomains, ImageDomains, SignalDomains
 from refused import slow
 
 
@@ -332,6 +332,15 @@ def test_own_images_and_features_are_read():
         "root": str(Path("photos").resolve()), "target": "shop", "image_size": 24,
     }  # fmt: skip
     assert f"--data.root {Path('photos').resolve()} --extractor" in Path("study/README.md").read_text()
+    for file in Path("photos/shop").rglob("*.png"):
+        Image.fromarray(np.random.default_rng(0).normal(size=(30, 40)).astype(np.float32)).save(f"{file}.tif")
+        file.unlink()
+    assert "--window LEVEL WIDTH and --normalise are options" in refusal(
+        "new", "images", "scans", "--data=photos", "--target=shop"
+    )
+    main(["new", "images", "scans", "--data=photos", "--target=shop", "--window", "0", "4"])
+    assert configured("scans")["window"] == [0, 4]
+    assert ImageDomains(**configured("scans")).load("shop").y.tolist() == [0] * 6 + [1] * 6
     arrays = {f"{name}_{part}": np.eye(8) if part == "x" else np.arange(8) % 2 for name in "abc" for part in "xy"}
     np.savez("mine.npz", **(arrays | {"c_y": np.full(8, -1)}))
     main(["new", "features", "made", "--data=mine.npz", "--target=c"])

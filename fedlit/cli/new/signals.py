@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedlit.cli.arguments import flow
-from fedlit.cli.new.studies import Kind, Study, own_data, seen_from
+from fedlit.cli.new.studies import Kind, Study, lines, own_data, seen_from
 
 _SECONDS, _RATE, _STRETCH = 240, 25, 10
 """Of the example: length of a recording, samples a second, and seconds of each activity in turn."""
@@ -57,6 +56,7 @@ class Signals(Kind):
             *("fill", "separator", "decimal"),
         )
         arguments = {key: getattr(given, key) for key in described_by if getattr(given, key) is not None}
+        # a stride of a window, so that windows share nothing, and all without a label in training can score
         arguments["window"] = arguments["stride"] = 2.56 if given.window is None else given.window
         if given.data.suffix == ".npz" and given.domain is None:
             sys.exit(f"fedlit: --domain must name the array of '{given.data}' that has each sample's client")
@@ -71,7 +71,7 @@ class Signals(Kind):
             about=f"recordings of {len(names)} clients ({', '.join(names)}) with {len(data.channel_names())} channels, "
             f"in windows of {data.num_classes} classes; {given.target!r} is adapted to.",
             place=f"They are read from `{given.data}`.",
-            more={"reading": _lines(arguments)},
+            more={"reading": lines(arguments)},
         )
 
     def example(self) -> Study:
@@ -85,7 +85,7 @@ class Signals(Kind):
             place="The example runs as it is. Then put a folder of your own for each client into `data/`, in place of "
             "those there, and in it a table for each recording: `data/CLIENT/recording.csv`.",
             listing="- `data/`: the example, a folder for each client, and in it a table for each recording.\n",
-            more={"reading": _lines({"time": "time", "window": 2.56, "stride": 2.56})},
+            more={"reading": lines({"time": "time", "window": 2.56, "stride": 2.56})},
             write=self._write,
         )
 
@@ -111,11 +111,3 @@ class Signals(Kind):
 
 
 _NAMES = ("stand", "walk", "climb", "run")
-
-
-def _lines(arguments: dict[str, Any]) -> str:
-    """Arguments of the data module as lines of the configuration.
-
-    The stride is as long as a window, so that windows share nothing, and all without a label in training can score.
-    """
-    return "".join(f"    {name}: {flow(value)}\n" for name, value in arguments.items())

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+
+from fedlit.cli.arguments import flow
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,11 @@ def own_data(module: type[Any], given: argparse.Namespace, **arguments: Any) -> 
     return names, data, data.load(given.target)
 
 
+def lines(arguments: Mapping[str, Any]) -> str:
+    """Arguments of the data module as lines of the configuration."""
+    return "".join(f"    {name}: {flow(value)}\n" for name, value in arguments.items())
+
+
 class Images(Kind):
     """Image files; an example of embedded digits."""
 
@@ -88,15 +95,24 @@ class Images(Kind):
         return SUFFIXES
 
     def options(self, parser: argparse.ArgumentParser) -> None:
-        """Add the size."""
+        """Add the size, and what intensities are scaled by."""
         parser.add_argument("--image_size", type=int, help="side of the square that the network sees, in pixels")
+        help_, metavar = "values to show, in their unit, as of DICOM, floats or 12 bits", ("LEVEL", "WIDTH")
+        parser.add_argument("--window", nargs=2, type=float, metavar=metavar, help=help_)
+        choices = ("client", "quantiles")
+        parser.add_argument("--normalise", choices=choices, help="by statistics of each client's own images, instead")
 
     def own(self, given: argparse.Namespace) -> Study:
         """A user's images."""
         from fedlit.data import ImageDomains
 
         size = 64 if given.image_size is None else given.image_size
-        names, data, target = own_data(ImageDomains, given, image_size=size)
+        scaled = {key: getattr(given, key) for key in ("window", "normalise") if getattr(given, key) is not None}
+        try:
+            names, data, target = own_data(ImageDomains, given, image_size=size, **scaled)
+        except ValueError as error:
+            options = "\n(--window LEVEL WIDTH and --normalise are options of fedlit new images)"
+            sys.exit(f"fedlit: {error}{options * ('normalise=' in str(error))}")
         return Study(
             files=seen_from(given.dir, given.data),
             target=given.target,
@@ -105,7 +121,7 @@ class Images(Kind):
             f"{given.target!r} is adapted to.",
             place=f"They are read from `{given.data}`, which has a folder for each client, and in it one for each "
             "class.",
-            more={"image_size": size, "rounds": 40},
+            more={"image_size": size, "rounds": 40, "intensities": lines(scaled)},
         )
 
     def example(self) -> Study:
@@ -119,7 +135,7 @@ class Images(Kind):
             place="The example runs as it is. Then put a folder of your own for each client into `data/`, in place of "
             "those there, and in it one for each class: `data/CLIENT/CLASS/*.jpg`. Give `image_size` what they need.",
             listing="- `data/`: the example, a folder for each client, and in it one for each class.\n",
-            more={"image_size": self.side, "rounds": 20},
+            more={"image_size": self.side, "rounds": 20, "intensities": ""},
             write=self._write,
         )
 
