@@ -19,9 +19,10 @@ from torchmetrics.functional.classification import (
     multiclass_confusion_matrix,
 )
 
-from fedlit.callbacks.shared import federated, is_dry
-from fedlit.federation import Channel, LabelGuardError, Open, reveal_for_oracle
+from fedlit.callbacks.shared import check_form, federated, is_dry
+from fedlit.federation import Channel, reveal_for_oracle
 from fedlit.federation.labels import known_labels
+from fedlit.federation.metrics import ORACLE
 from fedlit.federation.nested import take
 from fedlit.functional import brier_score
 from fedlit.module import FederatedModule
@@ -70,20 +71,15 @@ class OracleAccuracy(Callback, Component):
     @property
     def channels(self) -> tuple[Channel, ...]:
         """Scores on labels that no federation has."""
-        contents, way = "scores on the target's hidden labels", "no federation could know it"
-        return (Open("oracle", contents, how_often="every evaluation", unblurred=way, watched=True),)
+        return (ORACLE,)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse callbacks that would select by the target's labels."""
-        federated(pl_module, self)
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            _refuse(getattr(callback, "monitor", None), type(callback).__name__)
+        """Refuse outputs that have no set form."""
+        check_form(federated(pl_module, self), self)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse schedules that monitor the target's labels; they exist only from here on."""
+        """Warn anew in each run."""
         self._warned = False
-        for config in trainer.lr_scheduler_configs:
-            _refuse(config.monitor, type(config.scheduler).__name__)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget the samples of the last evaluation."""
@@ -241,11 +237,3 @@ class OracleAccuracy(Callback, Component):
         error = multiclass_calibration_error(p, labels, module.num_classes, n_bins=15)
         scores = {"ece": float(error), "brier": float(brier_score(p, labels))}
         return scores | ({"auc": sum(areas) / len(areas)} if areas else {})
-
-
-def _refuse(monitor: object, callback: str) -> None:
-    if isinstance(monitor, str) and monitor.startswith(_PREFIX):
-        raise LabelGuardError(
-            f"{callback}(monitor={monitor!r}) would select by the target's hidden labels, which no federation has: "
-            "monitor 'target/score' (label-free, mode='max') or 'source/acc' (mode='max') instead"
-        )

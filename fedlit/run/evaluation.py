@@ -163,7 +163,7 @@ class Evaluation(Callback):
             self._warn_of_collapse(trainer, run, values[run.target.name]["score"])
         reported = run.federation.report(values, list(run.task.metrics))
         metrics = run.metric_names(reported)
-        quality = run.task.metrics[0]
+        quality = next(iter(run.task.metrics), "")
         of_sources = [row[quality] for row in reported.values() if quality in row]
         if of_sources:
             metrics[f"source/{quality}"] = sum(of_sources) / len(of_sources)
