@@ -243,6 +243,10 @@ class Wrapped(SelfEvaluated):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimisers that each local client's copy of the module makes, and its schedules."""
         made = {}
+        precision: Any = self.trainer.precision_plugin
+        if not self.automatic_optimization and getattr(precision, "scaler", None) is not None:
+            rule = "one without a scaler of losses beside automatic_optimization = False, whose steps would not undo it"
+            refuse("precision", rule, precision.precision, "give 'bf16-mixed' or '32-true'")
         for client in self.federation.local_clients:
             with self.at_work(client) as module:
                 made[client.name] = OwnOptimisers.of(module)
