@@ -212,7 +212,7 @@ class Wrapped(SelfEvaluated):
         replica = super().build_replica()
         for part in replica.modules():
             if isinstance(part, Metric):
-                part.sync_on_compute, part.dist_sync_on_step = False, False  # others have other clients
+                part.distributed_available_fn = _nowhere  # other processes have other clients
         return replica
 
     def label_loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
@@ -282,6 +282,11 @@ class Wrapped(SelfEvaluated):
     def on_train_end(self) -> None:
         """Of each client's copy of the module."""
         self.call_copies("on_train_end")
+
+
+def _nowhere() -> bool:
+    """Return that there are no processes that a metric could wait for."""
+    return False
 
 
 def _alone_or_all(several: list[Any]) -> Any:

@@ -6,7 +6,7 @@ import copy
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from typing import Any, Literal
 
@@ -90,8 +90,9 @@ class SelfEvaluated(FederatedModule):
             return len(samples) > 1
         try:
             tried = copy.deepcopy(self.replicas[self.target].get_submodule("extractor"))
-            with self.at_work(self.target, lambda *args, **kwargs: None, tried) as module:  # type: ignore[arg-type]
-                for _ in self.run.in_streams({self.target.name: samples}, f"{stage} {batch_idx}"):
+            streams = self.run.in_streams({self.target.name: samples}, f"{stage} {batch_idx}")
+            with closing(streams), self.at_work(self.target, lambda *args, **kwargs: None, tried) as module:  # type: ignore[arg-type]
+                for _ in streams:
                     call_step(module, f"{stage}_step", samples, batch_idx)
         except Exception:  # of any type, as a compiled step wraps it; if it is another error, the step itself raises it
             return True
