@@ -20,7 +20,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, M
 
 import fedlit
 import processes
-from fedlit.callbacks import OracleAccuracy, TargetPredictions, Validators
+from fedlit.callbacks import OracleAccuracy, RunRecord, TargetPredictions, Validators
 from fedlit.data import FederatedLoader
 from fedlit.federation import GuardedLabels, LabelGuardError
 from helpers import QUIET, trainer
@@ -279,6 +279,14 @@ def test_several_labels_of_a_sample_are_learnt_by_the_module_s_loss(wrapper: Any
     assert "source/acc" not in found
     (first, *_) = fitted.predict(method, evaluated)
     assert first[TARGET]["logits"].shape == (40, 3)
+
+
+def test_a_record_of_outputs_of_any_form_has_the_module_s_numbers(tmp_path: Path) -> None:
+    shards = labelled_several(40)
+    fitted = trainer(2, [RunRecord(tmp_path)])
+    fitted.fit(wrapped(Several), FederatedLoader(shards, 40), FederatedLoader(shards, 40, training=False))
+    (file,) = tmp_path.glob("**/metrics.csv")
+    assert {"source/dslr/f1", "source/f1", "oracle/target/f1"} <= {*file.read_text().splitlines()[0].split(",")}
 
 
 @pytest.mark.parametrize("callback", [OracleAccuracy, Validators])
