@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from typing import Any, Literal
@@ -30,7 +30,7 @@ Log = Callable[..., None]
 class SelfEvaluated(FederatedModule):
     """Evaluates clients by ``validation_step`` and ``test_step`` of their copies of a module.
 
-    Whether a step reads labels of the target is tried on its first batch, with a copy of the copy and labels that
+    Whether evaluation reads labels of the target is tried on its first batch, with a copy of the copy and labels that
     refuse to be read. A step that fails so is given the samples with known labels, and its numbers are an oracle;
     another one never receives the labels.
     """
@@ -80,20 +80,19 @@ class SelfEvaluated(FederatedModule):
     def _call_step(self, stage: Stage, client: Client, samples: Sequence[Any], batch_idx: int) -> None:
         log = partial(self._logged.note_evaluated, client.name, num_samples(samples))
         with self.at_work(client, log) as module:
-            getattr(module, f"on_{stage}_batch_start")(samples, batch_idx)
-            given = call_step(module, f"{stage}_step", samples, batch_idx)
-            getattr(module, f"on_{stage}_batch_end")(given, samples, batch_idx)
+            _step_with_hooks(module, stage, samples, batch_idx)
 
     def _try_step(self, stage: Stage, samples: Sequence[Any], batch_idx: int) -> bool:
-        """Return whether a step of the target reads labels, from one that is given none and logs nothing."""
-        if not any(isinstance(each, GuardedLabels) for each in samples):
+        """Return whether evaluating the target reads labels: try with none, on a copy that logs nothing."""
+        if len(samples) < 2 or not isinstance(samples[1], GuardedLabels):
             return len(samples) > 1
         try:
             tried = copy.deepcopy(self.replicas[self.target].get_submodule("extractor"))
             streams = self.run.in_streams({self.target.name: samples}, f"{stage} {batch_idx}")
-            with closing(streams), self.at_work(self.target, lambda *args, **kwargs: None, tried) as module:  # type: ignore[arg-type]
+            with closing(streams), self.at_work(self.target, _log_nothing, tried) as module:  # type: ignore[type-var]
                 for _ in streams:
-                    call_step(module, f"{stage}_step", samples, batch_idx)
+                    _step_with_hooks(module, stage, samples, batch_idx)
+                    getattr(module, f"on_{stage}_epoch_end")()  # which may read labels that steps have collected
         except Exception:  # of any type, as a compiled step wraps it; if it is another error, the step itself raises it
             return True
         return False
@@ -165,14 +164,19 @@ def call_step(module: pl.LightningModule, name: str, samples: Any, batch_idx: in
     return step(*(samples, batch_idx, 0)[: len(inspect.signature(step).parameters)])
 
 
-def _with_known_labels(samples: Any) -> Any:
-    """Return samples of the target with their labels, of which some may be unknown: only those that are known."""
-    if isinstance(samples, Mapping):
-        return {key: _revealed(each) for key, each in samples.items()}
-    samples = [_revealed(each) for each in samples]
-    known = known_samples(samples[1])
-    return samples if bool(known.all()) else [take(each, known) for each in samples]
+def _step_with_hooks(module: pl.LightningModule, stage: Stage, samples: Sequence[Any], batch_idx: int) -> None:
+    getattr(module, f"on_{stage}_batch_start")(samples, batch_idx)
+    given = call_step(module, f"{stage}_step", samples, batch_idx)
+    getattr(module, f"on_{stage}_batch_end")(given, samples, batch_idx)
 
 
-def _revealed(each: Any) -> Any:
-    return reveal_for_oracle(each) if isinstance(each, GuardedLabels) else each
+def _log_nothing(*args: Any, **kwargs: Any) -> None:
+    """Stand in for ``self.log``."""
+
+
+def _with_known_labels(samples: Sequence[Any]) -> Sequence[Any]:
+    """Return the samples of the target that have a label, with it."""
+    inputs, labels, *others = samples
+    labels = reveal_for_oracle(labels)
+    known = known_samples(labels)
+    return [take(each, known) for each in (inputs, labels, *others)]

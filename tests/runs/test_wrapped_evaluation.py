@@ -142,6 +142,25 @@ def test_a_step_that_reads_no_label_of_the_target_is_no_oracle_and_never_has_the
     assert not any(name.startswith("oracle/") for name in found)
 
 
+def test_labels_that_a_step_collects_and_a_hook_reads_are_an_oracle() -> None:
+    class Collecting(Net):
+        def on_validation_epoch_start(self) -> None:
+            self.seen: list[Any] = []
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.seen.append((self(batch[0]), batch[1]))
+
+        def on_validation_epoch_end(self) -> None:
+            logits, y = map(torch.cat, zip(*self.seen, strict=True))
+            self.log("hits", (logits.argmax(dim=1) == y).float().mean())
+
+    fitted = trainer(1, [OracleAccuracy()])
+    fitted.fit(wrapped(Collecting, num_classes=NUM_CLASSES), Blobs())
+    found = fitted.callback_metrics
+    assert float(found["oracle/target/hits"]) == pytest.approx(float(found["oracle/target/acc"]))
+    assert "target/hits" not in found
+
+
 def test_a_target_without_labels_is_evaluated_by_what_reads_none() -> None:
     fitted = trainer(1)
     fitted.fit(wrapped(num_classes=NUM_CLASSES), Blobs(unknown=30))
@@ -370,3 +389,23 @@ class Tied(Split):
 def test_modules_that_a_method_cannot_take_are_refused(module: Any, wrapper: Any, given: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         wrapped(module, wrapper, LABELLED, num_classes=NUM_CLASSES, **given)
+
+
+class TurnsInBatches(Turns):
+    """Steps by itself, with BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU())
+
+
+def test_a_module_that_steps_by_itself_has_statistics_of_the_target() -> None:
+    plain, adapted = (
+        wrapped(TurnsInBatches, wrapper, num_classes=NUM_CLASSES)
+        for wrapper in (fedlit.Federated, fedlit.FederatedAdaBN)
+    )
+    for method in (plain, adapted):
+        trainer(1).fit(method, Blobs())
+    ours, theirs = (method.replicas[TARGET].extractor for method in (adapted, plain))
+    assert torch.equal(ours.head.weight, theirs.head.weight)
+    assert not torch.equal(ours.backbone[1].running_mean, theirs.backbone[1].running_mean)
