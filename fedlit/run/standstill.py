@@ -24,14 +24,18 @@ class Standstill:
     Unchanged weights are an error in the first round in which the client took local steps, if the optimiser holds none
     of them, a module that steps by itself took no step, or steps had no gradient of any though the loss has one, or
     changed nothing at a rate that no schedule has lowered. What may be intended is none: a rate of 0, a warm-up of the
-    rate, a loss of 0, as of a weight of 0, or steps that a scaler of half precision skips. The next round is watched
-    then, and the run's end warns.
+    rate, a loss of 0, as of a weight of 0, frozen features of a target without labels, or steps that a scaler of half
+    precision skips. The next round is watched then, and the run's end warns.
     """
 
     def __init__(self, run: Run, optimizers: Sequence[Optimizer]) -> None:
         self._trainable = {c.name: _trainable(run.replicas[c]) for c in run.federation.local_clients}
         self._waiting = [name for name, params in self._trainable.items() if params]
         self._trained: set[str] = set()
+        target = run.target
+        own = run.replicas[target].parameters() if target.name in self._trainable and not target.labelled else ()
+        # a loss without labels moves features alone: at a target whose extractor is frozen, nothing may be left to move
+        self._excused = {target.name} if any(not param.requires_grad for param in own) else set[str]()
         self._by_itself = not run.module.automatic_optimization
         self._stepped: set[str] = set()
         self._rates: dict[str, float] = {}  # of clients that have stepped at full rates
@@ -103,7 +107,7 @@ class Standstill:
                     "without them. Give networks uncompiled or as torch.compile(network), keep modules as attributes "
                     "of modules, and freeze what is not to be trained (requires_grad_(False))"
                 )
-            elif name in self._rates and (losses[name] or self._by_itself):
+            elif name in self._rates and (losses[name] or self._by_itself) and name not in self._excused:
                 why = (
                     f"its gradients are 0, or too small to change a weight at the learning rate {self._rates[name]:g}. "
                     "Causes: units that are dead or saturated, a loss that is constant in the weights, inputs that are "

@@ -162,12 +162,12 @@ class Wrapped(SelfEvaluated):
     def part_of_module(self, argument: str, part: str) -> nn.Module:
         """Return the part of the module that an argument names; a `ValueError` if there is none."""
         module = self.originals[0]
-        parts = dict(module.named_modules())
+        parts: dict[str, nn.Module] = dict(module.named_modules())
         if not part or part not in parts:
             near = [name for name in parts if name and name.count(".") == 0]
             raise ValueError(
-                f"{argument}={part!r} is no part of {type(module).__name__}, which has {near}: name the one that is "
-                f"its {argument}"
+                f"{argument}={part!r} is no part of {type(module).__name__}, which has {near}: name one of these, or a "
+                "part within one"
             )
         return parts[part]
 

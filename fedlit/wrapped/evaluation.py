@@ -87,9 +87,9 @@ class SelfEvaluated(FederatedModule):
         if len(samples) < 2 or not isinstance(samples[1], GuardedLabels):
             return len(samples) > 1
         try:
-            tried = copy.deepcopy(self.replicas[self.target].get_submodule("extractor"))
-            streams = self.run.in_streams({self.target.name: samples}, f"{stage} {batch_idx}")
-            with closing(streams), self.at_work(self.target, _log_nothing, tried) as module:  # type: ignore[type-var]
+            tried: Any = copy.deepcopy(self.replicas[self.target].get_submodule("extractor"))
+            streams: Any = self.run.in_streams({self.target.name: samples}, f"{stage} {batch_idx}")
+            with closing(streams), self.at_work(self.target, _log_nothing, tried) as module:
                 for _ in streams:
                     _step_with_hooks(module, stage, samples, batch_idx)
                     getattr(module, f"on_{stage}_epoch_end")()  # which may read labels that steps have collected
@@ -122,7 +122,7 @@ class SelfEvaluated(FederatedModule):
 
     def on_validation_epoch_start(self) -> None:
         """Of each client's copy of the module."""
-        self._stepped.clear()
+        self._start_epoch()
         self._start("validation", "on_validation_epoch_start")
 
     def on_validation_epoch_end(self) -> None:
@@ -141,7 +141,7 @@ class SelfEvaluated(FederatedModule):
 
     def on_test_epoch_start(self) -> None:
         """Of each client's copy of the module."""
-        self._stepped.clear()
+        self._start_epoch()
         self._start("test", "on_test_epoch_start")
 
     def on_test_epoch_end(self) -> None:
@@ -152,6 +152,10 @@ class SelfEvaluated(FederatedModule):
     def on_test_end(self) -> None:
         """Of each copy that has evaluated samples."""
         self._end("test", "on_test_end")
+
+    def _start_epoch(self) -> None:
+        self._stepped.clear()
+        self._logged.start_evaluation()
 
     def _end_epoch(self, stage: Stage) -> None:
         if self.evaluates(stage):

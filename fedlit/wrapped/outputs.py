@@ -97,6 +97,10 @@ class LoggedNumbers(Component):
         if names:
             run.log(run.metric_names(_renamed(run.federation.report(logged, names))))
 
+    def start_evaluation(self) -> None:
+        """Forget an evaluation that was interrupted."""
+        self._of_evaluation = {}
+
     def end_evaluation(self, run: Run, reads_labels: bool) -> None:
         """Log the numbers of an evaluation by client, and the means over sources.
 
