@@ -16,12 +16,12 @@ from torchmetrics.functional.classification import (
     binary_specificity_at_sensitivity,
 )
 
-from fedlit.callbacks.oracle_accuracy import ORACLE_SCORES, refuse_monitors
 from fedlit.callbacks.shared import CLINIC, CLINIC_CLASSES, check_counts, class_names, federated, total_of_sources
 from fedlit.checks import check, check_one_of
 from fedlit.federation import Channel, Summed, reveal_for_oracle
 from fedlit.federation.labels import known_labels
 from fedlit.federation.lone_classes import LoneClasses, check_lone_classes, class_sources, find_lone_classes
+from fedlit.federation.metrics import ORACLE
 from fedlit.functional import auroc_interval, predictive_values
 from fedlit.functional.quantiles import agree_on_quantiles
 from fedlit.module import FederatedModule
@@ -63,7 +63,6 @@ class ClinicMetrics(Callback, Component):
     Raises:
         ValueError: If a number is out of range; when a run starts, in regression, if the class is unknown, or if the
             backend's grid has fewer than 16 fraction bits.
-        LabelGuardError: When a run starts, if a callback or a schedule monitors an ``oracle/`` metric.
     """
 
     def __init__(
@@ -88,12 +87,12 @@ class ClinicMetrics(Callback, Component):
     def channels(self) -> tuple[Channel, ...]:
         """Counts of the sources, and scores on labels that no federation has."""
         if not self._held:
-            return (ORACLE_SCORES,)
+            return (ORACLE,)
         contents, how_often = "counts of validation samples by log odds and class", "twice every validation"
         way = "thresholds are of exact counts: give ClinicMetrics specificity=None and sensitivity=None"
         counts = Summed(CLINIC, contents, "sources", how_often=how_often, unblurred=way)
         first = (class_sources(counts, CLINIC_CLASSES),) if self.lone_classes == "leave_out" else ()
-        return (counts, *first, ORACLE_SCORES)
+        return (counts, *first, ORACLE)
 
     @property
     def names(self) -> list[str]:
@@ -103,7 +102,7 @@ class ClinicMetrics(Callback, Component):
         return [*names, *(f"at_{held}/{share}" for held in self._held for share in shares)]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse regression, an unknown class, and callbacks that would select by the target's labels."""
+        """Refuse regression and an unknown class."""
         module = federated(pl_module, self)
         if not isinstance(module.task, Classification):
             raise ValueError("ClinicMetrics is for classes, and the method has task='regression': remove the callback")
@@ -112,11 +111,6 @@ class ClinicMetrics(Callback, Component):
         classes = class_names(trainer, module)
         check_one_of("positive", self.positive, classes, "name one of these classes")
         self._label = classes.index(self.positive)
-        refuse_monitors(trainer)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse schedules that monitor the target's labels; they exist only from here on."""
-        refuse_monitors(trainer)
 
     def on_run_start(self, run: Run) -> None:
         """Refuse a grid on which counts are not exact."""
@@ -260,7 +254,7 @@ class ClinicMetrics(Callback, Component):
         scores = {client: self._scores(client) for client in self._kept}
         of_target = {client: scores.pop(client) for client in [*scores] if client == target.name}
         run.log(run.metric_names(federation.report(scores, self.names)))
-        reported = federation.report(of_target, self.names, channel=ORACLE_SCORES.name).get(target.name, {})
+        reported = federation.report(of_target, self.names, channel=ORACLE.name).get(target.name, {})
         run.log({f"oracle/target/{name}": value for name, value in reported.items()}, target)
         mine = {client.name: self._thresholds or {} for client in federation.local_clients}
         agreed = next(iter(federation.report(mine, [*self._held]).values()), {}) if self._held else {}

@@ -19,24 +19,16 @@ from torchmetrics.functional.classification import (
     multiclass_confusion_matrix,
 )
 
-from fedlit.callbacks.shared import federated, is_dry
-from fedlit.federation import Channel, LabelGuardError, Open, reveal_for_oracle
+from fedlit.callbacks.shared import check_form, federated, is_dry
+from fedlit.federation import Channel, reveal_for_oracle
 from fedlit.federation.labels import known_labels
+from fedlit.federation.metrics import ORACLE
 from fedlit.federation.nested import take
 from fedlit.functional import brier_score
 from fedlit.module import FederatedModule
 from fedlit.run.component import Component
 from fedlit.run.evaluation import named_outputs
 from fedlit.run.tasks import Classification, NumberMeter
-
-ORACLE_SCORES = Open(
-    "oracle",
-    "scores on the target's hidden labels",
-    how_often="every evaluation",
-    unblurred="no federation could know it",
-    watched=True,
-)
-"""Channel of scores on labels that no federation has."""
 
 _PREFIX = "oracle/"
 _BINS = 10
@@ -82,17 +74,15 @@ class OracleAccuracy(Callback, Component):
     @property
     def channels(self) -> tuple[Channel, ...]:
         """Scores on labels that no federation has."""
-        return (ORACLE_SCORES,)
+        return (ORACLE,)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse callbacks that would select by the target's labels."""
-        federated(pl_module, self)
-        refuse_monitors(trainer)
+        """Refuse outputs that have no set form."""
+        check_form(federated(pl_module, self), self)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse schedules that monitor the target's labels; they exist only from here on."""
+        """Warn anew in each run."""
         self._warned = False
-        refuse_monitors(trainer)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget the samples of the last evaluation."""
@@ -267,16 +257,3 @@ class OracleAccuracy(Callback, Component):
         error = multiclass_calibration_error(p, labels, module.num_classes, n_bins=15)
         scores = {"ece": float(error), "brier": float(brier_score(p, labels))}
         return scores | ({"auc": sum(areas) / len(areas)} if areas else {})
-
-
-def refuse_monitors(trainer: Trainer) -> None:
-    """Raise a `LabelGuardError` if a callback, or a schedule that exists already, monitors an ``oracle/`` metric."""
-    watching: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    monitors = [(getattr(each, "monitor", None), type(each).__name__) for each in watching]
-    monitors += [(each.monitor, type(each.scheduler).__name__) for each in trainer.lr_scheduler_configs]
-    for monitor, name in monitors:
-        if isinstance(monitor, str) and monitor.startswith(_PREFIX):
-            raise LabelGuardError(
-                f"{name}(monitor={monitor!r}) would select by the target's hidden labels, which no federation has: "
-                "monitor 'target/score' (label-free, mode='max') or 'source/acc' (mode='max') instead"
-            )

@@ -30,7 +30,7 @@ from fedlit.federation import RosterError, reveal_for_oracle
 from fedlit.federation.labels import known_labels
 from fedlit.federation.streams import was_seeded
 from fedlit.module import FederatedModule
-from fedlit.run.tasks import Classification
+from fedlit.run.tasks import Classification, Unscored
 
 HEADER = ["client", "x", "y", "predicted", "label"]
 MAX_SAMPLES = 150
@@ -324,6 +324,8 @@ def lacking(
 ) -> list[Callback]:
     """Callbacks of fedlit, and of the method, of whose types there are none yet."""
     needed: list[Any] = [OracleAccuracy(), ledger, RoundTimer(), TargetPredictions(), *more]
+    if isinstance(getattr(module, "task", None), Unscored):
+        needed = [each for each in needed if not isinstance(each, OracleAccuracy | TargetPredictions)]
     needed += [locate(path)() for path in getattr(module, "watched_by", ())]  # type: ignore[operator]
     return [each for each in needed if each is not None and not any(isinstance(one, type(each)) for one in callbacks)]
 

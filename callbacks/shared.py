@@ -22,7 +22,7 @@ from fedlit.functional import random_fourier_features, sample_frequencies, tempe
 from fedlit.functional.quantiles import COUNT_BITS
 from fedlit.module import FederatedModule
 from fedlit.run.component import Component
-from fedlit.run.tasks import Classification
+from fedlit.run.tasks import Classification, Unscored
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,6 +71,16 @@ def federated(module: LightningModule, callback: object) -> FederatedModule:
             "fedlit.methods, or remove the callback"
         )
     return module
+
+
+def check_form(module: FederatedModule, callback: object) -> None:
+    """Refuse a module whose outputs have any form; raises a `ValueError`."""
+    if isinstance(module.task, Unscored):
+        name = type(callback).__name__
+        raise ValueError(
+            f"{name} reads logits of classes, or numbers, and {type(module).__name__} has num_classes=None, outputs of "
+            f"any form: remove {name}, and evaluate in validation_step and test_step of the module"
+        )
 
 
 def class_names(trainer: Trainer, module: FederatedModule) -> list[str]:
@@ -200,7 +210,8 @@ class SourceStatistics(Callback, Component):
         return torch.cat(self._kept[what][client])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse regression, and draw features anew for a module that may have another width and seed."""
+        """Refuse other tasks, and draw features anew for a module that may have another width and seed."""
+        check_form(federated(pl_module, self), self)
         if not isinstance(federated(pl_module, self).task, Classification):
             raise ValueError(
                 f"{type(self).__name__} is for class probabilities, but the method has task='regression': remove the "

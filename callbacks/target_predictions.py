@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fedlit.callbacks.shared import class_names, federated, is_dry, log_folder, write_rows
+from fedlit.callbacks.shared import check_form, class_names, federated, is_dry, log_folder, write_rows
 from fedlit.checks import check
 from fedlit.data import DomainDataModule
 from fedlit.functional import decide
@@ -56,6 +56,7 @@ class TargetPredictions(Callback):
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse mismatched names and costs before anything is predicted."""
         module = federated(pl_module, self)
+        check_form(module, self)
         names, others = class_names(trainer, module), self._first_columns(module) + _ends(trainer, module)
         twice = [name for name in names if name in others]
         check(not twice, "classes", f"different from the other columns of the file, {others}", twice, "rename them")

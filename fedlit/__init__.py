@@ -13,16 +13,25 @@ if TYPE_CHECKING:
     from fedlit.run.options import ReplicaSpec, Requires
     from fedlit.run.run import Run
     from fedlit.strategy import FederatedStrategy
-    from fedlit.wrapped import Federated, FederatedCORAL, FederatedDAN, FederatedProx
+    from fedlit.wrapped import (
+        Federated,
+        FederatedAdaBN,
+        FederatedCORAL,
+        FederatedDAN,
+        FederatedProx,
+        FederatedRep,
+    )
 
 __all__ = [
     "Client",
     "Component",
     "Federated",
+    "FederatedAdaBN",
     "FederatedCORAL",
     "FederatedDAN",
     "FederatedModule",
     "FederatedProx",
+    "FederatedRep",
     "FederatedStrategy",
     "Federation",
     "Phase",
@@ -42,7 +51,8 @@ _HOMES = {
     **dict.fromkeys(("ReplicaSpec", "Requires"), "fedlit.run.options"),
     "Run": "fedlit.run.run",
     "FederatedStrategy": "fedlit.strategy",
-    **dict.fromkeys(("Federated", "FederatedCORAL", "FederatedDAN", "FederatedProx"), "fedlit.wrapped"),
+    **dict.fromkeys(("Federated", "FederatedAdaBN", "FederatedCORAL"), "fedlit.wrapped"),
+    **dict.fromkeys(("FederatedDAN", "FederatedProx", "FederatedRep"), "fedlit.wrapped"),
 }
 
 

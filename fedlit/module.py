@@ -31,7 +31,7 @@ from fedlit.run.param_groups import check_parts, make
 from fedlit.run.refinement import Refinement
 from fedlit.run.replicas import Replicas
 from fedlit.run.run import Run
-from fedlit.run.tasks import make_task
+from fedlit.run.tasks import Task, make_task
 from fedlit.run.trainer_checks import check_trainer
 from fedlit.run.trust_region import TrustRegion
 from fedlit.run.vectorisation import stack
@@ -147,7 +147,7 @@ class FederatedModule(ClientOptimisation, Phase):
             refuse("vectorize", "False beside class_weights, which its built-in loss lacks", vectorize)
         if refine and task != "classification":
             refuse("refine", f"False with task={task!r}, which has no class probabilities to refine", refine)
-        self.task = make_task(task, num_classes, class_weights)
+        self.task: Task = self._make_task(task, num_classes, class_weights)
         self.clients = make_roster(clients, target)
         self.target = next(client for client in self.clients if client.is_target)
         self.num_classes = num_classes
@@ -174,6 +174,10 @@ class FederatedModule(ClientOptimisation, Phase):
         if trust_region is not None:
             self.run.trust_region = TrustRegion(trust_region, self.run)
             self.run.parts.append(self.run.trust_region)
+
+    def _make_task(self, name: TaskName, num_classes: int, class_weights: Any) -> Task:
+        """Return the task that clients are trained for and evaluated by."""
+        return make_task(name, num_classes, class_weights)
 
     # ---------------------------------------------------------------- what a method overrides
 

@@ -18,7 +18,7 @@ from fedlit.data import DomainDataModule
 from fedlit.data.raw_inputs import RawInputs, RawRows
 from fedlit.export.files import model_card, save_onnx
 from fedlit.module import FederatedModule
-from fedlit.run.tasks import Classification, Regression
+from fedlit.run.tasks import Classification, Task, Unscored
 
 if TYPE_CHECKING:
     import onnx
@@ -108,9 +108,7 @@ class TargetModel(nn.Module):
         client: Name of the client in whose unit of labels numbers are; ``None`` leaves them as they are.
     """
 
-    def __init__(
-        self, network: nn.Module, task: Classification | Regression, temperature: float = 1.0, client: str | None = None
-    ) -> None:
+    def __init__(self, network: nn.Module, task: Task, temperature: float = 1.0, client: str | None = None) -> None:
         super().__init__()
         self.network = network
         self.task = task
@@ -202,6 +200,11 @@ def export_target(module: FederatedModule, path: str | Path, data: DomainDataMod
         RuntimeError: If this process has no network of the target.
     """
     path, method = check_path(path), type(module).__name__
+    if isinstance(module.task, Unscored):
+        raise TypeError(
+            f"the outputs of {method} have any form (num_classes=None), which a file would have to state: export the "
+            "network that target_model() gives by torch.export or torch.onnx"
+        )
     model: nn.Module = target_model(module)
     raw = raw_inputs_of(data) if isinstance(data, DomainDataModule) else None
     about = _about(module, data, raw)

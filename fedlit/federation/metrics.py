@@ -23,6 +23,15 @@ METRICS = Open(
 )
 """Numbers that clients of every run send for logging and model selection."""
 
+ORACLE = Open(
+    "oracle",
+    "scores on the target's hidden labels",
+    how_often="every evaluation",
+    unblurred="no federation could know it",
+    watched=True,
+)
+"""Numbers of evaluations that read hidden labels of the target."""
+
 _NUMBER = torch.zeros((), dtype=torch.float64)
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+from torch import nn
+
 from fedlit.checks import check
 from fedlit.federation import Channel, Client, FederatedLoader, Summed
 from fedlit.methods.fedavg import FedAvg
@@ -66,10 +68,14 @@ class FedRep(FedAvg):
         if self.run.clock.warming_up:
             return
         for client in self.federation.local_clients:
-            replica = self.replicas[client]
-            fixed = replica.extractor if self.trains_head(client) else replica.classifier
-            for param in fixed.parameters():
+            body, head = self.body_and_head(client)
+            for param in body if self.trains_head(client) else head:
                 param.grad = None
+
+    def body_and_head(self, client: Client) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Return the weights of a local client that are shared, and those that stay local."""
+        replica = self.replicas[client]
+        return [*replica.extractor.parameters()], [*replica.classifier.parameters()]
 
     def trains_head(self, client: Client) -> bool:
         """Whether the step under way trains the client's head rather than the body."""

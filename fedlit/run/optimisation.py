@@ -25,7 +25,7 @@ from fedlit.federation.ledger import SERVER
 from fedlit.run.component import Phase
 from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
-from fedlit.run.tasks import Classification, Regression
+from fedlit.run.tasks import Task
 
 if TYPE_CHECKING:
     from fedlit.run.run import Run
@@ -249,7 +249,7 @@ class ClientOptimisation(pl.LightningModule, ABC):
     run: Run
     clients: tuple[Client, ...]
     target: Client
-    task: Classification | Regression
+    task: Task
     originals: tuple[nn.Module, nn.Module]
 
     replicas: Replicas[nn.Module]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,16 +21,24 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Standstill:
     """Watch local clients from a run's start until a weight of each has changed.
 
-    Unchanged weights are an error if the optimiser holds none of them, or took steps without a gradient of any though
-    the loss has one. Other causes may be intended (a rate of 0, accumulated gradients, frozen features); then the run's
-    end warns.
+    Unchanged weights are an error in the first round in which the client took local steps, if the optimiser holds none
+    of them, a module that steps by itself took no step, or steps had no gradient of any though the loss has one, or
+    changed nothing at a rate that no schedule has lowered. What may be intended is none: a rate of 0, a warm-up of the
+    rate, a loss of 0, as of a weight of 0, frozen features of a target without labels, or steps that a scaler of half
+    precision skips. The next round is watched then, and the run's end warns.
     """
 
     def __init__(self, run: Run, optimizers: Sequence[Optimizer]) -> None:
         self._trainable = {c.name: _trainable(run.replicas[c]) for c in run.federation.local_clients}
         self._waiting = [name for name, params in self._trainable.items() if params]
         self._trained: set[str] = set()
+        target = run.target
+        own = run.replicas[target].parameters() if target.name in self._trainable and not target.labelled else ()
+        # a loss without labels moves features alone: at a target whose extractor is frozen, nothing may be left to move
+        self._excused = {target.name} if any(not param.requires_grad for param in own) else set[str]()
+        self._by_itself = not run.module.automatic_optimization
         self._stepped: set[str] = set()
+        self._rates: dict[str, float] = {}  # of clients that have stepped at full rates
         self._reached: set[str] = set()
         self._before: dict[str, tuple[list[int], list[int]]] = {}
         self._hooks: list[RemovableHandle] = []
@@ -48,6 +56,7 @@ class Standstill:
         waiting = [client.name for client in learners if client.name in self._waiting]
         self._before = {name: (_sums(self._trainable[name]), _writes(self._trainable[name])) for name in waiting}
         self._stepped.clear()
+        self._rates.clear()
         self._reached.clear()
 
     def note_gradients_(self) -> None:
@@ -57,11 +66,26 @@ class Standstill:
                 self._reached.add(name)
 
     def _note_step(self, optimizer: Optimizer, *_: Any) -> None:
-        self._stepped.update(group.get("client", "") for group in optimizer.param_groups)
+        overflow = getattr(optimizer, "found_inf", None)  # a scaler lets fused optimisers skip a step by themselves
+        if overflow is not None and bool(overflow):
+            return
+        for group in optimizer.param_groups:
+            name, rate = group.get("client", ""), group.get("lr")
+            self._stepped.add(name)
+            if rate is not None and rate > 0 and rate >= group.get("initial_lr", rate):
+                self._rates[name] = max(float(rate), self._rates.get(name, 0.0))
 
-    def check_(self, clients: Collection[str], with_graph: Collection[str], round_idx: int) -> NotTrainedError | None:
-        """Return an error if local steps of these clients train nothing; ``with_graph`` have a loss with a gradient."""
-        for name in [name for name in self._before if name in clients]:
+    def check_(
+        self, losses: Mapping[str, float], with_graph: Collection[str], round_idx: int
+    ) -> NotTrainedError | None:
+        """Return an error if local steps of clients with a loss train nothing.
+
+        Args:
+            losses: By client, of the round.
+            with_graph: Clients whose loss has a gradient.
+            round_idx: For the message.
+        """
+        for name in [name for name in self._before if name in losses]:
             self._trained.add(name)
             params, (sums, writes) = self._trainable[name], self._before[name]
             if _sums(params) != sums:
@@ -71,12 +95,23 @@ class Standstill:
                 self._reached.add(name)
             if not any(id(param) in self._optimised for param in params):
                 why = "the optimizer has none of them: build its groups with client_param_groups()"
+            elif self._by_itself and name not in self._stepped:
+                why = (
+                    "training_step has stepped no optimizer (automatic_optimization = False): call step() of "
+                    "self.optimizers() in every round, of which local_steps of the strategy sets the length"
+                )
             elif name in self._stepped and name in with_graph and name not in self._reached:
                 why = (
                     "no gradient reaches its copy of the networks. Causes: a forward that is bound to another network "
                     "(a function compiled or traced before, a lambda or closure that holds a module), or a loss "
                     "without them. Give networks uncompiled or as torch.compile(network), keep modules as attributes "
                     "of modules, and freeze what is not to be trained (requires_grad_(False))"
+                )
+            elif name in self._rates and (losses[name] or self._by_itself) and name not in self._excused:
+                why = (
+                    f"its gradients are 0, or too small to change a weight at the learning rate {self._rates[name]:g}. "
+                    "Causes: units that are dead or saturated, a loss that is constant in the weights, inputs that are "
+                    "all 0, or a rate far too low. Raise the rate, scale inputs, or mend the loss"
                 )
             else:
                 continue

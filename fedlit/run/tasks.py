@@ -170,6 +170,42 @@ class Regression:
         return _Nothing() if is_target else NumberMeter()
 
 
+class Unscored:
+    """Outputs of any form, which the module that makes them evaluates by itself.
+
+    Attributes:
+        metrics: None, see `Classification`.
+        means: Likewise.
+    """
+
+    metrics: tuple[str, ...] = ()
+    means: tuple[str, ...] = ()
+    num_outputs = 0
+
+    def loss(self, client: Client, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Refuse, as the module has a loss of its own."""
+        raise NotImplementedError
+
+    def standardised(self, client: str, samples: Sequence[Any]) -> Sequence[Any]:
+        """Return a client's samples unchanged."""
+        return samples
+
+    def in_unit(self, client: str, outputs: Any) -> Any:
+        """Return outputs unchanged."""
+        return outputs
+
+    def predictions(self, outputs: Any, temperature: float = 1.0) -> Any:
+        """Return outputs unchanged."""
+        return outputs
+
+    def meter(self, is_target: bool, device: torch.device) -> Meter:
+        """Return a meter of nothing."""
+        return _Nothing()
+
+
+Task: TypeAlias = Classification | Regression | Unscored
+
+
 def make_task(name: TaskName, num_outputs: int, class_weights: ClassWeights = None) -> Classification | Regression:
     """Return a task by its name, for a number of classes or of outputs.
 

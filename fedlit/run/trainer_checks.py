@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fedlit.checks import refuse
-from fedlit.federation import ChannelError
+from fedlit.federation import ChannelError, LabelGuardError
 
 _AVERAGES = (
     "averages weights of local steps, and ends with clients whose models differ where the method has made them equal; "
@@ -79,7 +79,10 @@ def check_trainer(trainer: Trainer) -> None:
             refuse("callbacks", f"without {name}, which {why}", callback, instead, shown=name)
 
 
-_REPORTED = ("train/", "source/", "target/", "validator/", "oracle/")
+_ORACLE = "oracle/"
+"""Prefix of the names of numbers that read hidden labels of the target."""
+
+_REPORTED = ("train/", "source/", "target/", "validator/", _ORACLE)
 """Prefixes of the names of numbers that clients report."""
 
 
@@ -134,7 +137,12 @@ def explain_monitor(trainer: Trainer, module: LightningModule, error: BaseExcept
 
 
 def check_modes(trainer: Trainer) -> None:
-    """Raise a `ValueError` if a score is monitored with ``mode="min"``, the default, or a loss with ``"max"``."""
+    """Refuse to monitor the target's labels, or a score with ``mode="min"``, the default, or a loss with ``"max"``.
+
+    Raises:
+        LabelGuardError: Of an ``oracle/`` metric.
+        ValueError: Of another mode.
+    """
     watching: list[object] = [*trainer.callbacks]  # type: ignore[attr-defined]
     found = [(each, getattr(each, "monitor", None)) for each in watching]
     for config in trainer.lr_scheduler_configs:
@@ -143,6 +151,12 @@ def check_modes(trainer: Trainer) -> None:
         found += [(each, "loss") for each in of_clients if isinstance(each, ReduceLROnPlateau)]
     for each, monitor in found:
         mode = getattr(each, "mode", None)
+        if isinstance(monitor, str) and monitor.startswith(_ORACLE):
+            raise LabelGuardError(
+                f"{type(each).__name__}(monitor={monitor!r}) would select by the target's hidden labels, which no "
+                "federation has: monitor 'target/score' (label-free, mode='max') or a metric of the sources, such as "
+                "'source/acc' (mode='max'), instead"
+            )
         if isinstance(monitor, str) and mode in ("min", "max") and mode != (best_mode(monitor) or mode):
             other = best_mode(monitor)
             better = "higher" if other == "max" else "lower"  # without mode it is 'min'
@@ -157,8 +171,9 @@ def best_mode(metric: str) -> str | None:
 
 def _explained(name: str, monitor: str, logged: Sequence[str], hint: str) -> str:
     """Compose the message: the missing monitor, what may be meant, and what is logged."""
-    same = [each for each in logged if each.rpartition("/")[2] in (monitor, f"own_{monitor}")]
-    near = get_close_matches(monitor, logged, 1, cutoff=0.75)
+    open_to_all = [each for each in logged if not each.startswith(_ORACLE)]
+    same = [each for each in open_to_all if each.endswith((f"/{monitor}", f"/own_{monitor}"))]
+    near = get_close_matches(monitor, open_to_all, 1, cutoff=0.75)
     advised = [f"{each!r} (mode={mode!r})" for each, mode in _ADVISED if each in logged]
     if same:
         advice = f"monitor one of {', '.join(map(repr, same[:_MOST]))}{', ...' if len(same) > _MOST else ''}."

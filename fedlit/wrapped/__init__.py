@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedlit.methods import FedAvg, FedCORAL, FedDAN, FedProx
+from fedlit.methods import AdaBN, FedAvg, FedCORAL, FedDAN, FedProx
 from fedlit.wrapped.base import Wrapped
 from fedlit.wrapped.matching import WrappedMatching
+from fedlit.wrapped.personal import WrappedRep
 
-__all__ = ["Federated", "FederatedCORAL", "FederatedDAN", "FederatedProx", "Wrapped", "WrappedMatching"]
+__all__ = [
+    "Federated",
+    "FederatedAdaBN",
+    "FederatedCORAL",
+    "FederatedDAN",
+    "FederatedProx",
+    "FederatedRep",
+    "Wrapped",
+    "WrappedMatching",
+    "WrappedRep",
+]
 
 
 class Federated(Wrapped, FedAvg):
@@ -27,14 +38,19 @@ class Federated(Wrapped, FedAvg):
     `on_train_epoch_end` and `on_train_end` are called of each copy; hooks that single clients' copies cannot have are
     refused by name.
 
-    Evaluation is fedlit's, of what ``forward`` gives, outputs of shape (batch, num_classes): ``validation_step``,
-    ``test_step`` and ``predict_step`` of the module are not called.
+    ``validation_step`` and ``test_step`` of the module are called for each client, with their hooks for epochs and
+    batches. What they log is ``source/NAME/...``, with the mean over sources as ``source/...``. Of the target it is
+    ``target/...`` if the step reads no label, and otherwise ``oracle/target/...``, of samples with known labels, by
+    which nothing may be selected. With ``num_classes``, fedlit also evaluates what ``forward`` gives. ``predict_step``
+    is not called: predictions are what ``forward`` gives.
 
     Args:
         module: Not changed.
         clients: The roster, at least two names or `Client` objects.
         target: Name of the client adapted to.
-        num_classes: Number of classes; in regression, of numbers to predict.
+        num_classes: Number of classes; in regression, of numbers to predict. ``forward`` gives outputs of shape (batch,
+            num_classes). ``None``: they may have any form, such as classes of pixels, and ``validation_step`` and
+            ``test_step`` alone evaluate clients.
         task: ``"classification"`` or ``"regression"``: how clients are evaluated.
         scale_labels: ``False``: ``training_step`` is given numbers as they are, and ``forward`` gives numbers in their
             unit. A module that learns them standardised does both itself.
@@ -45,11 +61,21 @@ class Federated(Wrapped, FedAvg):
         ValueError: If the module does something in training that its copies would not, or has what an argument gives.
     """
 
-    adds_to_the_loss: ClassVar[bool] = False
+    acts_on_steps: ClassVar[bool] = False
 
 
 class FederatedProx(Wrapped, FedProx):
     """`Federated`, whose copies are held near the round's first model: see `FedProx`."""
+
+
+class FederatedRep(WrappedRep):
+    """`Federated`, of whose copies one part is trained and kept by each client: see `FedRep`."""
+
+
+class FederatedAdaBN(Wrapped, AdaBN):
+    """`Federated`, with BatchNorm statistics of the target's samples in its copy: see `AdaBN`, without ``mixing``."""
+
+    acts_on_steps: ClassVar[bool] = False
 
 
 class FederatedDAN(WrappedMatching, FedDAN):

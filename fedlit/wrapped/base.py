@@ -12,9 +12,10 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
+from fedlit.checks import refuse
 from fedlit.federation import Client
 from fedlit.federation.batch_parts import whole
 from fedlit.federation.descriptions import described
@@ -24,6 +25,8 @@ from fedlit.federation.nested import take
 from fedlit.module import Batch, FederatedModule
 from fedlit.run.optimisation import default_optimizer
 from fedlit.run.own_optimisers import ClientOptimizer, OwnOptimisers, placeholder, together
+from fedlit.run.tasks import Task, Unscored
+from fedlit.wrapped.evaluation import Log, SelfEvaluated, call_step
 from fedlit.wrapped.outputs import LoggedNumbers, Outputs
 
 _REFUSED = {
@@ -41,6 +44,10 @@ _REFUSED = {
     ),
     **dict.fromkeys(("setup", "configure_model", "configure_sharded_model"), "build the network in __init__"),
     **dict.fromkeys(("on_fit_start", "on_fit_end"), "do it in on_train_start or on_train_end"),
+    **dict.fromkeys(
+        [f"on_{stage}_model_{what}" for stage in ("validation", "test") for what in ("eval", "train")],
+        "do it in on_validation_epoch_start and on_validation_epoch_end",
+    ),
     **dict.fromkeys(("on_save_checkpoint", "on_load_checkpoint"), "keep the state in buffers of the module"),
     "configure_callbacks": "give the callbacks to the Trainer",
 }
@@ -74,34 +81,36 @@ def check_module(module: object) -> None:
             raise ValueError(f"{name} overrides {hook}, which clients' copies would not be called by: {advice}")
 
 
-class Wrapped(FederatedModule):
+class Wrapped(SelfEvaluated):
     """Mixed in before a method, it trains a LightningModule in place of an extractor and a classifier: see `Federated`.
 
     Args:
         module: A LightningModule, not changed.
     """
 
-    adds_to_the_loss: ClassVar[bool] = True
-    """Whether the method has a loss of its own beside the module's."""
+    acts_on_steps: ClassVar[bool] = True
+    """Whether the method has a loss beside the module's, or chooses whose gradients are applied."""
 
     def __init__(
         self,
         module: pl.LightningModule,
         clients: Sequence[Client | str],
         target: str,
-        num_classes: int,
+        num_classes: int | None = None,
         *,
         task: TaskName = "classification",
         scale_labels: bool = False,
         **kwargs: Any,
     ) -> None:
         check_module(module)
-        outputs = Outputs(num_classes, task, type(module).__name__)
+        if num_classes is None and task != "classification":
+            refuse("task", "left out without num_classes, as the module evaluates its outputs by itself", task)
+        outputs = nn.Identity() if num_classes is None else Outputs(num_classes, task, type(module).__name__)
         # by name, as the command reads from this call which arguments are left
         super().__init__(
             clients=clients,
             target=target,
-            num_classes=num_classes,
+            num_classes=cast(int, num_classes),
             extractor=module,
             classifier=outputs,
             task=task,
@@ -113,14 +122,16 @@ class Wrapped(FederatedModule):
         text = f"{kind.__module__}.{kind.__qualname__}({described(dict(module.hparams))})"
         self.save_hyperparameters({"module": text}, logger=False)
         self._refuse_what_the_module_has()
-        if not module.automatic_optimization and self.adds_to_the_loss:
+        if not module.automatic_optimization and self.acts_on_steps:
             raise ValueError(
                 f"{type(module).__name__} steps its optimizers by itself (automatic_optimization = False), so that "
-                f"{type(self).__name__} cannot add to its loss: take fedlit.Federated, which is FedAvg"
+                f"{type(self).__name__} cannot add to its loss or choose its gradients: take fedlit.Federated, which "
+                "is FedAvg, or FederatedAdaBN"
             )
         self.automatic_optimization = module.automatic_optimization
         self.run.own_labels = True  # training_step of the module defines what labels are
-        self._logged = LoggedNumbers()
+        self._logged = LoggedNumbers(self.evaluates("validation") or self.evaluates("test"))
+        self._stepped, self._reads_labels = set(), {}
         self.run.parts.append(self._logged)
 
     def _refuse_what_the_module_has(self) -> None:
@@ -141,29 +152,47 @@ class Wrapped(FederatedModule):
             ("vectorize", local.vectorize, f"{step} is called for each client"),
             ("refine", self.hparams.get("refine"), split),
             ("trust_region", self.hparams.get("trust_region"), split),
+            ("mixing", self.hparams.get("mixing") is not None, split),
         ):
             if refused:
                 raise ValueError(f"{name} takes no {argument}: {why}")
+
+    def _make_task(self, name: TaskName, num_classes: int | None, class_weights: Any) -> Task:
+        return Unscored() if num_classes is None else super()._make_task(name, num_classes, class_weights)
+
+    def part_of_module(self, argument: str, part: str) -> nn.Module:
+        """Return the part of the module that an argument names; a `ValueError` if there is none."""
+        module = self.originals[0]
+        parts: dict[str, nn.Module] = dict(module.named_modules())
+        if not part or part not in parts:
+            near = [name for name in parts if name and name.count(".") == 0]
+            raise ValueError(
+                f"{argument}={part!r} is no part of {type(module).__name__}, which has {near}: name one of these, or a "
+                "part within one"
+            )
+        return parts[part]
 
     @property
     def monitor_hint(self) -> str:
         """What a user who monitors a number of the module has to know."""
         name = type(self.originals[0]).__name__
+        steps = ["training_step", *(f"{stage}_step" for stage in ("validation", "test") if self.evaluates(stage))]
         return (
-            f"Numbers that training_step of {name} logs are those of one client each, source/NAME/... and target/...; "
-            f"validation_step of {name} is not called, as clients are evaluated by its forward."
+            f"Numbers that {', '.join(steps)} of {name} logs are those of one client each, source/NAME/... and "
+            "target/...; those of an evaluation have a mean over sources, source/..., and where they read labels of "
+            "the target they are oracle/target/..., by which nothing may be selected."
         )
 
     # ---------------------------------------------------------------- a client's own module
 
     @contextmanager
-    def at_work(self, client: Client | str) -> Iterator[pl.LightningModule]:
-        """A local client's copy of the module, as if the Trainer had it alone."""
+    def at_work(self, client: Client | str, log: Log | None = None, module: Any = None) -> Iterator[pl.LightningModule]:
+        """Give a local client's copy of the module, or another ``module``, as if the Trainer had it alone."""
         name = client if isinstance(client, str) else client.name
-        module: Any = self.replicas[name].extractor
+        module = self.replicas[name].extractor if module is None else module
         module.trainer = self.trainer
         # methods of one object, which no copy of it takes along
-        mine: dict[str, Callable[..., Any]] = {"log": partial(self._logged.note, name)}
+        mine: dict[str, Callable[..., Any]] = {"log": partial(self._logged.note, name) if log is None else log}
         if not self.automatic_optimization:
             mine["optimizers"] = lambda use_pl_optimizer=True: _alone_or_all(
                 [ClientOptimizer(each, name) for each in self.trainer.optimizers]
@@ -184,7 +213,7 @@ class Wrapped(FederatedModule):
         replica = super().build_replica()
         for part in replica.modules():
             if isinstance(part, Metric):
-                part.sync_on_compute, part.dist_sync_on_step = False, False  # others have other clients
+                part.distributed_available_fn = _nowhere  # other processes have other clients
         return replica
 
     def label_loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
@@ -198,9 +227,7 @@ class Wrapped(FederatedModule):
             return self._called(module, batch)
 
     def _called(self, module: pl.LightningModule, batch: Sequence[Any]) -> Tensor:
-        step = module.training_step
-        numbered = len(inspect.signature(step).parameters) > 1
-        given = step(whole(batch), self.federation.batch_idx) if numbered else step(whole(batch))
+        given = call_step(module, "training_step", whole(batch), self.federation.batch_idx)
         loss = given.get("loss") if isinstance(given, Mapping) else given
         if loss is None and not self.automatic_optimization:
             return torch.zeros((), device=self.device)
@@ -217,6 +244,10 @@ class Wrapped(FederatedModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimisers that each local client's copy of the module makes, and its schedules."""
         made = {}
+        precision: Any = self.trainer.precision_plugin
+        if not self.automatic_optimization and getattr(precision, "scaler", None) is not None:
+            rule = "one without a scaler of losses beside automatic_optimization = False, whose steps would not undo it"
+            refuse("precision", rule, precision.precision, "give 'bf16-mixed' or '32-true'")
         for client in self.federation.local_clients:
             with self.at_work(client) as module:
                 made[client.name] = OwnOptimisers.of(module)
@@ -237,26 +268,26 @@ class Wrapped(FederatedModule):
 
     # ---------------------------------------------------------------- hooks
 
-    def _call_copies(self, hook: str) -> None:
-        for client, _ in self.run.in_streams({client.name: () for client in self.federation.local_clients}, hook):
-            with self.at_work(client) as module:
-                getattr(module, hook)()
-
     def on_train_start(self) -> None:
         """Of each client's copy of the module."""
-        self._call_copies("on_train_start")
+        self.call_copies("on_train_start")
 
     def on_train_epoch_start(self) -> None:
         """Of each client's copy of the module."""
-        self._call_copies("on_train_epoch_start")
+        self.call_copies("on_train_epoch_start")
 
     def on_train_epoch_end(self) -> None:
         """Of each client's copy of the module."""
-        self._call_copies("on_train_epoch_end")
+        self.call_copies("on_train_epoch_end")
 
     def on_train_end(self) -> None:
         """Of each client's copy of the module."""
-        self._call_copies("on_train_end")
+        self.call_copies("on_train_end")
+
+
+def _nowhere() -> bool:
+    """Return that there are no processes that a metric could wait for."""
+    return False
 
 
 def _alone_or_all(several: list[Any]) -> Any:

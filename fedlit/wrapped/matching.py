@@ -31,21 +31,15 @@ class WrappedMatching(Wrapped, MomentMatching):
 
     def matched_width(self) -> int:
         """Width of the features of the part."""
-        module = self.originals[0]
-        parts = dict(module.named_modules())
-        if not self._part or self._part not in parts:
-            near, name = [name for name in parts if name and name.count(".") == 0], type(module).__name__
-            raise ValueError(
-                f"features={self._part!r} is no part of {name}, which has {near}: name the one that gives the features"
-            )
+        part = self.part_of_module("features", self._part)
         if self._width is not None:
             return self._width
         try:
-            return feature_width(parts[self._part])
+            return feature_width(part)
         except TypeError as error:
             raise ValueError(
-                f"the part features={self._part!r} of {type(module).__name__} does not state how many features it "
-                "gives: give width"
+                f"the part features={self._part!r} of {type(self.originals[0]).__name__} does not state how many "
+                "features it gives: give width"
             ) from error
 
     def features(self, client: Client, batch: Sequence[Any]) -> Tensor:

@@ -36,7 +36,7 @@ def adam(params: Any) -> torch.optim.Optimizer:
 
 
 def test_predictions_of_one_class_are_warned_of_once_in_each_stage(tmp_path):
-    module = build(optimizer=lambda params: torch.optim.SGD(params, lr=1e-9))
+    module = build(optimizer=lambda params: torch.optim.SGD(params, lr=1e-6))
     module.originals[1].bias.data += torch.tensor([0.0, 0.0, 100.0, 0.0])
     texts = warned(trainer(2, [], tmp_path), module, "predictions for target", fit_alone=False)
     assert len(texts) == 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,6 +21,7 @@ import yaml
 from PIL import Image
 
 from fedlit.models import SmallCNN
+from helpers import trainer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SITES = ["cleveland", "hungary", "long_beach"]
@@ -205,3 +208,27 @@ def test_a_lightning_project_trains_in_a_federation_as_it_is(tmp_path: Path) -> 
     assert numbers["source/oslo/acc"] > 0.9
     assert numbers["source/lyon/acc"] > 0.9
     assert numbers["oracle/target/acc"] > 0.6  # a clinic's own module gets 0.55 to 0.63 by plain FedAvg
+
+
+@pytest.mark.packaging
+def test_cells_are_found_by_five_methods_around_a_module(tmp_path: Path) -> None:
+    printed = Example("segmentation", tmp_path).call(sys.executable, "train.py")
+    found = {
+        row[1].strip(): float(row[2]) for row in re.finditer(r"^(.{18}) +[\d.]+ +([\d.]+) +[\d.]+$", printed, re.M)
+    }
+    assert [*found] == ["FedAvg", "FedProx", "FedDAN", "AdaBN", "FedRep, 8 marked"]
+    assert found["AdaBN"] > 0.7
+    assert found["FedRep, 8 marked"] > 0.4
+    assert max(found["FedAvg"], found["FedProx"], found["FedDAN"]) < 0.4
+
+
+def test_cells_are_learnt_and_validated_in_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES / "segmentation")
+    train = importlib.import_module("train")
+    method = train.methods(1)["AdaBN"]
+    fitted = trainer(1)
+    fitted.fit(method, *train.loaders(16, has_marks=False))
+    for name in ("cells", "train"):
+        del sys.modules[name]
+    assert 0 < float(fitted.callback_metrics["source/iou"]) < 1
+    assert 0 < float(fitted.callback_metrics["oracle/target/dice"]) < 1

@@ -24,10 +24,11 @@ from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs, build, trainer
 
 
 class Validated(Net):
-    """Logs in a validation_step, which nobody calls."""
+    """Logs a number of no label, and one of labels, in a validation_step."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", torch.tensor(1.0))
+        self.log("right", (self(batch[0]).argmax(dim=1) == batch[1]).float().mean())
 
 
 def wrapped() -> FederatedModule:
@@ -39,7 +40,7 @@ def fit(callback: Callback, module: FederatedModule, folder: Path, **kwargs: Any
     trainer(3, [callback], folder, enable_checkpointing=True, **kwargs).fit(module, Blobs())
 
 
-OF_THE_MODULE = "training_step of Validated logs are those of one client each, source/NAME/... and target/...; "
+OF_THE_MODULE = "training_step, validation_step of Validated logs are those of one client each, source/NAME/... and "
 KINDS = [(EarlyStopping, RuntimeError), (ModelCheckpoint, MisconfigurationException)]
 
 
@@ -49,7 +50,7 @@ KINDS = [(EarlyStopping, RuntimeError), (ModelCheckpoint, MisconfigurationExcept
 @pytest.mark.parametrize(
     ("monitor", "advice"),
     [
-        ("val_loss", "monitor 'target/score' (mode='max') or 'source/acc' (mode='max')"),
+        ("right", "monitor one of 'source/right', 'source/amazon/right', 'source/dslr/right', 'source/caltech/right'."),
         ("batch_loss", "monitor one of 'source/amazon/batch_loss', 'source/dslr/batch_loss', 'source/caltech/batch_lo"),
         ("source/accc", "did you mean 'source/acc'?"),
         ("loss", "monitor one of 'source/amazon/loss', 'source/dslr/loss', 'source/caltech/loss', 'train/loss'."),

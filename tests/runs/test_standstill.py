@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import LambdaLR
@@ -22,6 +23,7 @@ from fedlit.methods import FedAvg, SourceOnly
 from fedlit.models import MLP
 from helpers import loader, same, shards, trainer, weights
 from own_modules import Simple
+from refused import refused
 
 NAMES = ["c0", "c1", "c2"]
 OTHER = nn.Linear(5, 2)
@@ -55,6 +57,15 @@ def small() -> nn.Module:
 def method(extractor: nn.Module, classifier: nn.Module | None = None, cls: Any = FedAvg, **kwargs: Any) -> Any:
     torch.manual_seed(1)
     return cls(NAMES, "c2", 2, extractor, nn.Linear(4, 2) if classifier is None else classifier, **kwargs)
+
+
+class Net(Simple):
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__(nn.Sequential(small(), nn.Linear(4, 2)), lr)
+
+
+def wrapped(net: pl.LightningModule) -> FederatedModule:
+    return fedlit.Federated(net, NAMES, "c2", 2)
 
 
 @pytest.mark.parametrize("optimizer", [SGD, Adam])
@@ -100,12 +111,12 @@ def test_a_client_of_which_the_optimizer_has_nothing_is_an_error() -> None:
         fit(method(small(), cls=WithoutGroups))
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_schedule_that_starts_at_rate_zero_is_no_error(fused: bool) -> None:
+@pytest.mark.parametrize(("fused", "start"), [(True, 0.0), (False, 0.0), (True, 1e-30)])
+def test_a_schedule_that_starts_at_rate_zero_is_no_error(fused: bool, start: float) -> None:
     module = method(
         small(),
         optimizer=lambda params: SGD(params, lr=0.1, fused=fused),
-        lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda round_idx: 0.0 if round_idx < 2 else 1.0),
+        lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda round_idx: start if round_idx < 2 else 1.0),
     )
     before = {**small().state_dict()}
     with warnings.catch_warnings():
@@ -133,21 +144,66 @@ class Nothing(FedAvg):
     [
         lambda: method(small(), cls=Nothing),
         lambda: method(small(), vectorize=True, optimizer=lambda params: SGD(params, lr=0.0)),
-        lambda: method(nn.Sequential(small(), nn.Threshold(1e9, 0.0))),  # dead units
     ],
-    ids=["gradient 0", "vectorized, rate 0", "dead units"],
+    ids=["loss 0", "vectorized, rate 0"],
 )
-def test_weights_that_cannot_move_are_no_error(make: Callable[[], FederatedModule]) -> None:
+def test_weights_that_are_not_to_move_are_no_error(make: Callable[[], FederatedModule]) -> None:
     fit(make())
 
 
-class Net(Simple):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: method(nn.Sequential(small(), nn.Threshold(1e9, 0.0)), nn.Linear(4, 2, bias=False)),
+        lambda: method(small(), optimizer=lambda params: SGD(params, lr=1e-30)),
+        lambda: method(small(), vectorize=True, optimizer=lambda params: SGD(params, lr=1e-30)),
+        lambda: wrapped(Net(lr=1e-30)),
+    ],
+    ids=["dead units", "rate", "vectorized", "wrapped"],
+)
+def test_a_first_round_that_moves_no_weight_names_the_client_and_the_rate(make: Callable[[], FederatedModule]) -> None:
+    with pytest.raises(NotTrainedError, match=r"weight of client 'c0' .* round 0: its gradients .* rate 0\.01|1e-30"):
+        fit(make())
+
+
+class Unstepped(Net):
+    """Steps by itself, and forgets to."""
+
     def __init__(self) -> None:
-        super().__init__(nn.Sequential(small(), nn.Linear(4, 2)))
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(super().training_step(batch, batch_idx))
 
 
-def wrapped(net: pl.LightningModule) -> FederatedModule:
-    return fedlit.Federated(net, NAMES, "c2", 2)
+def test_a_module_that_takes_no_step_by_itself_is_an_error() -> None:
+    with pytest.raises(NotTrainedError, match=r"client 'c0' .* has stepped no optimizer"):
+        fit(wrapped(Unstepped()))
+
+
+def half() -> MixedPrecision:
+    """Half precision of a scale that overflows in the first step, so that the scaler skips it."""
+    return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=9999))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_steps_that_a_scaler_skips_are_no_error(fused: bool) -> None:
+    module = method(small(), optimizer=lambda params: SGD(params, lr=0.1, fused=fused))
+    before, seen = {**small().state_dict()}, []
+
+    class Rounds(pl.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            seen.append(same(before, {**module.replicas["c0"].extractor.state_dict()}))
+
+    fit(module, 20, callbacks=[Rounds()], plugins=[half()], strategy={"local_steps": 1})
+    assert seen[0]
+    assert not seen[-1]
+
+
+def test_a_module_that_steps_by_itself_has_no_scaler() -> None:
+    with refused("precision"):
+        fit(wrapped(Unstepped()), plugins=[half()])
 
 
 def compiled(net: Any) -> Any:
