@@ -327,10 +327,10 @@ class FederatedModule(ClientOptimisation, Phase):
         learners = {client.name for client in run.present_learners()}
         with self.federation.stepping():
             losses = run.phase().losses({name: samples for name, samples in batch.items() if name in learners})
+        loss = run.record.add_(losses)
         # A step in which no local client trains must still have a graph: never None with several processes.
         if not losses:
             return torch.zeros((), device=self.device, requires_grad=True)
-        loss = run.record.add_(losses)
         if self.automatic_optimization and torch.is_grad_enabled() and not loss.requires_grad:
             raise NotTrainedError(
                 f"the losses of {list(losses)} depend on no weight that is trained: all are frozen (requires_grad), or "

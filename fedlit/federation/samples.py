@@ -101,7 +101,8 @@ def check_entries(client: str, samples: Any) -> None:
     way_out = (
         "give a TensorDataset(x, y), or let the dataset's __getitem__ give such tuples; or name the labels of "
         "DataLoaders (label of FederatedLoader.from_loaders). Inputs may be a dictionary of tensors; the second entry "
-        "is the one that the label guard keeps, -1 (in regression NaN) for a sample of the target without a label"
+        "is the one that the label guard keeps, -1 (in regression NaN) for a sample of the target without a label. "
+        "For a module in fedlit.Federated that reads no labels, -1 of every sample will do"
     )
     refuse(f"samples of client {client!r}", "(inputs, labels, ...)", shown, way_out, TypeError, shown)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -60,12 +61,24 @@ class OwnOptimisers:
             check_made(schedule.frequency == 1, rule, schedule.frequency, way_out)
             if getattr(schedule, "reduce_on_plateau", False):
                 rule = "of a schedule that monitors train_loss, the mean of a client's training_step"
-                check_made(schedule.monitor in ("loss", "train_loss"), rule, schedule.monitor)
+                way_out = "set 'monitor': 'train_loss', as a copy's schedule knows no number of an evaluation"
+                check_made(schedule.monitor in ("loss", "train_loss"), rule, schedule.monitor, way_out)
         return cls(optimizers, made)
 
 
 class ClientOptimizer(ClientView):
     """One client's parameter groups as an optimiser that steps them alone, for a module that steps by itself."""
+
+    def __init__(self, optimizer: Optimizer, client: str, module: pl.LightningModule) -> None:
+        super().__init__(optimizer, client)
+        self._module = module
+
+    @contextmanager
+    def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
+        """Let no parameters of other optimisers take gradients meanwhile."""
+        self._module.toggle_optimizer(self)
+        yield
+        self._module.untoggle_optimizer(self)
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Step the client's parameters that have a gradient."""

@@ -92,9 +92,9 @@ class RoundRecord(Component):
         self.graphs.clear()
 
     def add_(self, losses: Mapping[str, Tensor]) -> Tensor:
-        """Note the losses of a step; return their sum, a scalar."""
+        """Note the losses of a step, none too, after which no schedule advances; return their sum, a scalar."""
         self.graphs.update(name for name, loss in losses.items() if loss.requires_grad)
-        stacked = torch.stack(list(losses.values()))
+        stacked = torch.stack(list(losses.values())) if losses else torch.zeros(0)
         self.steps.append((list(losses), stacked.detach()))
         return stacked.sum()
 

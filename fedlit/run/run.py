@@ -218,10 +218,11 @@ class Run:
     def local_losses(
         self, loss: Callable[[Client, Sequence[Any]], Tensor], batch: Mapping[str, Sequence[Any]]
     ) -> dict[str, Tensor]:
-        """Return the losses of local clients by a function of one client and its batch."""
+        """Return the losses of local clients by a function of one client and its batch, without those of None."""
         if self.stacked is not None:
             return self.stacked.losses_in_stream(self, batch)
-        return {client.name: loss(client, samples) for client, samples in self.in_streams(batch)}
+        losses = {client.name: loss(client, samples) for client, samples in self.in_streams(batch)}
+        return {name: each for name, each in losses.items() if each is not None}
 
     # ---------------------------------------------------------------- the log
 

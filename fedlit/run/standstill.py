@@ -111,7 +111,8 @@ class Standstill:
                 why = (
                     f"its gradients are 0, or too small to change a weight at the learning rate {self._rates[name]:g}. "
                     "Causes: units that are dead or saturated, a loss that is constant in the weights, inputs that are "
-                    "all 0, or a rate far too low. Raise the rate, scale inputs, or mend the loss"
+                    "all 0, gradients clipped to almost 0, or a rate far too low. Raise the rate, scale inputs, "
+                    "or mend the loss"
                 )
             else:
                 continue

@@ -83,6 +83,7 @@ class SharedWeights(Component):
         self.max_share = 1.0
         self._known: dict[str, dict[str, tuple[dict[str, Tensor], str]]] = {}
         self._untouched: dict[str, frozenset[str]] = {}
+        self._always_frozen: dict[str, frozenset[str]] = {}
         self._remembers = False
         self._restored: dict[str, dict[str, Tensor]] = {}
         self.received: dict[str, dict[str, Tensor]] = {}
@@ -98,6 +99,7 @@ class SharedWeights(Component):
         sends, remembers = "weights" in channels, bool(channels.mechanisms)
         self._known.clear()
         self._untouched = {client.name: self._find_untouched(client.name) for client in clients}
+        self._always_frozen.clear()
         for client in clients[:1] if sends else ():  # others start alike
             bad = [name for name, tensor in self.of(client.name).items() if not bool(torch.isfinite(tensor).all())]
             if bad:
@@ -242,6 +244,17 @@ class SharedWeights(Component):
     def received_part(self, part: str) -> dict[str, dict[str, Tensor]]:
         """Return what local clients last received of a part: a mechanism clips around it."""
         return {client: part_of(state, part) for client, state in self.received.items()}
+
+    def moved_frozen(self, client: str) -> list[str]:
+        """Return parameters of a local client that are not sent as they are frozen, and have changed all the same.
+
+        Those that were trained at an earlier call have been averaged then, and are left out.
+        """
+        replica = self._replicas[client]
+        params = dict(replica.named_parameters()).keys() & self.of(client, frozen_too=True).keys()
+        frozen = self._always_frozen.get(client, self._untouched[client]) & _frozen(_parts_of(replica)) & params
+        self._always_frozen[client] = frozen
+        return sorted(frozen - self._find_untouched(client)) if frozen else []
 
     def _find_untouched(self, client: str) -> frozenset[str]:
         """Return entries passed as frozen that still have their first values; a checkpoint may have replaced some."""

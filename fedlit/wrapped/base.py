@@ -10,18 +10,19 @@ from typing import Any, ClassVar, cast
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedlit.checks import refuse
-from fedlit.federation import Client
+from fedlit.federation import Client, NotTrainedError
 from fedlit.federation.batch_parts import whole
 from fedlit.federation.descriptions import described
 from fedlit.federation.labels import TaskName, known_samples
 from fedlit.federation.ledger import SERVER
-from fedlit.federation.nested import take
+from fedlit.federation.nested import num_samples, take
 from fedlit.module import Batch, FederatedModule
 from fedlit.run.optimisation import default_optimizer
 from fedlit.run.own_optimisers import ClientOptimizer, OwnOptimisers, placeholder, together
@@ -130,7 +131,11 @@ class Wrapped(SelfEvaluated):
             )
         self.automatic_optimization = module.automatic_optimization
         self.run.own_labels = True  # training_step of the module defines what labels are
-        self._logged = LoggedNumbers(self.evaluates("validation") or self.evaluates("test"))
+        self._logged = LoggedNumbers(
+            self.evaluates("validation") or self.evaluates("test"), is_overridden("on_train_epoch_end", module)
+        )
+        self._warned_of_moved = False
+        self._silent: dict[str, bool] = {}
         self._stepped, self._reads_labels = set(), {}
         self.run.parts.append(self._logged)
 
@@ -192,10 +197,10 @@ class Wrapped(SelfEvaluated):
         module = self.replicas[name].extractor if module is None else module
         module.trainer = self.trainer
         # methods of one object, which no copy of it takes along
-        mine: dict[str, Callable[..., Any]] = {"log": partial(self._logged.note, name) if log is None else log}
+        mine: dict[str, Callable[..., Any]] = {"log": partial(self._logged.note, name, 1) if log is None else log}
         if not self.automatic_optimization:
             mine["optimizers"] = lambda use_pl_optimizer=True: _alone_or_all(
-                [ClientOptimizer(each, name) for each in self.trainer.optimizers]
+                [ClientOptimizer(each, name, module) for each in self.trainer.optimizers]
             )
             mine["lr_schedulers"] = lambda: _alone_or_all(
                 [cast(Any, config.scheduler).schedules[name] for config in self.trainer.lr_scheduler_configs]
@@ -217,20 +222,25 @@ class Wrapped(SelfEvaluated):
         return replica
 
     def label_loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
-        """What the client's own ``training_step`` gives of its labelled samples, a scalar."""
+        """What the client's own ``training_step`` gives of its labelled samples: a scalar, or None for no step."""
         if client.is_target:
             known = known_samples(batch[1])
             batch = [take(each, known) for each in batch]
             if not known.any():
                 return 0 * sum(param.sum() for param in self.replicas[client].parameters())  # type: ignore[return-value]
-        with self.at_work(client) as module:
-            return self._called(module, batch)
+        with self.at_work(client, partial(self._logged.note, client.name, num_samples(batch[0]))) as module:
+            loss = self._called(module, batch)
+        self._silent[client.name] = loss is None and self._silent.get(client.name, True)
+        return loss
 
     def _called(self, module: pl.LightningModule, batch: Sequence[Any]) -> Tensor:
         given = call_step(module, "training_step", whole(batch), self.federation.batch_idx)
         loss = given.get("loss") if isinstance(given, Mapping) else given
         if loss is None and not self.automatic_optimization:
             return torch.zeros((), device=self.device)
+        if loss is None and not self.acts_on_steps:
+            rank_zero_warn(f"{type(module).__name__}.training_step has given None: such a batch trains nothing")
+            return cast(Tensor, None)  # `Run.local_losses` leaves the client out of this step
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{given!r:.60}"
             raise TypeError(
@@ -270,6 +280,7 @@ class Wrapped(SelfEvaluated):
 
     def on_train_start(self) -> None:
         """Of each client's copy of the module."""
+        self._silent.clear()
         self.call_copies("on_train_start")
 
     def on_train_epoch_start(self) -> None:
@@ -279,10 +290,29 @@ class Wrapped(SelfEvaluated):
     def on_train_epoch_end(self) -> None:
         """Of each client's copy of the module."""
         self.call_copies("on_train_epoch_end")
+        if self._logged.waits:
+            self._logged.end_epoch(self.run)
+        for client in self.federation.local_clients:
+            self._warn_of_moved(client.name)
+            if self._silent.get(client.name):
+                name = type(self.originals[0]).__name__
+                rule = f"{name}.training_step must give the loss, and gave None for all batches of client"
+                self.federation.fail(NotTrainedError(f"{rule} {client.name!r} so far: return the loss"))
 
     def on_train_end(self) -> None:
         """Of each client's copy of the module."""
         self.call_copies("on_train_end")
+
+    def _warn_of_moved(self, client: str) -> None:
+        moved = self.run.weights.moved_frozen(client)
+        if moved and not self._warned_of_moved:
+            self._warned_of_moved = True
+            rank_zero_warn(
+                f"frozen weights of client {client!r} have changed in training, {moved[0]!r} and {len(moved) - 1} "
+                "more. Frozen weights are not sent: each client keeps its own, and one that trains nothing, such as a "
+                "target without labels, those of the start. If predictions use them, as of a moving average, register "
+                "them as buffers, which are averaged"
+            )
 
 
 def _nowhere() -> bool:

@@ -55,10 +55,12 @@ class LoggedNumbers(Component):
 
     Args:
         evaluates: Whether the module evaluates clients; then its numbers may be of hidden labels of the target.
+        waits: Whether a hook at the end of an epoch may log, or read metrics that were logged.
     """
 
-    def __init__(self, evaluates: bool) -> None:
-        self._evaluates = evaluates
+    def __init__(self, evaluates: bool, waits: bool = False) -> None:
+        self._evaluates, self.waits = evaluates, waits
+        self._unread: list[Metric] = []
         self._of_round: _Logged = {}
         self._of_evaluation: _Logged = {}
 
@@ -67,9 +69,21 @@ class LoggedNumbers(Component):
         """Numbers of labels that no federation has."""
         return (ORACLE,) if self._evaluates else ()
 
-    def note(self, client: str, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Stand in for ``self.log`` of a client's copy in training."""
-        self._of_round.setdefault(client, {}).setdefault(name, _Series("mean")).add(value, 1)
+    def note(
+        self,
+        client: str,
+        size: int,
+        name: str,
+        value: Any,
+        *args: Any,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Stand in for ``self.log`` of a client's copy in training; as Lightning, weigh by ``size`` with on_epoch."""
+        series = self._of_round.setdefault(client, {}).setdefault(name, _Series(reduce_fx))
+        series.add(value, (size if batch_size is None else batch_size) if on_epoch else 1)
 
     def note_evaluated(
         self,
@@ -92,10 +106,23 @@ class LoggedNumbers(Component):
 
     def on_round_end(self, run: Run) -> None:
         """Log the mean over the round's steps of each number, of each client under its name."""
-        logged, self._of_round = _computed(self._of_round), {}
+        self._reset_read()  # of an epoch of several rounds
+        logged, of_round, self._of_round = _computed(self._of_round, reset=not self.waits), self._of_round, {}
+        metrics = [series.metric for numbers in of_round.values() for series in numbers.values()]
+        self._unread = [each for each in metrics if self.waits and each is not None]
         names = _names_everywhere(run, logged)
         if names:
             run.log(run.metric_names(_renamed(run.federation.report(logged, names))))
+
+    def end_epoch(self, run: Run) -> None:
+        """Log what a hook at the epoch's end has logged; metrics start anew."""
+        self.on_round_end(run)
+        self._reset_read()
+
+    def _reset_read(self) -> None:
+        for metric in self._unread:
+            metric.reset()
+        self._unread = []
 
     def start_evaluation(self) -> None:
         """Forget an evaluation that was interrupted."""
@@ -137,22 +164,23 @@ class _Series:
         name = str(getattr(reduce, "__name__", reduce)).lower().replace("avg", "mean")
         check(name in _REDUCTIONS, "reduce_fx", f"one of {[*_REDUCTIONS]} in self.log", reduce)
         self._reduce = _REDUCTIONS[name]
-        self._metric: Metric | None = None
+        self.metric: Metric | None = None
         self._values: list[Any] = []
         self._weights: list[int] = []
 
     def add(self, value: Any, weight: int) -> None:
         if isinstance(value, Metric):
-            self._metric = value
+            self.metric = value
             return
         self._values.append(value.detach() if isinstance(value, Tensor) else float(value))
         self._weights.append(weight)
 
-    def result(self) -> float:
-        """Reduce them, weighted by samples; or compute the metric, which starts anew then."""
-        if self._metric is not None:
-            number = float(self._metric.compute())
-            self._metric.reset()
+    def result(self, reset: bool) -> float:
+        """Reduce them, weighted by samples; or compute the metric, which with ``reset`` starts anew then."""
+        if self.metric is not None:
+            number = float(self.metric.compute())
+            if reset:
+                self.metric.reset()
             return number
         return self._reduce([float(each) for each in self._values], self._weights)
 
@@ -173,8 +201,8 @@ _REDUCTIONS: dict[str, Callable[[Sequence[float], Sequence[int]], float]] = {
 }
 
 
-def _computed(logged: _Logged) -> dict[str, dict[str, float]]:
-    return {client: {name: each.result() for name, each in numbers.items()} for client, numbers in logged.items()}
+def _computed(logged: _Logged, reset: bool = True) -> dict[str, dict[str, float]]:
+    return {client: {name: each.result(reset) for name, each in numbers.items()} for client, numbers in logged.items()}
 
 
 def _names_everywhere(run: Run, logged: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -18,9 +18,10 @@ from torch.optim import SGD, Adam
 import fedlit
 import processes
 from fedlit import methods
+from fedlit.federation import NotTrainedError
 from fedlit.models import MLP
 from helpers import QUIET, trainer, weights
-from own_modules import MODULES, Net, Turns, build, run
+from own_modules import MODULES, Net, Turns, build, rates_after, run
 from small_federation import CLIENTS, NUM_CLASSES, TARGET, Blobs
 
 SOURCES = [name for name in CLIENTS if name != TARGET]
@@ -189,6 +190,18 @@ def test_one_process_and_several_are_the_same(kind: str) -> None:
     for one in several:
         assert one["logged"] == alone["logged"]
         assert one["steps"] == alone["steps"]
+        if kind == "by itself":
+            assert one["logged"][-1]["source/dslr/epoch"] == len(one["logged"]) - 2  # it is logged after this is read
+
+
+@pytest.mark.multiprocess
+def test_a_schedule_of_steps_advances_by_a_client_s_own_wherever_it_is_hosted() -> None:
+    alone = rates_after(1, 1)
+    assert alone == {name: 0.01 * 0.5 ** (steps // 2) for name, steps in zip(SOURCES, (4, 3, 2), strict=True)} | {
+        TARGET: 0.01
+    }
+    several = processes.results(rates_after, 1, 3, ranks=3)
+    assert {name: rate for one in several for name, rate in one.items()} == alone
 
 
 def test_what_a_module_logs_is_told_by_client_as_the_mean_over_a_round() -> None:
@@ -341,7 +354,7 @@ FORMS: list[Any] = [lambda x: {"logits": x}, lambda x: x[:, :3], lambda x: x[:, 
     ],
 )  # fmt: skip
 def test_modules_that_cannot_be_wrapped_are_named(make: Any, said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
+    with pytest.raises((TypeError, ValueError, NotTrainedError), match=said):
         trainer(1).fit(fedlit.Federated(make(), CLIENTS, TARGET, NUM_CLASSES), Blobs())
 
 

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import fedlit
@@ -83,6 +84,9 @@ class Turns(Net):
         self.lr_schedulers().step()
         return {"loss": loss.detach()}
 
+    def on_train_epoch_end(self) -> None:
+        self.log("epoch", float(self.current_epoch))
+
     def configure_optimizers(self) -> Any:
         first = torch.optim.Adam(self.backbone.parameters(), lr=0.01)
         second = torch.optim.SGD(self.head.parameters(), lr=0.1, momentum=0.9)
@@ -96,6 +100,23 @@ MODULES: dict[str, tuple[str, type[Net], dict[str, Any]]] = {
     "FedDAN": ("FederatedDAN", Net, {"features": "backbone", "width": 8, "num_frequencies": 20, "warmup_rounds": 1}),
     "FedCORAL": ("FederatedCORAL", Net, {"features": "backbone", "width": 8}),
 }
+
+
+class Uneven(Blobs):
+    """Of which clients have 30, 22, 14 and 6 training samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = self.parts["train"]
+        for lost, name in enumerate(CLIENTS):
+            parts[name] = TensorDataset(*(each[8 * lost :] for each in parts[name].tensors))
+
+
+def rates_after(rounds: int, devices: int) -> dict[str, float]:
+    """Learning rates of local clients after rounds with a schedule of steps."""
+    fitted = trainer(rounds, devices=devices)
+    fitted.fit(build("FedAvg", Net("step")), Uneven())
+    return {group["client"]: group["lr"] for group in fitted.optimizers[0].param_groups[::2]}
 
 
 def build(kind: str, net: Net | None = None, **kwargs: Any) -> fedlit.FederatedModule:
