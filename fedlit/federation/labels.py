@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 
 from fedlit.federation.errors import LabelGuardError
-from fedlit.federation.nested import mapped, num_samples, tensors_of
+from fedlit.federation.nested import mapped, num_samples, take, tensors_of
 
 TaskName = Literal["classification", "regression"]
 """Whether labels are classes or numbers."""
@@ -33,6 +33,17 @@ def known_samples(labels: Any) -> Tensor:
         there = known_labels(leaf)
         known = known.to(leaf.device) & (there if there.dim() == 1 else there.flatten(1).any(dim=1))
     return known
+
+
+def with_known_labels(samples: Sequence[Any]) -> Sequence[Any]:
+    """Return the samples of a batch that have labels; all, if labels are a list with a structure for each sample."""
+    inputs, labels, *_ = samples
+    if isinstance(labels, list | tuple) and labels and all(isinstance(each, Mapping) for each in labels):
+        number, leaves = num_samples(inputs), tensors_of(labels).values()
+        if any(leaf.dim() == 0 or len(leaf) != number for leaf in leaves):  # such as boxes of each image
+            return samples
+    known = known_samples(labels)
+    return [take(each, known) for each in samples]
 
 
 class GuardedLabels:

@@ -33,10 +33,10 @@ class Federated(Wrapped, FedAvg):
     as the client's dataset has them in a batch, and gives the loss; its ``configure_optimizers`` makes the optimiser,
     with any groups and schedules, of each copy. A module with several optimisers steps them by itself, as Lightning has
     it (``automatic_optimization = False``). What ``training_step`` gives to ``self.log`` is logged by client,
-    ``source/NAME/...``, as the mean over a round. Schedules of an ``"epoch"`` advance after each round that the client
-    took part in, those of a ``"step"`` after each of its steps. The hooks `on_train_start`, `on_train_epoch_start`,
-    `on_train_epoch_end` and `on_train_end` are called of each copy; hooks that single clients' copies cannot have are
-    refused by name.
+    ``source/NAME/...``, as the mean over a round, with ``on_epoch`` as Lightning's of an epoch. Schedules of an
+    ``"epoch"`` advance after each round that the client took part in, those of a ``"step"`` after each of its steps.
+    The hooks `on_train_start`, `on_train_epoch_start`, `on_train_epoch_end` and `on_train_end` are called of each copy;
+    hooks that single clients' copies cannot have are refused by name.
 
     ``validation_step`` and ``test_step`` of the module are called for each client, with their hooks for epochs and
     batches. What they log is ``source/NAME/...``, with the mean over sources as ``source/...``. Of the target it is

@@ -20,9 +20,9 @@ from fedlit.checks import refuse
 from fedlit.federation import Client, NotTrainedError
 from fedlit.federation.batch_parts import whole
 from fedlit.federation.descriptions import described
-from fedlit.federation.labels import TaskName, known_samples
+from fedlit.federation.labels import TaskName, with_known_labels
 from fedlit.federation.ledger import SERVER
-from fedlit.federation.nested import num_samples, take
+from fedlit.federation.nested import num_samples
 from fedlit.module import Batch, FederatedModule
 from fedlit.run.optimisation import default_optimizer
 from fedlit.run.own_optimisers import ClientOptimizer, OwnOptimisers, placeholder, together
@@ -224,9 +224,8 @@ class Wrapped(SelfEvaluated):
     def label_loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """What the client's own ``training_step`` gives of its labelled samples: a scalar, or None for no step."""
         if client.is_target:
-            known = known_samples(batch[1])
-            batch = [take(each, known) for each in batch]
-            if not known.any():
+            batch = with_known_labels(batch)
+            if not num_samples(batch[1]):
                 return 0 * sum(param.sum() for param in self.replicas[client].parameters())  # type: ignore[return-value]
         with self.at_work(client, partial(self._logged.note, client.name, num_samples(batch[0]))) as module:
             loss = self._called(module, batch)

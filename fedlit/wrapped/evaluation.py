@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedlit.federation import Client, GuardedLabels, reveal_for_oracle
 from fedlit.federation.batch_parts import whole
-from fedlit.federation.labels import known_samples
-from fedlit.federation.nested import num_samples, take
+from fedlit.federation.labels import with_known_labels
+from fedlit.federation.nested import num_samples
 from fedlit.module import Batch, FederatedModule
 from fedlit.run.tasks import Unscored
 from fedlit.wrapped.outputs import LoggedNumbers
@@ -71,7 +71,9 @@ class SelfEvaluated(FederatedModule):
                 reads = self._try_step(stage, ready[self.target.name], batch_idx)
                 self._reads_labels[stage] = reads
             if self.target.name in ready and reads:
-                ready = {**ready, self.target.name: _with_known_labels(ready[self.target.name])}
+                inputs, labels, *others = ready[self.target.name]
+                known = with_known_labels([inputs, reveal_for_oracle(labels), *others])
+                ready = {**ready, self.target.name: known}
             for client, samples in self.run.in_streams(ready, f"{stage} {batch_idx}"):
                 if num_samples(samples):
                     self._stepped.add(client.name)
@@ -166,7 +168,9 @@ class SelfEvaluated(FederatedModule):
 def call_step(module: pl.LightningModule, name: str, samples: Any, batch_idx: int) -> Any:
     """Call a step of a module with as many of batch, its index and that of the only loader as it takes."""
     step = getattr(module, name)
-    return step(*(samples, batch_idx, 0)[: len(inspect.signature(step).parameters)])
+    params = inspect.signature(step).parameters.values()
+    taken = [each for each in params if each.kind is not inspect.Parameter.KEYWORD_ONLY]
+    return step(*(samples, batch_idx, 0)[: len(taken)])
 
 
 def _step_with_hooks(module: pl.LightningModule, stage: Stage, samples: Sequence[Any], batch_idx: int) -> None:
@@ -178,11 +182,3 @@ def _step_with_hooks(module: pl.LightningModule, stage: Stage, samples: Sequence
 
 def _log_nothing(*args: Any, **kwargs: Any) -> None:
     """Stand in for ``self.log``."""
-
-
-def _with_known_labels(samples: Sequence[Any]) -> Sequence[Any]:
-    """Return the samples of the target that have a label, with it."""
-    inputs, labels, *others = samples
-    labels = reveal_for_oracle(labels)
-    known = known_samples(labels)
-    return [take(each, known) for each in (inputs, labels, *others)]

@@ -168,3 +168,30 @@ def test_optimisers_choose_what_takes_gradients() -> None:
     for method in (ours, theirs):
         trainer(2).fit(method, Blobs())
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+class Boxes(Small):
+    """Finds boxes, of which each image has some."""
+
+    def training_step(self, batch: Any, batch_idx: int, *, weight: float = 1.0) -> Any:
+        images, found = batch
+        means = torch.stack([each["boxes"].mean(dim=0) for each in found])
+        return weight * F.mse_loss(self(images), means)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("gap", self.training_step(batch, batch_idx))
+
+
+@pytest.mark.parametrize("target", ["b", fedlit.Client("b", role="target", labelled=True)])
+def test_labels_may_be_a_structure_for_each_sample(target: Any) -> None:
+    def loader(shift: float) -> Any:
+        rows = [(x, {"boxes": torch.arange(2.0 + 2 * (i % 3)).view(-1, 2) + shift}) for i, x in enumerate(X)]
+        return DataLoader(rows, 8, collate_fn=lambda some: (torch.stack([x for x, _ in some]), [y for _, y in some]))
+
+    method, fitted = fedlit.Federated(Boxes(), ["a", target], "b"), trainer(1)
+    data = {"a": loader(0), "b": loader(9)}
+    fitted.fit(method, FederatedLoader.from_loaders(data), FederatedLoader.from_loaders(data, stage="val"))
+    batch = [[*each] for each in zip(*loader(9).dataset, strict=True)]
+    with torch.no_grad():
+        gap = method.replicas["b"].extractor.training_step((torch.stack(batch[0]), batch[1]), 0)
+    assert float(fitted.callback_metrics["oracle/target/gap"]) == pytest.approx(float(gap), rel=1e-5)
