@@ -104,12 +104,15 @@ class LoggedNumbers(Component):
         """Forget what was logged in another run."""
         self._of_round = {}
 
+    def on_round_start(self, run: Run) -> None:
+        """Let metrics of the round before start anew, if no epoch has ended since."""
+        self._reset_read()
+
     def on_round_end(self, run: Run) -> None:
         """Log the mean over the round's steps of each number, of each client under its name."""
-        self._reset_read()  # of an epoch of several rounds
         logged, of_round, self._of_round = _computed(self._of_round, reset=not self.waits), self._of_round, {}
         metrics = [series.metric for numbers in of_round.values() for series in numbers.values()]
-        self._unread = [each for each in metrics if self.waits and each is not None]
+        self._unread += [each for each in metrics if self.waits and each is not None]
         names = _names_everywhere(run, logged)
         if names:
             run.log(run.metric_names(_renamed(run.federation.report(logged, names))))

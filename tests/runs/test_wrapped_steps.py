@@ -126,6 +126,18 @@ def test_training_on_one_source_is_lightnings_own(kind: type[Small]) -> None:
     assert len(theirs) == (6 if kind is Telling else 0)
 
 
+def test_metrics_are_of_one_round_where_an_epoch_has_several() -> None:
+    data = {name: DataLoader(TensorDataset(X, Y), 8, sampler=range(22)) for name in "ab"}
+    seen = []
+    for rounds, strategy in ((2, {}), (1, {"rounds_per_epoch": 2})):
+        torch.manual_seed(0)
+        fitted = trainer(rounds, strategy=strategy)
+        fitted.fit(fedlit.Federated(Telling(), ["a", "b"], "b", 2), FederatedLoader.from_loaders(data))
+        seen.append({name: float(fitted.callback_metrics[f"source/a/{name}"]) for name in ("mean", "hits", "seen")})
+    assert seen[0] == seen[1]
+    assert seen[0]["hits"] > 0
+
+
 def test_a_step_that_always_gives_none_is_an_error() -> None:
     class Forgotten(Small):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
