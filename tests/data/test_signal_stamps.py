@@ -1,4 +1,4 @@
-"""SignalDomains: time stamps as devices write them, and cells that are no numbers."""
+"""SignalDomains: time stamps as devices write them, cells that are no numbers, and names that are misspelt."""
 
 from __future__ import annotations
 
@@ -81,3 +81,12 @@ def test_dates_in_another_form_are_refused_in_one_sentence(tmp_path):
     with pytest.raises(DatasetLayoutError, match=r"04\.03\.2025.*: mend") as caught:
         changed(tmp_path, lambda table: table.assign(t="04.03.2025 00:30:00"))
     assert "You might" not in str(caught.value)
+
+
+def test_a_class_that_no_source_has_is_told():
+    given = {"domain": "person", "window": 0.5, "seed": 0}
+    with pytest.warns(UserWarning, match=r"\['walking'\]"):
+        SignalDomains(arrays(), classes=["0", "walking", "1"], **given).setup("fit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SignalDomains(arrays(), classes=["1", "0"], **given).setup("fit")

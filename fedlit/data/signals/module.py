@@ -318,10 +318,25 @@ class SignalModule(DomainDataModule):
     def setup(self, stage: str | None = None) -> None:
         """As the base class; and compare the scales of channels with the other clients'."""
         super().setup(stage)
+        self._warn_of_unseen()
         federation = self._federation()
         if federation is not None and stage == "fit":
             federation.channels.declare(self.channels)  # of a Trainer with another strategy
             self._compare_scales(total_over(federation, self._members))
+
+    def _warn_of_unseen(self) -> None:
+        """Warn of a class that no source has, where all sources are here."""
+        sources = [client.name for client in self.check_roster() if not client.is_target]
+        if self._wanted is None or not all(map(self.is_here, sources)):
+            return
+        seen = {int(label) for name in sources for label in torch.unique(self.labels(name))}
+        unseen = [name for index, name in enumerate(self._wanted) if index not in seen]
+        if unseen:
+            warnings.warn(
+                f"no source has a window of {unseen}, of classes={self._wanted}: see whether they are spelt as in the "
+                "recordings, whose windows of other classes are left out",
+                stacklevel=2,
+            )
 
     def _compare_scales(self, total: Callable[[str, Callable[[str], Tensor]], Tensor | None]) -> None:
         """Warn if the scale of a channel of a client differs from that of most others."""
