@@ -107,7 +107,7 @@ class SignalDomains(SignalModule):
         """Samples of arrays, if they come as such."""
         if isinstance(self._given, Mapping):
             arrays, where = self._given, "path (arrays)"
-        elif self._given is not None and Path(self._given).suffix == ".npz" and self._path.exists():
+        elif self._given is not None and Path(self._given).suffix.lower() == ".npz" and self._path.exists():
             arrays, where = read_npz(self._path), str(self._path)
         else:
             return None
@@ -205,7 +205,7 @@ class SignalDomains(SignalModule):
                 str(path),
                 error=DatasetNotFoundError,
             )
-        if path.suffix == ".npz":
+        if path.suffix.lower() == ".npz":
             table = table_of_arrays(read_npz(path), str(path), names)
         else:
             table = table_of_file(path, path.name, names, self.channel_names(), self._csv)

@@ -58,7 +58,7 @@ class Signals(Kind):
         arguments = {key: getattr(given, key) for key in described_by if getattr(given, key) is not None}
         # a stride of a window, so that windows share nothing, and all without a label in training can score
         arguments["window"] = arguments["stride"] = 2.56 if given.window is None else given.window
-        if given.data.suffix == ".npz" and given.domain is None:
+        if given.data.suffix.lower() == ".npz" and given.domain is None:
             sys.exit(f"fedlit: --domain must name the array of '{given.data}' that has each sample's client")
         try:
             names, data, target = own_data(SignalDomains, given, **arguments)

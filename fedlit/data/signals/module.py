@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +18,7 @@ from fedlit.data.normalising import HOW, Normalise, feature_moments, feature_nor
 from fedlit.data.raw_inputs import RawInputs, VectorNetwork
 from fedlit.data.samples import Domain, check_data, refuse_data
 from fedlit.data.signals.networks import SignalNetwork, WindowScaling
-from fedlit.data.signals.recordings import Recording, WindowRules, Windows
+from fedlit.data.signals.recordings import Numbers, Recording, WindowRules, Windows
 from fedlit.data.signals.splits import SplitBy, overlaps, split_windows
 from fedlit.data.source import agreed, check_classes
 from fedlit.data.splits import Parts, Split
@@ -40,6 +41,9 @@ _FINENESS = 4
 _TENFOLD = 13
 """Such parts from which on a scale differs: 8 to 11 times. Metres per square second are 9.8 times those in g."""
 
+_FEW = 20
+"""Samples that may grow by chance."""
+
 _CHUNK = 1024
 """Windows that are prepared at a time, which bounds memory."""
 
@@ -47,6 +51,11 @@ _CHUNK = 1024
 def in_parts(prepare: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return windows ``x``, prepared some at a time."""
     return torch.cat([prepare(part) for part in torch.split(x, _CHUNK)])
+
+
+def _grows(values: Numbers) -> bool:
+    """Whether values never fall, and some rise; in single precision, time stamps may repeat."""
+    return bool(len(values) > _FEW and (np.diff(values) >= 0).all() and values[-1] > values[0])
 
 
 class SignalModule(DomainDataModule):
@@ -184,6 +193,14 @@ class SignalModule(DomainDataModule):
             check_data(not extra or self._names_channels, f"channels of {each.name}", rule, f"also {extra}", way_out)
             recordings.append(each.selected(names))
         check_data(bool(recordings), "clients", "of domains with recordings", domain, "give it some, or leave it out")
+        growing = [name for index, name in enumerate(names) if all(_grows(each.x[:, index]) for each in recordings)]
+        if growing and not self._names_channels:
+            warnings.warn(
+                f"channels {growing} of client {domain!r} only ever grow in its recordings, as time stamps and row "
+                "numbers do, and tell a network where in a recording a window is: name the column in time, or the "
+                "channels in channels",
+                stacklevel=2,
+            )
         twice = f"recordings of client {domain!r}"
         check_once([each.name for each in recordings], twice, "give each another name")
         return self.window_rules.cut(domain, recordings, self.class_names(), domain == self.target)
@@ -301,10 +318,25 @@ class SignalModule(DomainDataModule):
     def setup(self, stage: str | None = None) -> None:
         """As the base class; and compare the scales of channels with the other clients'."""
         super().setup(stage)
+        self._warn_of_unseen()
         federation = self._federation()
         if federation is not None and stage == "fit":
             federation.channels.declare(self.channels)  # of a Trainer with another strategy
             self._compare_scales(total_over(federation, self._members))
+
+    def _warn_of_unseen(self) -> None:
+        """Warn of a class that no source has, where all sources are here."""
+        sources = [client.name for client in self.check_roster() if not client.is_target]
+        if self._wanted is None or not all(map(self.is_here, sources)):
+            return
+        seen = {int(label) for name in sources for label in torch.unique(self.labels(name))}
+        unseen = [name for index, name in enumerate(self._wanted) if index not in seen]
+        if unseen:
+            warnings.warn(
+                f"no source has a window of {unseen}, of classes={self._wanted}: see whether they are spelt as in the "
+                "recordings, whose windows of other classes are left out",
+                stacklevel=2,
+            )
 
     def _compare_scales(self, total: Callable[[str, Callable[[str], Tensor]], Tensor | None]) -> None:
         """Warn if the scale of a channel of a client differs from that of most others."""

@@ -149,7 +149,10 @@ def _seconds(values: Numbers, unit: str, where: str) -> npt.NDArray[np.float64]:
         stamps = pd.DatetimeIndex(pd.to_datetime(values, format="ISO8601", utc=True)).as_unit("ns")
     except Exception as error:  # libraries raise errors of any kind
         rule = "numbers, or dates and times as in ISO 8601"
-        refuse_data(f"time stamps of {where}", rule, str(error).splitlines()[0], "mend them, or name another column")
+        shown = (
+            str(error).splitlines()[0].removesuffix(" You might want to try:")
+        )  # pandas goes on with its own way out
+        refuse_data(f"time stamps of {where}", rule, shown, "mend them, or name another column")
     since: npt.NDArray[np.float64] = np.asarray((stamps - stamps[0]).total_seconds(), dtype=np.float64)
     return since
 
@@ -210,7 +213,10 @@ def table_of_file(path: Path, name: str, names: Names, channels: Sequence[str] |
         "name the column in label, domain, recording or time if it is one of these, or the channels in channels, or "
         "mend what is no number (decimal=',' if numbers have commas)"
     )
-    check_data(not texts, f"channels of {path}", "numbers", f"others in {some(texts)}", way_out)
+    for first in texts[:1]:
+        is_text = table[first].notna() & pd.to_numeric(table[first], errors="coerce").isna()
+        shown = f"others in {some(texts)}, of which {first!r} at row {int(is_text.argmax()) + 1} below the names"
+        refuse_data(f"channels of {path}", "numbers", shown, way_out)
     x = table[[*given]].to_numpy(dtype=np.float32, na_value=np.nan)
     columns = {column: _values(table[column]) for column in others}
     return Table(str(path), name, x, tuple(given), columns)

@@ -26,6 +26,9 @@ SAME_RATE = 0.02
 _GAP = 1.5
 """Periods from one sample to the next from which on samples are missing between them."""
 
+_ROUNDING = 1e-6
+"""Periods by which a step may differ from what its time stamps say in decimals."""
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -153,7 +156,7 @@ class WindowRules:
         new_rate = rate if self.rate is None else self.rate
         grid = new_rate if abs(new_rate / rate - 1) <= SAME_RATE else rate
         longest = max(_GAP, self.samples(self.fill, rate) + 1 + (_GAP - 1)) / rate
-        bounds = [0, *(np.flatnonzero(np.diff(time) > longest) + 1).tolist(), len(time)]
+        bounds = [0, *(np.flatnonzero(np.diff(time) > longest * (1 + _ROUNDING)) + 1).tolist(), len(time)]
         parts = []
         filled_x = self._filled(recording, rate)
         for first, end in pairwise(bounds):
@@ -280,6 +283,9 @@ def _increasing(recording: Recording) -> tuple[npt.NDArray[np.float64], npt.NDAr
     kept = np.concatenate([[True], steps > 0])
     way_out = "sort the rows by client and time, or leave the recording out"
     check_data(int(kept.sum()) > 1, what, "at least two different ones", int(kept.sum()), way_out)
+    rule, shown = "different ones for at least half of the samples", f"{int(kept.sum())} of {len(time)} samples"
+    way_out = "stamps are coarser than samples: leave time out and give recorded_rate"
+    check_data(2 * int(kept.sum()) >= len(time), what, rule, shown, way_out)
     if not kept.all():
         warnings.warn(
             f"{what}: {int((~kept).sum())} repeat the one before, and their samples are left out", stacklevel=2
@@ -290,7 +296,9 @@ def _increasing(recording: Recording) -> tuple[npt.NDArray[np.float64], npt.NDAr
 def _rate_of(time: npt.NDArray[np.float64]) -> float:
     """Samples a second where no sample is missing; a whole number if it is within half a percent of one."""
     steps = np.diff(time)
-    rate = 1 / float(steps[steps <= _GAP * np.median(steps)].mean())
+    # of stamps that jitter, short steps are left out as long ones are, which alone would make the rate too high
+    usual = np.abs(steps / np.median(steps) - 1) <= _GAP - 1 + _ROUNDING
+    rate = 1 / float(steps[usual].mean())
     return float(round(rate)) if round(rate) and abs(rate / round(rate) - 1) < 0.005 else float(f"{rate:.3g}")
 
 
