@@ -53,6 +53,7 @@ class SignalDomains(SignalModule):
         no_label: Labels that stand for none, as an empty one does.
         separator: Between columns of CSV files.
         decimal: Sign before decimals in CSV files.
+        encoding: Of the text of CSV files.
         predict_file: Table or ``.npz`` file of the target, with columns as in training but for labels, all windows of
             which are predicted in place of its test windows.
         target: The domain that is adapted to; ``None`` takes the last of the clients.
@@ -76,6 +77,7 @@ class SignalDomains(SignalModule):
         no_label: list[str] | None = None,
         separator: str = ",",
         decimal: str = ".",
+        encoding: str = "utf-8",
         predict_file: str | None = None,
         target: str | None = None,
         **kwargs: Any,
@@ -87,7 +89,7 @@ class SignalDomains(SignalModule):
         check_list("no_label", no_label)
         none = frozenset(["-1"] if no_label is None else no_label)
         self._columns_named = Names(domain, label, recording, time, time_unit, none)
-        self._csv = {"sep": separator, "decimal": decimal}
+        self._csv = {"sep": separator, "decimal": decimal, "encoding": encoding}
         self.predict_file = None if predict_file is None else Path(predict_file)
         self._given = path
         self._last: tuple[Path, Table] | None = None

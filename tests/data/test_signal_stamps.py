@@ -90,3 +90,13 @@ def test_a_class_that_no_source_has_is_told():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SignalDomains(arrays(), classes=["1", "0"], **given).setup("fit")
+
+
+def test_tables_in_another_encoding_are_read_if_it_is_named(tmp_path):
+    for number, person in enumerate("abc"):
+        path = write(tmp_path, person, seed=number) / person / "r0.csv"
+        path.write_text(path.read_text().replace(",x,", ",x [µg],"), encoding="latin-1")
+    given = {"time": "t", "window": 0.5, "target": "c", "seed": 0}
+    assert SignalDomains(str(tmp_path), encoding="latin-1", **given).channel_names()[0] == "x [µg]"
+    with pytest.raises(DatasetLayoutError, match="give its encoding"):
+        SignalDomains(str(tmp_path), **given).load("a")

@@ -250,6 +250,10 @@ def read_columns(path: Path, csv: Mapping[str, str], wanted: Collection[str] | N
         table.columns = pd.Index([str(name).strip() for name in table.columns])
     except (DatasetLayoutError, ImportError):
         raise
+    except UnicodeError as error:
+        refuse_data(
+            str(path), f"written in encoding={csv['encoding']!r}", error, "give its encoding, such as 'latin-1'"
+        )
     except Exception as error:  # at bytes of another format, libraries raise errors of any kind
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         refuse_data(str(path), "a table with a line of names", reason, "mend or export it again")
