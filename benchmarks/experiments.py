@@ -99,14 +99,17 @@ def spread(values: list[float], factor: float = 100.0, places: int = 1) -> dict[
     return {"mean": round(factor * statistics.fmean(values), places), "std": round(factor * deviation, places)}
 
 
-def by_method(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Per method: accuracy by target, their average within each seed, what label-free selection comes to, the score."""
+def by_method(runs: list[dict[str, Any]], measure: str = "oracle_accuracy") -> dict[str, dict[str, Any]]:
+    """Per method: accuracy by target, their average within each seed, what label-free selection comes to, the score.
+
+    ``measure`` is the figure of a summary that takes the accuracy's place; what selection comes to is accuracy.
+    """
     result: dict[str, dict[str, Any]] = {}
     for method in sorted({run["method"] for run in runs}):
         own = [run for run in runs if run["method"] == method]
         targets = sorted({run["target"] for run in own})
         seeds = sorted({run["seed"] for run in own})
-        accuracy = {(run["target"], run["seed"]): run["oracle_accuracy"] for run in own}
+        accuracy = {(run["target"], run["seed"]): run[measure] for run in own}
         row: dict[str, Any] = {t: spread([accuracy[t, seed] for seed in seeds]) for t in targets}
         row["average"] = spread([statistics.fmean(accuracy[t, seed] for t in targets) for seed in seeds])
         for name, key in (

@@ -489,6 +489,31 @@ def baselines(part: str, targets: tuple[str, ...], papers: bool = False) -> Call
     return make
 
 
+def signals_methods(results: Results) -> str:
+    """Balanced accuracy by target, of methods around a network and of the recipe; bytes, seconds, memory."""
+    people = [f"person{number}" for number in range(1, 7)]
+    (recipe,) = results["features"].values()
+    found = {"recipe on features": recipe, **results["methods"]}
+    rows = []
+    for method in sorted(found, key=lambda name: -found[name]["average"]["mean"]):
+        row, peak = found[method], results["memory"].get(method, {}).get("peak_mib", "-")
+        cost = [f"{sum(row['megabytes'].values()):.0f}", f"{row['seconds'] / len(row['seeds']) / len(people):.0f}"]
+        rows.append((method, [*(cell(row[key], TEN) for key in (*people, "average")), *cost, str(peak)]))
+    return grid("HAPT", [*people, "average", "MB", "s", "MiB"], rows)
+
+
+def signals_masked(results: Results) -> str:
+    """A plain run next to a masked one."""
+    rows = []
+    for method, row in results["masked"].items():
+        ways = (row["plain"], row["masked"])
+        cells = [
+            f"{each['balanced_accuracy']:.1f} ({each['megabytes']:.0f} MB, {each['seconds']:.0f} s)" for each in ways
+        ]
+        rows.append((method, [*cells, f"{row['greatest_loss_difference']:.0e}"]))
+    return grid("person4, seed 0", ["plain", "masked", "greatest relative difference of a loss"], rows)
+
+
 def refined(results: Results) -> str:
     """Averages over targets, as they are and refined."""
     parts = [part for part in results if part not in OTHERS]
@@ -820,6 +845,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "hearts": baselines("hearts", ("cleveland", "hungary", "switzerland", "va_long_beach")),
         "privacy": baselines_privacy,
     },
+    "signals": {"methods": signals_methods, "masked": signals_masked},
     "leaderboard": {"no_labels": leaderboard_of("no labels"), "few_labels": leaderboard_of("few labels")},
     "few_labels": {"place": few_labels_in_targets_place},
     "images": {"accuracy": image_accuracy},

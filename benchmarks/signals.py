@@ -1,0 +1,119 @@
+"""Recordings of phones: 30 people of HAPT as domains, six of them in turn the unlabelled target.
+
+Run from the repository root, with ../shared/data: python benchmarks/signals.py [--parts methods features memory masked]
+[--folder runs]. With ``--folder`` the runs stay there, and a part that was stopped goes on.
+
+methods   ``configs/experiments/hapt_baselines.yaml``: a small network on windows of 6 channels, 29 sources; SourceOnly,
+    FedAvg and six methods, 10 rounds.
+features  ``configs/experiments/hapt_features.yaml``: the recipe on 91 numbers of each window.
+memory    Each method at one target for 2 rounds in a process of its own: the most that the process holds, with Python,
+    torch and the windows of all clients.
+masked    FedAvg and FedMMD at one target with one seed, every client in each round, plain and masked: the last round's
+    figures, and the greatest relative difference of a loss that is logged.
+
+Accuracies are balanced (the mean recall of the classes), of the last round, on all windows of the target, whose labels
+training does not see: an oracle, by which nothing was chosen. Seconds are wall clock with one thread.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from baselines_accuracy import EVERYBODY, kept_in
+from experiments import Results, by_method, fit, options_of, show
+
+NETWORKS = "configs/experiments/hapt_baselines.yaml"
+FEATURES = "configs/experiments/hapt_features.yaml"
+MEASURE = "oracle_balanced_accuracy"
+ONE = ("--seeds=[0]", "--targets=[person4]", "--compare=[]")
+PARTS = ("methods", "features", "memory", "masked")
+
+
+def accuracies(experiment: str, folder: Path | None, part: str, jobs: int) -> dict[str, dict[str, Any]]:
+    """By method."""
+    with kept_in(folder, part) as place:
+        return by_method([*fit(place, f"--config={experiment}", f"--jobs={jobs}").values()], MEASURE)
+
+
+def methods() -> list[str]:
+    """Configurations of all methods of the experiment; the first is its own."""
+    return ["", *yaml.safe_load(Path(NETWORKS).read_text())["compare"]]
+
+
+def memory() -> dict[str, dict[str, int]]:
+    """MiB at the peak, by method."""
+    found = {}
+    for method in methods():
+        with kept_in(None, "memory") as place:
+            command = [str(Path(sys.executable).with_name("fedlit")), "fit", f"--config={NETWORKS}", *ONE]
+            command += ["--trainer.max_epochs=2", f"--trainer.default_root_dir={place}"]
+            command += [f"--config={method}"] if method else []
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            _, status, used = os.wait4(process.pid, 0)  # of this process and its children alone
+            if status:
+                raise RuntimeError(f"{' '.join(command)} failed")
+            name = next(Path(place).glob("*/version_0/summary.json")).parts[-3]
+        found[name] = {"peak_mib": round(used.ru_maxrss / 1024)}
+        print(f"{name:20} {found[name]['peak_mib']} MiB", flush=True)
+    return found
+
+
+def losses(run: Path) -> list[float]:
+    """All losses that a run logged, by round and name."""
+    with (run / "metrics.csv").open() as file:
+        return [float(v) for row in csv.DictReader(file) for name, v in row.items() if name.endswith("loss") and v]
+
+
+def masked(folder: Path | None) -> dict[str, dict[str, Any]]:
+    """By method: figures of a plain run and of a masked one, and how far their losses are apart."""
+    found = {}
+    for method in ("methods/fedavg", "methods/fed_mmd"):
+        row: dict[str, Any] = {}
+        logged = []
+        for backend, path in (("plain", "fedlit.privacy.Plain"), ("masked", "fedlit.privacy.PairwiseMasking")):
+            with kept_in(folder, f"{Path(method).name}_{backend}") as place:
+                strategy = "--trainer.strategy.init_args."
+                privacy = (f"{strategy}privacy={path}", f"{strategy}participation={EVERYBODY}")
+                runs = fit(place, f"--config={NETWORKS}", f"--config={method}", *ONE, *privacy)
+                ((run, summary),) = runs.items()
+                logged.append(losses(run))
+            row[backend] = {
+                "balanced_accuracy": round(100 * summary[MEASURE], 2),
+                "megabytes": round(sum(summary["bytes_by_channel"].values()) / 1e6, 2),
+                "seconds": round(summary["seconds_total"], 1),
+            }
+        pairs = zip(*logged, strict=True)
+        row["greatest_loss_difference"] = max(abs(a - b) / max(abs(a), 1e-3) for a, b in pairs)
+        found[summary["method"]] = row
+        print(summary["method"], row, flush=True)
+    return found
+
+
+def main() -> None:
+    """Run the parts, print and write them."""
+    parser = options_of(__doc__, __file__)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    results = Results(options.out, "torch", "lightning")
+    for part in options.parts:
+        if part == "memory":
+            results.keep(memory(), part)
+        elif part == "masked":
+            results.keep(masked(options.folder), part)
+        else:
+            found = accuracies(NETWORKS if part == "methods" else FEATURES, options.folder, part, options.jobs)
+            for method, row in found.items():
+                show(f"{part}: {method}", row)
+            results.keep(found, part)
+
+
+if __name__ == "__main__":
+    main()
