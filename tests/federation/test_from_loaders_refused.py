@@ -113,7 +113,7 @@ def test_samplers_that_change_their_mind_are_refused() -> None:
 @pytest.mark.parametrize(
     "given",
     [Rows(3, dictionary), [DataLoader(DATA)], FederatedLoader({"a": DATA}), pl.LightningModule(), None],
-    ids=str,
+    ids=lambda given: type(given).__name__,
 )
 def test_what_is_no_loader_is_refused(given: Any) -> None:
     with pytest.raises((TypeError, pl.utilities.exceptions.MisconfigurationException)):
