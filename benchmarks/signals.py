@@ -1,18 +1,18 @@
 """Recordings of phones: 30 people of HAPT as domains, six of them in turn the unlabelled target.
 
-Run from the repository root, with ../shared/data: python benchmarks/signals.py [--parts methods features memory masked]
+Run from the repository root, with ../shared/data: python benchmarks/signals.py [--parts methods features cost masked]
 [--folder runs]. With ``--folder`` the runs stay there, and a part that was stopped goes on.
 
 methods   ``configs/experiments/hapt_baselines.yaml``: a small network on windows of 6 channels, 29 sources; SourceOnly,
     FedAvg and six methods, 10 rounds.
 features  ``configs/experiments/hapt_features.yaml``: the recipe on 91 numbers of each window.
-memory    Each method at one target for 2 rounds in a process of its own: the most that the process holds, with Python,
-    torch and the windows of all clients.
+cost      Each method and the recipe at one target in a process of its own: CPU seconds, and the most memory that it
+    takes, with Python, torch and the windows of all clients.
 masked    FedAvg and FedMMD at one target with one seed, every client in each round, plain and masked: the last round's
     figures, and the greatest relative difference of a loss that is logged.
 
 Accuracies are balanced (the mean recall of the classes), of the last round, on all windows of the target, whose labels
-training does not see: an oracle, by which nothing was chosen. Seconds are wall clock with one thread.
+training does not see: an oracle, by which nothing was chosen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NETWORKS = "configs/experiments/hapt_baselines.yaml"
 FEATURES = "configs/experiments/hapt_features.yaml"
 MEASURE = "oracle_balanced_accuracy"
 ONE = ("--seeds=[0]", "--targets=[person4]", "--compare=[]")
-PARTS = ("methods", "features", "memory", "masked")
+PARTS = ("methods", "features", "cost", "masked")
 
 
 def accuracies(experiment: str, folder: Path | None, part: str, jobs: int) -> dict[str, dict[str, Any]]:
@@ -42,26 +42,24 @@ def accuracies(experiment: str, folder: Path | None, part: str, jobs: int) -> di
         return by_method([*fit(place, f"--config={experiment}", f"--jobs={jobs}").values()], MEASURE)
 
 
-def methods() -> list[str]:
-    """Configurations of all methods of the experiment; the first is its own."""
-    return ["", *yaml.safe_load(Path(NETWORKS).read_text())["compare"]]
-
-
-def memory() -> dict[str, dict[str, int]]:
-    """MiB at the peak, by method."""
+def cost() -> dict[str, dict[str, int]]:
+    """CPU seconds of a run and MiB at its peak, by method."""
+    methods = yaml.safe_load(Path(NETWORKS).read_text())["compare"]
+    runs = {"recipe on features": (f"--config={FEATURES}", *ONE), "": (f"--config={NETWORKS}", *ONE)}
+    runs |= {method: (*runs[""], f"--config={method}") for method in methods}
     found = {}
-    for method in methods():
-        with kept_in(None, "memory") as place:
-            command = [str(Path(sys.executable).with_name("fedlit")), "fit", f"--config={NETWORKS}", *ONE]
-            command += ["--trainer.max_epochs=2", f"--trainer.default_root_dir={place}"]
-            command += [f"--config={method}"] if method else []
+    for name, arguments in runs.items():
+        with kept_in(None, "cost") as place:
+            command = [str(Path(sys.executable).with_name("fedlit")), "fit", *arguments]
+            command.append(f"--trainer.default_root_dir={place}")
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             _, status, used = os.wait4(process.pid, 0)  # of this process and its children alone
             if status:
                 raise RuntimeError(f"{' '.join(command)} failed")
-            name = next(Path(place).glob("*/version_0/summary.json")).parts[-3]
-        found[name] = {"peak_mib": round(used.ru_maxrss / 1024)}
-        print(f"{name:20} {found[name]['peak_mib']} MiB", flush=True)
+            method = next(Path(place).glob("*/version_0/summary.json")).parts[-3]
+        row = {"cpu_seconds": round(used.ru_utime + used.ru_stime), "peak_mib": round(used.ru_maxrss / 1024)}
+        found[name if name == "recipe on features" else method] = row
+        print(f"{method:20} {row}", flush=True)
     return found
 
 
@@ -104,8 +102,8 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     results = Results(options.out, "torch", "lightning")
     for part in options.parts:
-        if part == "memory":
-            results.keep(memory(), part)
+        if part == "cost":
+            results.keep(cost(), part)
         elif part == "masked":
             results.keep(masked(options.folder), part)
         else:

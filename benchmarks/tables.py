@@ -496,10 +496,11 @@ def signals_methods(results: Results) -> str:
     found = {"recipe on features": recipe, **results["methods"]}
     rows = []
     for method in sorted(found, key=lambda name: -found[name]["average"]["mean"]):
-        row, peak = found[method], results["memory"].get(method, {}).get("peak_mib", "-")
-        cost = [f"{sum(row['megabytes'].values()):.0f}", f"{row['seconds'] / len(row['seeds']) / len(people):.0f}"]
-        rows.append((method, [*(cell(row[key], TEN) for key in (*people, "average")), *cost, str(peak)]))
-    return grid("HAPT", [*people, "average", "MB", "s", "MiB"], rows)
+        row, cost = found[method], results["cost"][method]
+        cells = [cell(row[key], TEN) for key in (*people, "average")]
+        spent = (f"{sum(row['megabytes'].values()):.0f}", str(cost["cpu_seconds"]), str(cost["peak_mib"]))
+        rows.append((method, [*cells, *spent]))
+    return grid("HAPT", [*people, "average", "MB", "CPU s", "MiB"], rows)
 
 
 def signals_masked(results: Results) -> str:
@@ -507,9 +508,7 @@ def signals_masked(results: Results) -> str:
     rows = []
     for method, row in results["masked"].items():
         ways = (row["plain"], row["masked"])
-        cells = [
-            f"{each['balanced_accuracy']:.1f} ({each['megabytes']:.0f} MB, {each['seconds']:.0f} s)" for each in ways
-        ]
+        cells = [f"{each['balanced_accuracy']:.1f} ({each['megabytes']:.0f} MB)" for each in ways]
         rows.append((method, [*cells, f"{row['greatest_loss_difference']:.0e}"]))
     return grid("person4, seed 0", ["plain", "masked", "greatest relative difference of a loss"], rows)
 
