@@ -123,7 +123,10 @@ def test_every_setting_runs_one_batch(name):
 
 
 NEEDS = {"paillier": "phe", "threshold_paillier": "phe", "bfv": "tenseal", "ckks": "tenseal"}
-BACKENDS = {"paillier": "Paillier", "threshold_paillier": "ThresholdPaillier", "bfv": "BFV", "ckks": "CKKS"}
+BACKENDS = {
+    "paillier": "Paillier", "threshold_paillier": "ThresholdPaillier", "bfv": "BFV", "ckks": "CKKS",
+    "robust": "RobustPlain",
+}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -147,7 +150,7 @@ def check_privacy(folder: Path, printed: str, backend: str) -> None:
     (channel,) = json.loads((folder / "privacy.json").read_text())["channels"]
     assert channel["channel"] == "weights"
     assert channel["description"]["backend"] == backend
-    assert (channel["bytes_keys"] > 0) == (backend != "Plain")
+    assert (channel["bytes_keys"] > 0) == (backend not in ("Plain", "RobustPlain"))
     for text in ("privacy report", "Not protected:", backend, f"{channel['bytes_up']:,}"):
         assert text in printed
 

@@ -146,7 +146,8 @@ def run(name: str, form: str, batched: bool = True, devices: int = 1, **extra: A
 
 
 def assert_alike(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    assert ours["metrics"] == theirs["metrics"]
+    # tau of a client with too few gradients is NaN
+    assert ours["metrics"] == pytest.approx(theirs["metrics"], rel=0, abs=0, nan_ok=True)
     for client, state in ours["weights"].items():
         for name, tensor in state.items():
             assert torch.equal(tensor, theirs["weights"][client][name]), (client, name)
