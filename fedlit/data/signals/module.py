@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -313,24 +313,27 @@ class SignalModule(DomainDataModule):
         agreed("channels", facts, "name the channels in channels, in one order, in the configuration of each client")
         agreed("rate", facts, "give rate, to which all are resampled, in the configuration of each client")
         super().check_facts(facts)
+        self._warn_of_unseen([each["has"] for name, each in facts.items() if name != self.target])
         self._shape = next(iter(facts.values()))["shapes"][0]
 
     def setup(self, stage: str | None = None) -> None:
         """As the base class; and compare the scales of channels with the other clients'."""
         super().setup(stage)
-        self._warn_of_unseen()
         federation = self._federation()
-        if federation is not None and stage == "fit":
+        if federation is None and stage == "fit":
+            sources = [client.name for client in self.check_roster() if not client.is_target]
+            if self._wanted is not None and all(map(self.is_here, sources)):
+                self._warn_of_unseen([self._classes_of(name, [self.labels(name)]) for name in sources])
+        elif federation is not None and stage == "fit":
             federation.channels.declare(self.channels)  # of a Trainer with another strategy
             self._compare_scales(total_over(federation, self._members))
 
-    def _warn_of_unseen(self) -> None:
-        """Warn of a class that no source has, where all sources are here."""
-        sources = [client.name for client in self.check_roster() if not client.is_target]
-        if self._wanted is None or not all(map(self.is_here, sources)):
+    def _warn_of_unseen(self, has: Sequence[Sequence[bool] | None]) -> None:
+        """Warn of a class that is named and that no source has; each source says which classes it has."""
+        if self._wanted is None:
             return
-        seen = {int(label) for name in sources for label in torch.unique(self.labels(name))}
-        unseen = [name for index, name in enumerate(self._wanted) if index not in seen]
+        seen = [any(of_class) for of_class in zip(*filter(None, has), strict=True)]
+        unseen = [name for name, is_seen in zip(self._wanted, seen, strict=False) if not is_seen]
         if unseen:
             warnings.warn(
                 f"no source has a window of {unseen}, of classes={self._wanted}: see whether they are spelt as in the "
