@@ -187,11 +187,9 @@ class ClinicMetrics(Callback, Component):
 
     def _agree(self, module: FederatedModule) -> dict[str, float] | None:
         """Thresholds of the log odds; ``None`` in a process without clients."""
-        rest, lone = int(self._label == 0), dict[str, Tensor]()
-        classes = {
-            "specificity": rest,
-            "sensitivity": self._label,
-        }  # whose samples are counted; ``rest`` for all others
+        # whose samples are counted; one other class stands for all
+        classes = {"specificity": int(self._label == 0), "sensitivity": self._label}
+        lone: dict[str, Tensor] = {}
         total = total_of_sources(module, CLINIC)
 
         def values(client: str) -> Tensor:
@@ -207,9 +205,8 @@ class ClinicMetrics(Callback, Component):
             nonlocal lone
             counts = {}
             for client in (each.name for each in module.sources if module.federation.is_local(each)):
-                counts[client] = torch.zeros(module.num_classes)
+                counts[client], positive = torch.zeros(module.num_classes), self._samples(client)[1]
                 for name in self._held:
-                    positive = self._samples(client)[1]
                     counts[client][classes[name]] = (positive == (name == "sensitivity")).sum()
             follows = "the threshold is without them"
             lone = find_lone_classes(module.federation, CLINIC_CLASSES, counts, follows, absent_too=True)

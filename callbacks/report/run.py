@@ -242,14 +242,15 @@ def _latest(run: RunFolder) -> dict[str, float]:
 def _clinic(run: RunFolder) -> list[Block]:
     """A row for each metric of a clinic, a column for each client."""
     by_client: dict[str, dict[str, float]] = {}
-    for name, value in _latest(run).items():
+    latest = _latest(run)
+    for name, value in latest.items():
         match = re.fullmatch(rf"(oracle/target|source/[^/]+)/({_CLINIC})", name)
         if match:
             client = f"{run.target} ({ORACLE})" if match[1] == "oracle/target" else match[1].removeprefix("source/")
             by_client.setdefault(client, {})[match[2]] = value
     by_client = dict(sorted(by_client.items(), key=lambda pair: ORACLE in pair[0]))  # the target last
     names = sorted({name for row in by_client.values() for name in row}, key=lambda name: ("/" in name, name))
-    chosen = {name: value for name, value in _latest(run).items() if name.startswith("threshold/")}
+    chosen = {name: value for name, value in latest.items() if name.startswith("threshold/")}
     if not names:
         return []
     rows = [[name, *(f"{row[name]:.3f}" if name in row else "" for row in by_client.values())] for name in names]

@@ -384,6 +384,10 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
             return []  # Lightning's way to say that there is nothing to evaluate
         # without a share held out, only a transductive target has samples; otherwise every client does
         datasets = {name: self.dataset(name, stage) for name in names if len(getattr(self.split(name), stage)) > 0}
+        return self._loader_of(datasets)
+
+    def _loader_of(self, datasets: Mapping[str, Dataset[Any]]) -> FederatedLoader:
+        """Evaluation batches of clients' samples, in order."""
         return FederatedLoader(
             datasets, self.eval_batch_size, training=False, num_workers=self.num_workers, guarded=self.target,
             seed=self.seed,

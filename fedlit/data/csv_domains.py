@@ -34,7 +34,6 @@ from fedlit.data.tables.reader import TableReader
 from fedlit.data.tables.values import NumberFormat, as_texts, cells, named_levels, texts_of
 from fedlit.federation import Summed
 from fedlit.federation.labels import UNLABELLED, TaskName
-from fedlit.federation.loader import FederatedLoader
 from fedlit.federation.names import alike, check_list, check_texts, difference, folded, shown
 
 if TYPE_CHECKING:
@@ -415,8 +414,7 @@ class CSVDomains(DomainDataModule):
         x = self.features_of(self.target).of(self._new_rows())
         unknown, several = nan if self.task == "regression" else UNLABELLED, len(self._label_names) > 1
         y = torch.full((len(x), len(self._label_names)) if several else (len(x),), unknown)
-        data = {self.target: DomainDataset(x, y)}
-        return FederatedLoader(data, self.eval_batch_size, training=False, guarded=self.target, seed=self.seed)
+        return self._loader_of({self.target: DomainDataset(x, y)})
 
     def _new_rows(self) -> pd.DataFrame:
         assert self.predict_file is not None

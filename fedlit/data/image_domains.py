@@ -353,7 +353,7 @@ class ImageDomains(DomainDataModule):
         return facts | {"reading": self._reading(), "depths": sorted(depths)}
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
-        """As the base class; all clients must read their images alike, and a warning tells of other bit depths."""
+        """As the base class; all clients must read their images alike, and other bit depths are warned of."""
         super().check_facts(facts)
         agreed("reading", facts, f"give {', '.join(self._reading())} alike in the configuration of each client")
         if self.normalise is None:

@@ -22,9 +22,8 @@ from fedlit.data.signals.reading import (
     table_of_file,
     text_of,
 )
-from fedlit.data.signals.recordings import Recording, Windows
+from fedlit.data.signals.recordings import Recording, Windows, same_rate
 from fedlit.data.tables.reader import SUFFIXES
-from fedlit.federation import FederatedLoader
 from fedlit.federation.names import check_list, check_texts
 
 
@@ -201,12 +200,8 @@ class SignalDomains(SignalModule):
         path, names = self.predict_file, self._columns_named
         assert path is not None
         if not path.is_file():
-            refuse(
-                "predict_file",
-                f"an .npz file or a table ({', '.join(SUFFIXES)})",
-                str(path),
-                error=DatasetNotFoundError,
-            )
+            rule = f"an .npz file or a table ({', '.join(SUFFIXES)})"
+            refuse("predict_file", rule, str(path), error=DatasetNotFoundError)
         if path.suffix.lower() == ".npz":
             table = table_of_arrays(read_npz(path), str(path), names)
         else:
@@ -219,11 +214,11 @@ class SignalDomains(SignalModule):
             replace(each, labels=None, classes=()).selected(self.channel_names()) for each in table.recordings(names)
         ]
         windows = self.window_rules.cut(self.target, unlabelled, self.class_names(), is_target=True)
-        trained = self.windows(self.target).rate
-        alike = windows.rate == trained or (windows.rate and trained and abs(windows.rate / trained - 1) < 1e-6)
+        self._domain(self.target)
+        trained = self._windows[self.target].rate
         way_out = "give rate, to which all are resampled, in training too"
         rule = f"{trained}, as in training (samples a second)"
-        check_data(bool(alike), f"rate of predict_file ({path})", rule, windows.rate, way_out)
+        check_data(same_rate(windows.rate, trained), f"rate of predict_file ({path})", rule, windows.rate, way_out)
         return windows
 
     def predict_dataloader(self) -> Any:
@@ -231,10 +226,7 @@ class SignalDomains(SignalModule):
         if self.predict_file is None or self.target not in self._local_names():
             return super().predict_dataloader()
         new = self._new_windows
-        dataset = DomainDataset(in_parts(self.raw_inputs().network, new.x), new.y)
-        return FederatedLoader(
-            {self.target: dataset}, self.eval_batch_size, training=False, guarded=self.target, seed=self.seed
-        )
+        return self._loader_of({self.target: DomainDataset(in_parts(self.raw_inputs().network, new.x), new.y)})
 
     def ids(self, client: str, stage: str) -> list[str]:
         """Return each window's recording, and where it begins, in seconds or (without a rate) in samples."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeAlias
 
 from fedlit.checks import refuse
 from fedlit.federation.errors import SampleError
+from fedlit.federation.nested import with_members
 
 Entry: TypeAlias = str | int
 """Key of a dictionary, field of a dataclass or named tuple, or index of a tuple."""
@@ -63,7 +63,7 @@ class Parts:
         elif _is_plain(batch):
             picked = tuple(picked.values())
         others = {name: each for name, each in members.items() if name != label and name not in names}
-        frame = Frame(_with_members(batch, dict.fromkeys(members)), label, tuple(names), alone)
+        frame = Frame(with_members(batch, [None] * len(members)), label, tuple(names), alone)
         return picked, members[label], Others(frame, others)
 
     def _entry(self, client: str, batch: Any, members: Mapping[Any, Any], argument: str, entry: Entry) -> Any:
@@ -90,7 +90,7 @@ class Frame:
         """Return the batch with these parts."""
         values = [inputs] if self.alone else inputs.values() if isinstance(inputs, Mapping) else inputs
         given = {**others, **dict(zip(self.inputs, values, strict=True)), self.label: labels}
-        return _with_members(self.hollow, {name: given[name] for name in members_of(self.hollow)})
+        return with_members(self.hollow, [given[name] for name in members_of(self.hollow)])
 
 
 @dataclass
@@ -131,21 +131,3 @@ def described(batch: Any) -> str:
 def _is_plain(batch: Any) -> bool:
     """Whether entries have no names."""
     return isinstance(batch, list | tuple) and not hasattr(batch, "_fields")
-
-
-def _with_members(like: Any, members: Mapping[Any, Any]) -> Any:
-    """Return a structure with other entries."""
-    if type(like) is dict:
-        return dict(members)
-    if isinstance(like, MutableMapping):
-        made = copy.copy(like)
-        made.update(members)
-        return made
-    if is_dataclass(like) and not isinstance(like, type):
-        changed = copy.copy(like)
-        for name, value in members.items():
-            object.__setattr__(changed, name, value)  # frozen ones too
-        return changed
-    if isinstance(like, Mapping):
-        return type(like)(members)  # type: ignore[call-arg]
-    return type(like)(*members.values()) if hasattr(like, "_fields") else type(like)(members.values())

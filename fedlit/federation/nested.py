@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -174,16 +174,26 @@ def _remade(like: Any, made: Iterator[Any]) -> Any:
     parts = _parts(like)
     if parts is None:
         return next(made)
-    items = [_remade(item, made) for _, item in parts]
+    return with_members(like, [_remade(item, made) for _, item in parts])
+
+
+def with_members(like: Any, members: Sequence[Any]) -> Any:
+    """Return a structure with other members, in their order."""
     if isinstance(like, Mapping):
-        named = dict(zip(like, items, strict=True))
-        return named if type(like) is dict else type(like)(named)  # type: ignore[call-arg]
+        named = dict(zip(like, members, strict=True))
+        if type(like) is dict:
+            return named
+        if not isinstance(like, MutableMapping):
+            return type(like)(named)  # type: ignore[call-arg]
+        changed: Any = copy.copy(like)  # a class may take other arguments, such as defaultdict
+        changed.update(named)
+        return changed
     if is_dataclass(like):
         changed = copy.copy(like)
-        for field, item in zip(fields(like), items, strict=True):
-            object.__setattr__(changed, field.name, item)  # frozen ones too
+        for field, member in zip(fields(like), members, strict=True):
+            object.__setattr__(changed, field.name, member)  # frozen ones too
         return changed
-    return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
+    return type(like)(*members) if hasattr(like, "_fields") else type(like)(members)
 
 
 def _is_common(leaf: Any) -> bool:

@@ -303,8 +303,8 @@ class Wrapped(SelfEvaluated):
         self.call_copies("on_train_end")
 
     def _warn_of_moved(self, client: str) -> None:
-        moved = self.run.weights.moved_frozen(client)
-        if moved and not self._warned_of_moved:
+        moved = [] if self._warned_of_moved else self.run.weights.moved_frozen(client)
+        if moved:
             self._warned_of_moved = True
             rank_zero_warn(
                 f"frozen weights of client {client!r} have changed in training, {moved[0]!r} and {len(moved) - 1} "

@@ -81,7 +81,7 @@ class SelfEvaluated(FederatedModule):
         return outputs
 
     def _call_step(self, stage: Stage, client: Client, samples: Sequence[Any], batch_idx: int) -> None:
-        log = partial(self._logged.note_evaluated, client.name, num_samples(samples))
+        log = partial(self._logged.note, client.name, num_samples(samples), evaluates=True)
         with self.at_work(client, log) as module:
             _step_with_hooks(module, stage, samples, batch_idx)
 
@@ -107,7 +107,7 @@ class SelfEvaluated(FederatedModule):
         local = [client.name for client in self.federation.local_clients]
         chosen = [name for name in local if clients is None or name in clients]
         for client, _ in self.run.in_streams({name: () for name in chosen}, hook):
-            log = partial(self._logged.note_evaluated, client.name, 1) if evaluates else None
+            log = partial(self._logged.note, client.name, 1, evaluates=True) if evaluates else None
             with self.at_work(client, log) as module:
                 getattr(module, hook)()
 

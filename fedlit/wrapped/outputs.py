@@ -76,29 +76,19 @@ class LoggedNumbers(Component):
         name: str,
         value: Any,
         *args: Any,
+        evaluates: bool = False,
         on_epoch: bool | None = None,
         reduce_fx: Any = "mean",
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Stand in for ``self.log`` of a client's copy in training; as Lightning, weigh by ``size`` with on_epoch."""
-        series = self._of_round.setdefault(client, {}).setdefault(name, _Series(reduce_fx))
-        series.add(value, (size if batch_size is None else batch_size) if on_epoch else 1)
+        """Stand in for ``self.log`` of a client's copy that trains on ``size`` samples or evaluates them.
 
-    def note_evaluated(
-        self,
-        client: str,
-        size: int,
-        name: str,
-        value: Any,
-        *args: Any,
-        reduce_fx: Any = "mean",
-        batch_size: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Stand in for ``self.log`` of a client's copy that evaluates ``size`` samples."""
-        series = self._of_evaluation.setdefault(client, {}).setdefault(name, _Series(reduce_fx))
-        series.add(value, size if batch_size is None else batch_size)
+        Numbers of a round are weighed by samples with ``on_epoch`` alone, as by Lightning.
+        """
+        logged = self._of_evaluation if evaluates else self._of_round
+        series = logged.setdefault(client, {}).setdefault(name, _Series(reduce_fx))
+        series.add(value, (size if batch_size is None else batch_size) if evaluates or on_epoch else 1)
 
     def on_run_start(self, run: Run) -> None:
         """Forget what was logged in another run."""

@@ -21,7 +21,7 @@ from backends import backend
 from fedlit.callbacks import ConformalIntervals, OracleAccuracy, TargetPredictions, closing_table, summarise
 from fedlit.callbacks.report.run import blocks_of
 from fedlit.callbacks.report.run_folder import RunFolder
-from fedlit.data import DomainDataModule, FederatedLoader
+from fedlit.data import FederatedLoader
 from fedlit.data.base import Domain
 from fedlit.export import export_target
 from fedlit.federation import ChannelError, RosterError
@@ -31,21 +31,11 @@ from fedlit.privacy import FixedPoint, GaussianMechanism, PairwiseMasking, Plain
 from helpers import samples_of, trainer
 from refused import refused
 from small_federation import Blobs, build
-
-NAMES = ["wear", "heat"]
-PLANTS = ["essen", "lyon", "turin"]
+from two_numbers import NAMES, PLANTS, Measured
 
 
-class Plants(DomainDataModule):
-    """Two numbers of unlike units to predict at three plants, of which the last one has four times the noise."""
-
-    task = "regression"
-
-    def domain_names(self) -> list[str]:
-        return [*PLANTS]
-
-    def class_names(self) -> list[str]:
-        return [*NAMES]
+class Plants(Measured):
+    """With noise, of which the last plant has four times as much."""
 
     def load(self, domain: str) -> Domain:
         place = PLANTS.index(domain)

@@ -14,15 +14,13 @@ from torch.optim import Adam
 
 from fedlit.callbacks import OracleAccuracy, TargetPredictions, summarise
 from fedlit.data import CSVDomains, DomainDataModule
-from fedlit.data.base import Domain
 from fedlit.export import export_target
 from fedlit.methods import FedAvg, SourceOnly
 from fedlit.models import MLP
 from helpers import samples_of, trainer
 from refused import refused
+from two_numbers import NAMES, PLANTS, Measured
 
-PLANTS = ("essen", "lyon", "turin")
-NAMES = ["wear", "heat"]
 METRICS = {"r2": r2_score, "rmse": root_mean_squared_error, "mae": mean_absolute_error}
 
 
@@ -45,24 +43,6 @@ def csv_domains(folder: Path, **given: Any) -> CSVDomains:
     pytest.importorskip("pandas")
     arguments: dict[str, Any] = {"label": NAMES, "task": "regression", "target": "turin", "seed": 0}
     return CSVDomains(str(folder), **(arguments | given))
-
-
-class Measured(DomainDataModule):
-    """Somebody's data in Python, with labels of shape (n, 2) and names for them."""
-
-    task = "regression"
-
-    def domain_names(self) -> list[str]:
-        return [*PLANTS]
-
-    def class_names(self) -> list[str]:
-        return [*NAMES]
-
-    def load(self, domain: str) -> Domain:
-        generator = torch.Generator().manual_seed(PLANTS.index(domain))
-        x = torch.randn(60, 3, generator=generator)
-        y = x[:, :2].double() * torch.tensor([1e3, 0.01]) + torch.tensor([1e6, 0.0])
-        return Domain(x, y)
 
 
 def fitted(data: DomainDataModule, folder: Path, method: Any = FedAvg, rounds: int = 8) -> tuple[Any, Any]:

@@ -1,1 +1,1 @@
-"""Tells how a patient breathes from a belt around the chest."""
+"""Classifies breathing from a belt around the chest."""

@@ -27,7 +27,7 @@ class Encoder(nn.Module):
 
 
 class BreathClassifier(L.LightningModule):
-    """Tells kinds of breathing apart."""
+    """Classifies kinds of breathing."""
 
     def __init__(self, kinds: int = 3, width: int = 24, lr: float = 0.01) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class BreathClassifier(L.LightningModule):
         self.log("test_acc", self.accuracy(batch), batch_size=len(batch["label"]))
 
     def accuracy(self, batch: dict) -> Tensor:
-        """Share of a batch that is told right."""
+        """Accuracy on a batch."""
         return (self(batch).argmax(dim=1) == batch["label"]).float().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

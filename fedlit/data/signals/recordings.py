@@ -247,12 +247,15 @@ class WindowRules:
 def _check_one_rate(client: str, rate_of: dict[str, float | None]) -> None:
     (first, expected), *_ = rate_of.items()
     name, rate = [*rate_of.items()][-1]
-    alike = rate == expected or (rate and expected and abs(rate / expected - 1) < 1e-6)
     shown = f"{expected} of {first} and {rate} of {name}"
     way_out = f"give rate, to which all are resampled, such as rate={min(rate or 1, expected or 1):g}"
-    check_data(
-        bool(alike), f"rate of client {client!r} (samples a second)", "the same in all recordings", shown, way_out
-    )
+    what = f"rate of client {client!r} (samples a second)"
+    check_data(same_rate(rate, expected), what, "the same in all recordings", shown, way_out)
+
+
+def same_rate(rate: float | None, other: float | None) -> bool:
+    """Return whether rates of windows are equal, or both unknown."""
+    return rate == other or bool(rate and other and abs(rate / other - 1) < 1e-6)
 
 
 def _missing_in(parts: Sequence[tuple[int, Recording]]) -> str:
