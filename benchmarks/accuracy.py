@@ -19,7 +19,7 @@ from pathlib import Path
 import lightning
 import torch
 
-from experiments import fit, spread
+from fedlit.papers.experiments import fit, spread
 
 EXPERIMENTS: dict[str, list[str]] = {
     "digits": ["--seeds=[0,1,2,3,4]"],

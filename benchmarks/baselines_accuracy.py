@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from experiments import Results, by_method, fit, options_of, show
+from fedlit.papers.experiments import Results, by_method, fit, options_of, show
 
 EXPERIMENTS = {
     "office_caltech": "office_caltech_baselines",

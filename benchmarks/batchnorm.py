@@ -30,13 +30,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from experiments import Results, spread
 from fedlit import FederatedStrategy
 from fedlit.callbacks import OracleAccuracy
 from fedlit.data import DigitFive, Digits, DomainDataModule, FeatureDomains
 from fedlit.functional import mixture_variance
 from fedlit.methods import AdaBN, SourceOnly
 from fedlit.models import Features, SmallCNN
+from fedlit.papers.experiments import Results, spread
 from fedlit.run.batchnorm import variances_of
 from fedlit.run.run import Run
 

@@ -24,7 +24,7 @@ from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from experiments import Results
+from fedlit.papers.experiments import Results
 from fedlit.privacy.differential import epsilon_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from experiments import Results
+from fedlit.papers.experiments import Results
 
 REPEATS = 5
 

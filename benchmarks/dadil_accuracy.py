@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments import Results, by_method, fit, show, spread
+from fedlit.papers.experiments import Results, by_method, fit, show, spread
 
 METHODS = ("office_caltech_feddadil", "office_caltech_surf_feddadil", "digits_feddadil")
 OFFICE = METHODS[0]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from baselines_accuracy import kept_in
-from experiments import Results, fit, options_of
+from fedlit.papers.experiments import Results, fit, options_of
 from validators import methods, needs_no_label
 
 STEPS = "--trainer.strategy.init_args.local_steps=10"

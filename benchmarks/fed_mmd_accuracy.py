@@ -32,7 +32,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments import Results, fit
+from fedlit.papers.experiments import Results, fit
 
 EXPERIMENTS = Path("configs/experiments")
 PLAIN = EXPERIMENTS / "office_caltech_fed_mmd_plain.yaml"

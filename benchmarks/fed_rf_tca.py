@@ -21,7 +21,7 @@ from typing import Any
 import lightning
 import torch
 
-from experiments import Results, by_method, fit, show
+from fedlit.papers.experiments import Results, by_method, fit, show
 
 ACCURACY = ["office_caltech_fedrftca", "office_caltech_images_fedrftca", "digit_five_fedrftca"]
 OPTION = "--model.init_args."

@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from experiments import Results, fit
+from fedlit.papers.experiments import Results, fit
 
 METHODS = {
     "SourceOnly": "Source only",

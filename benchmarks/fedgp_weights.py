@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from experiments import Results, fit, spread
+from fedlit.papers.experiments import Results, fit, spread
 
 EXPERIMENTS = ("fashion_mnist_noise_0.4_fedgp", "fashion_mnist_noise_0.8_fedgp")
 SMALL = [

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from baselines_accuracy import EXPERIMENTS, kept_in
-from experiments import Results, fit, options_of, spread
+from fedlit.papers.experiments import Results, fit, options_of, spread
 from leaderboard import FEW_LABELS, LABELS, PREPARED, RECIPES
 
 Runs = list[dict[str, Any]]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments import Results
+from fedlit.papers.experiments import Results
 from pages import PAGES, TUTORIALS, Block, blocks, steps
 
 WORDS = 230

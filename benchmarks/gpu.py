@@ -47,12 +47,12 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
-from experiments import Results
 from fedlit import Client, FederatedModule
 from fedlit.data import FederatedLoader
 from fedlit.federation import RosterError
 from fedlit.methods import FedAvg, FedGP, FedMMD, FedRFTCA
 from fedlit.models import Backbone, Replica
+from fedlit.papers.experiments import Results
 from fedlit.privacy import PairwiseMasking
 from helpers import build, digits, same, trainer, weights
 from method_table import METHODS

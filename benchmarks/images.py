@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from baselines_accuracy import kept_in
-from experiments import Results, by_method, fit, options_of, show
+from fedlit.papers.experiments import Results, by_method, fit, options_of, show
 from leaderboard import given
 
 EXPERIMENT = "--config=configs/experiments/office_caltech_images_lite0.yaml"

@@ -27,7 +27,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from baselines_accuracy import EXPERIMENTS, experiment, kept_in
-from experiments import Results, by_method, fit, options_of, show
+from fedlit.papers.experiments import Results, by_method, fit, options_of, show
 
 HERE = Path(__file__).parent
 RECOMMENDED = "recommended"

@@ -32,10 +32,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from experiments import Results
 from fed_mmd_accuracy import row
 from fedlit.cli import main as fedlit
 from fedlit.federation import Federation
+from fedlit.papers.experiments import Results
 from fedlit.privacy import AffineGrid, PlainAffine
 
 CONFIG = "configs/experiments/office_caltech_fed_mmd_paillier.yaml"

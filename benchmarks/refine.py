@@ -32,10 +32,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baselines_accuracy import EXPERIMENTS, kept_in
-from experiments import Results, by_method, fit, options_of, show
 from fedlit.data import FeatureDomains, HeartDisease
 from fedlit.data.raw_inputs import RankNetwork
 from fedlit.functional import refine_labels, softmax_regression
+from fedlit.papers.experiments import Results, by_method, fit, options_of, show
 from leaderboard import RECIPES
 
 DOUBTS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)

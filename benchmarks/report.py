@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from experiments import Results, fit
+from fedlit.papers.experiments import Results, fit
 
 REPEATS = 5
 

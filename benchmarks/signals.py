@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from baselines_accuracy import EVERYBODY, kept_in
-from experiments import Results, by_method, fit, options_of, show
+from fedlit.papers.experiments import Results, by_method, fit, options_of, show
 
 NETWORKS = "configs/experiments/hapt_baselines.yaml"
 FEATURES = "configs/experiments/hapt_features.yaml"

@@ -26,8 +26,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from experiments import Results, fit, spread
 from fedlit.data import HeartDisease
+from fedlit.papers.experiments import Results, fit, spread
 
 SEEDS = (0, 1, 2, 3, 4)
 SPLIT = {"target_labels": 20, "val_fraction": 0.1, "test_fraction": 0.4}

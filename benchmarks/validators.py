@@ -34,8 +34,8 @@ from typing import Any
 import yaml
 from scipy.stats import spearmanr
 
-from experiments import Results, fit, show, spread
 from fedlit.callbacks.report import RunFolder, read_runs
+from fedlit.papers.experiments import Results, fit, show, spread
 
 OFFICE = ("amazon", "caltech10", "dslr", "webcam")
 DATA: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {

@@ -64,7 +64,7 @@ COMMANDS = {
     "join": ("fedlit.cli.seats:join", "take a site's seat in it"),
     "certificates": ("fedlit.cli.commands:certificates", "certificates of a server and sites, for a trial"),
     "flare": ("fedlit.cli.seats:flare", "write a job for NVIDIA FLARE"),
-    "benchmark": ("fedlit.cli.commands:benchmark", "run again what the tables were made from"),
+    "benchmark": ("fedlit.cli.benchmark:benchmark", "run again a table of a paper, or what the tables were made from"),
 }
 """Commands without a Trainer: the ``module:function`` that takes the arguments, and what it does."""
 

@@ -51,7 +51,9 @@ class Results:
         self.found: dict[str, Any] = there.get("results", {})
         self.made: dict[str, Any] = there.get("made", {})
         self.lock = RLock()
-        self.facts = {"command": f"python benchmarks/{Path(sys.argv[0]).name}", "cores": os.cpu_count(), **more}
+        program = Path(sys.argv[0]).name
+        command = f"python benchmarks/{program}" if program.endswith(".py") else "fedlit"
+        self.facts = {"command": command, "cores": os.cpu_count(), **more}
         if "versions" in there:
             self.facts["versions"] = there["versions"]  # of pieces from before each told its own
         given = sys.argv[1:]

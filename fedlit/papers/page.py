@@ -1,0 +1,118 @@
+"""docs/papers.md: every table and figure of the papers, from the files of results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedlit.papers.entries import Cells, Entry, Fit, names, read
+from fedlit.papers.running import STAND_IN, compared, ours, read_results
+from fedlit.tables import Table
+
+_INTRODUCTION = """\
+# The papers
+
+What you get here: every table and figure of the five papers that fedlit's methods come from: the configuration, the
+command that makes it again, whether it was run here, our figures and the paper's.
+
+`fedlit benchmark PAPER TABLE` runs one (from an installed package, too), prints it next to the paper's, and keeps the
+figures in a JSON file with versions, cores and seeds. `fedlit benchmark --list` lists them. Where the data have to be
+fetched by you, `configs/data/` says what to download and how it is laid out; `--stand-in` runs the same experiments on
+a few small files of that layout, which shows that they run, and no accuracy.
+
+Accuracies are in per cent, on labels of the target that nothing was chosen by (an oracle), mean ± sample standard
+deviation over seeds. This page is written by `fedlit benchmark --page docs/papers.md` from those files.
+"""
+
+
+def page(folder: Path, benchmarks: Path | None) -> str:
+    """The whole page, as Markdown.
+
+    Args:
+        folder: Of the files of results.
+        benchmarks: Folder of the benchmarks' files, from which some entries take theirs.
+    """
+    parts = [_INTRODUCTION]
+    for name in names():
+        paper = read(name)
+        found = {table: ours(name, table, folder, benchmarks) for table in paper.tables}
+        small = read_results(folder / f"{STAND_IN}.json").get(name, {})
+        parts.append(f"## {name}\n\n{paper.paper}.\n\n{paper.settings.strip()}\n")
+        rows = []
+        for table, asked in paper.tables.items():
+            run_here = state(asked, found[table], small.get(table))
+            means = averages(asked, found[table])
+            rows.append([_linked(name, table, asked), asked.title, _configurations(asked), run_here, *means])
+        titles = ("table or figure", "what it shows", "configuration", "run here", "ours", "the paper's")
+        parts.append(_grid(titles, rows))
+        parts += [
+            _section(name, table, asked, found[table]) for table, asked in paper.tables.items() if not asked.shows
+        ]
+    return "\n".join(parts)
+
+
+def state(asked: Entry, found: Cells, small: Mapping[str, Any] | None) -> str:
+    """Whether a table was run, on what."""
+    if asked.shows:
+        return "nothing to run"
+    if found:
+        cells = {(row, column) for row, of_row in asked.paper.items() for column in of_row}
+        done = sum(column in found.get(row, {}) for row, column in cells)
+        here = "yes" if done in (0, len(cells)) else f"{done} of {len(cells)} cells"
+        return here if not asked.departs else f"{here}, in another setting"
+    if small is not None:
+        return f"not run on the paper's data; {small['fits']} of its fits ran on stand-ins"
+    return "not run"
+
+
+def averages(asked: Entry, found: Cells) -> tuple[str, str]:
+    """Our average and the paper's over the columns that both have, of the last row that both have."""
+    for row in reversed(list(asked.paper)):
+        both = [column for column in asked.paper[row] if column in found.get(row, {})]
+        pairs = [(_number(found[row][column]), _number(asked.paper[row][column])) for column in both]
+        told = [(mine, printed) for mine, printed in pairs if mine is not None and printed is not None]
+        if told:
+            mine, printed = (fmean(each) for each in zip(*told, strict=True))
+            return f"{row}: {mine:.1f}", f"{printed:.1f}"
+    return "-", "-"
+
+
+def _section(paper: str, table: str, asked: Entry, found: Cells) -> str:
+    lines = [f"### {paper}: {table}\n", f"{asked.title}.\n"]
+    command = f"fedlit benchmark {asked.script}" if asked.script else f"fedlit benchmark {paper} {table}"
+    needs = f" Needs {', '.join(asked.data)}." if asked.data else ""
+    lines.append(f"`{command}`{needs}\n")
+    lines += [f"{text.strip()}\n" for text in (asked.departs, asked.difference) if text]
+    if asked.paper or found:
+        made = compared(asked, found)
+        lines.append(f"Ours (the paper's):\n\n{replace(made, caption=None).markdown()}\n")
+    return "\n".join(lines)
+
+
+def _linked(paper: str, table: str, asked: Entry) -> str:
+    text = table.replace("-", " ").capitalize()
+    return text if asked.shows else f"[{text}](#{paper}-{table})"
+
+
+def _configurations(asked: Entry) -> str:
+    every: Iterator[Fit] = iter(asked.runs)
+    configs = dict.fromkeys(config for each in every for config in each.configs)
+    if asked.script:
+        return f"benchmark `{asked.script}`"
+    return ", ".join(f"`{config}`" for config in configs) or "-"
+
+
+def _number(cell: Any) -> float | None:
+    if isinstance(cell, Mapping):
+        return float(cell["mean"])
+    try:
+        return float(str(cell).split("±")[0].split("(")[0])
+    except ValueError:
+        return None
+
+
+def _grid(titles: tuple[str, ...], rows: list[list[str]]) -> str:
+    return Table.of(titles, rows, words=len(titles)).markdown(escaped=False) + "\n"

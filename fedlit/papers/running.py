@@ -1,0 +1,253 @@
+"""Runs a table or figure of a paper: its experiments as subprocesses, and the cells that their runs come to."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from fedlit.papers.entries import Cells, Entry, Fit, entry
+from fedlit.papers.experiments import Results, fit, spread
+from fedlit.tables import Table
+
+STAND_IN = "stand_ins"
+"""File of what ran on stand-ins: that it did, and no figure."""
+
+_UNITS = {"megabytes": 1.0, "seconds": 1.0, "seconds_per_round": 1.0, "oracle_r2": 1.0}
+"""Factors of measures that are no shares; shares are shown in per cent."""
+
+
+def run(
+    paper: str,
+    table: str,
+    folder: Path,
+    *,
+    seeds: Sequence[int] = (),
+    columns: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+    jobs: int = 1,
+) -> None:
+    """Run all experiments of a table, and keep each column's figures in ``folder/PAPER.json`` as they come.
+
+    Args:
+        paper: Its name.
+        table: Name of its table or figure.
+        folder: Of the files of results.
+        seeds: In place of the configurations'.
+        columns: Only runs of these; all by default.
+        arguments: Of each ``fedlit fit``, such as where the data are.
+        jobs: Fits side by side.
+
+    Raises:
+        RuntimeError: If an experiment fails, with what it printed.
+    """
+    asked = entry(paper, table)
+    results = _results(folder, paper)
+    fits = [each for each in asked.runs if not columns or each.column in columns]
+    more = [*arguments, *([f"--seeds={list(seeds)}"] if seeds else [])]
+
+    def one(each: Fit) -> None:
+        summaries = _summaries([*_given(each), *more])
+        for column, cells in _columns(summaries, each, asked.measures).items():
+            results.keep({**results.found.get(table, {}).get(column, {}), **cells}, table, column)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(one, fits))
+
+
+def run_stand_in(paper: str, table: str, folder: Path) -> None:
+    """Run each configuration of a table once on small data of the same layout, and keep that it ran, no accuracies.
+
+    Args:
+        paper: Its name.
+        table: Name of its table or figure.
+        folder: Of the files of results.
+    """
+    from fedlit.papers.stand_ins import STAND_INS  # with Pillow and scipy
+
+    asked = entry(paper, table)
+    results = _results(folder, STAND_IN)
+    started, methods = time.monotonic(), set[str]()
+    different = {(tuple(each.configs), each.needs): each for each in reversed(asked.runs)}
+    for each in reversed(different.values()):
+        with tempfile.TemporaryDirectory() as place:
+            keys = STAND_INS[each.needs](Path(place)) if each.needs else {}
+            methods |= {str(one["method"]) for one in _summaries([*_given(each, place), *_options(keys)])}
+    found = {"fits": len(different), "methods": sorted(methods), "seconds": round(time.monotonic() - started, 1)}
+    results.keep(found, paper, table)
+
+
+def ours(paper: str, table: str, folder: Path, benchmarks: Path | None) -> Cells:
+    """Figures of a table by row and column, with the rows' names of the paper.
+
+    Args:
+        paper: Its name.
+        table: Name of its table or figure.
+        folder: Of the files of results.
+        benchmarks: Folder of the benchmarks' files, from which some entries take theirs.
+    """
+    asked = entry(paper, table)
+    names = {name: row for row, name in asked.rows.items()}
+    if asked.source:
+        if benchmarks is None:
+            return {}
+        found = read_results(benchmarks / f"{asked.source['file']}.json")
+        for key in asked.source["part"].split("/"):
+            found = found[key]
+        by_column = asked.source.get("by") == "column"
+    else:
+        found, by_column = read_results(folder / f"{paper}.json").get(table, {}), True
+    cells: dict[str, dict[str, Any]] = {}
+    for outer, inner, figure in _pairs(found):
+        row, column = (inner, outer) if by_column else (outer, inner)
+        cells.setdefault(names.get(row, row), {})[column] = figure
+    return cells
+
+
+def compared(asked: Entry, found: Cells) -> Table:
+    """A table of our figures, each followed by the paper's in brackets."""
+    columns = list(dict.fromkeys(column for cells in (asked.paper, found) for row in cells.values() for column in row))
+    rows = list(dict.fromkeys([*asked.paper, *found]))
+    return Table.of(
+        ["", *columns],
+        [[row, *(cell(found.get(row, {}).get(c), asked.paper.get(row, {}).get(c)) for c in columns)] for row in rows],
+        caption=f"{asked.title} - ours (the paper's)",
+    )
+
+
+def cell(mine: Any, printed: Any) -> str:
+    """One cell: our figure, and in brackets the paper's."""
+    text = "-" if mine is None else shown(mine)
+    return text if printed is None else f"{text} ({printed})"
+
+
+def shown(figure: Any) -> str:
+    """A figure as text, its spread with it."""
+    if isinstance(figure, Mapping):
+        return f"{figure['mean']:g} ± {figure['std']:g}" if figure.get("std") else f"{figure['mean']:g}"
+    return f"{figure:g}" if isinstance(figure, float) else str(figure)
+
+
+def read_results(path: Path) -> Any:
+    """What a file of figures has; nothing, if there is none."""
+    if not path.is_file():
+        return {}
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    return whole.get("results", whole)
+
+
+def _results(folder: Path, name: str) -> Results:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Results(folder / f"{name}.json", "torch", "lightning", "fedlit")
+
+
+def _summaries(arguments: Sequence[str]) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as place:
+        return list(fit(place, *arguments).values())
+
+
+def _given(each: Fit, small: str = "") -> list[str]:
+    """Arguments of the fit; with a folder ``small``, of a shrunk one, whose configurations are written there."""
+    words = []
+    for index, name in enumerate(each.configs):
+        if small:
+            whole = yaml.safe_load(files("fedlit.configs").joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
+            path = Path(small, f"{index}.yaml")
+            path.write_text(yaml.safe_dump(shrunk(whole)), encoding="utf-8")
+            name = str(path)
+        words.append(f"--config={name}")
+    words += _options(shrunk(each.set) if small else each.set)
+    return [*words, *(["--compare=null"] if each.row else [])]
+
+
+_SMALL: dict[str, int] = {
+    "max_epochs": 2, "rounds_per_epoch": 1, "federated_rounds": 1, "warmup_rounds": 1, "local_steps": 2,
+    "check_val_every_n_epoch": 1, "image_size": 32, "max_samples": 200, "batch_size": 8, "target_batch_size": 4,
+    "num_iterations": 2, "classifier_period": 1,
+}  # fmt: skip
+"""Values that an argument of this name is lowered to."""
+
+
+def shrunk(given: Any) -> Any:
+    """A configuration of the same experiment with a few rounds, small images and networks without trained weights."""
+    if isinstance(given, list):
+        return [shrunk(each) for each in given]
+    if not isinstance(given, Mapping):
+        return given
+    small = {}
+    for key, value in given.items():
+        name = key.rpartition(".")[2]
+        if name in _SMALL and isinstance(value, int) and not isinstance(value, bool):
+            small[key] = min(value, _SMALL[name])
+        elif name == "seeds":
+            small[key] = [0]
+        elif name == "targets":
+            small[key] = None
+        elif name == "num_workers":
+            small[key] = 0
+        elif name in ("weights", "resized_side") and "class_path" not in given:
+            small[key] = None
+        else:
+            small[key] = shrunk(value)
+    return small
+
+
+def _options(values: Mapping[str, Any]) -> list[str]:
+    dumped = ((key, yaml.safe_dump(value, default_flow_style=True, width=1 << 20)) for key, value in values.items())
+    return [f"--{key}={text.removesuffix('...' + chr(10)).strip()}" for key, text in dumped]
+
+
+def _columns(summaries: Sequence[dict[str, Any]], each: Fit, measures: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Figures by column and method."""
+    result: dict[str, dict[str, Any]] = {}
+    for measure in measures:
+        label = "" if len(measures) == 1 else f", {measure.removeprefix('oracle_').replace('_', ' ')}"
+        for method in dict.fromkeys(str(one["method"]) for one in summaries):
+            own = [one for one in summaries if one["method"] == method]
+            targets, seeds = ({one[key] for one in own} for key in ("target", "seed"))
+            value = {(one["target"], one["seed"]): _value(one, measure) for one in own}
+            factor = _UNITS.get(measure, 100.0)
+            average = spread([fmean(value[t, seed] for t in targets) for seed in sorted(seeds)], factor)
+            row = each.row or method
+            of_target = (
+                {}
+                if each.column
+                else {
+                    each.targets.get(t, t): spread([value[t, seed] for seed in sorted(seeds)], factor)
+                    for t in sorted(targets)
+                }
+            )
+            if len(of_target) != 1:
+                of_target[each.column or "average"] = average
+            for column, figure in of_target.items():
+                result.setdefault(column + label, {})[row] = figure
+                result[column + label]["seeds"] = sorted(seeds)
+    return result
+
+
+def _value(summary: Mapping[str, Any], measure: str) -> float:
+    if measure == "megabytes":
+        return sum(summary["bytes_by_channel"].values()) / 1e6
+    if measure == "seconds":
+        return float(summary["seconds_total"])
+    if measure == "seconds_per_round":
+        return float(summary["seconds_total"]) / summary["rounds"]
+    return float(summary[measure])
+
+
+def _pairs(found: Any) -> Iterator[tuple[str, str, Any]]:
+    """Outer key, inner key and figure; other things in between are left out."""
+    for outer, cells in found.items():
+        if not isinstance(cells, Mapping) or "mean" in cells:
+            continue
+        for inner, figure in cells.items():
+            if isinstance(figure, int | float) or (isinstance(figure, Mapping) and {"mean", "std"} <= figure.keys()):
+                yield outer, inner, figure
