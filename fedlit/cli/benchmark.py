@@ -92,7 +92,8 @@ def _paper(name: str, table: str, args: list[str]) -> None:
     parser = argparse.ArgumentParser(prog=f"fedlit benchmark {name} {table}")
     parser.add_argument("--seeds", nargs="+", type=int, default=(), help="In place of those of the configurations.")
     parser.add_argument("--columns", nargs="+", default=(), help="Only these columns of the table.")
-    parser.add_argument("--jobs", type=int, default=1, help="Experiments side by side.")
+    parser.add_argument("--jobs", type=int, default=1, help="Trainings side by side.")
+    parser.add_argument("--folder", type=Path, help="Keep the runs there; what is finished is not trained again.")
     parser.add_argument("--out", type=Path, default=Path("papers"), help="Folder of the JSON files; default: papers.")
     parser.add_argument("--stand-in", action="store_true", help="On small made data of the same layout: that it runs.")
     parser.add_argument("--fit", nargs="+", default=(), metavar="KEY=VALUE", help="Arguments of each fedlit fit, "
@@ -117,7 +118,7 @@ def _paper(name: str, table: str, args: list[str]) -> None:
         else:
             arguments = [f"--{each}" for each in options.fit]
             run(name, table, options.out, seeds=options.seeds, columns=options.columns, jobs=options.jobs,
-                arguments=arguments)  # fmt: skip
+                arguments=arguments, kept=options.folder)  # fmt: skip
     except RuntimeError as error:
         sys.exit(f"fedlit: {error}")
     if options.stand_in:

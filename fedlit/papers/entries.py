@@ -12,6 +12,9 @@ import yaml
 
 from fedlit.checks import check, check_one_of
 
+FOLDER = files("fedlit.papers")
+"""Of the papers' files."""
+
 Cells = Mapping[str, Mapping[str, Any]]
 """Figures by row and column."""
 
@@ -71,7 +74,7 @@ class Paper:
 
 def names() -> list[str]:
     """Names of the papers, in the order of their files."""
-    found = (each.name for each in files(__package__).iterdir())
+    found = (each.name for each in FOLDER.iterdir())
     return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
 
 
@@ -86,7 +89,7 @@ def read(name: str) -> Paper:
         ValueError: If there is none of that name, or if a key of it is unknown.
     """
     check_one_of("PAPER", name, tuple(names()))
-    text = files(__package__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    text = FOLDER.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     whole = yaml.safe_load(text)
     entries = {key: _entry(f"{name}, {key}", value) for key, value in whole.pop("tables").items()}
     return _made(Paper, name, {"name": name, "settings": "", "tables": entries, **whole})

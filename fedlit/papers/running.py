@@ -34,6 +34,7 @@ def run(
     columns: Sequence[str] = (),
     arguments: Sequence[str] = (),
     jobs: int = 1,
+    kept: Path | None = None,
 ) -> None:
     """Run all experiments of a table, and keep each column's figures in ``folder/PAPER.json`` as they come.
 
@@ -44,7 +45,8 @@ def run(
         seeds: In place of the configurations'.
         columns: Only runs of these; all by default.
         arguments: Of each ``fedlit fit``, such as where the data are.
-        jobs: Fits side by side.
+        jobs: Trainings side by side.
+        kept: Folder in which they stay, and go on where they were ended; by default they are not kept.
 
     Raises:
         RuntimeError: If an experiment fails, with what it printed.
@@ -52,14 +54,15 @@ def run(
     asked = entry(paper, table)
     results = _results(folder, paper)
     fits = [each for each in asked.runs if not columns or each.column in columns]
-    more = [*arguments, *([f"--seeds={list(seeds)}"] if seeds else [])]
+    side_by_side = max(1, min(jobs, len(fits)))
+    more = [*arguments, *([f"--seeds={list(seeds)}"] if seeds else []), f"--jobs={max(1, jobs // side_by_side)}"]
 
     def one(each: Fit) -> None:
-        summaries = _summaries([*_given(each), *more])
+        summaries = _summaries([*_given(each), *more], kept and kept / f"{paper}_{table}_{fits.index(each)}")
         for column, cells in _columns(summaries, each, asked.measures).items():
             results.keep({**results.found.get(table, {}).get(column, {}), **cells}, table, column)
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(side_by_side) as pool:
         list(pool.map(one, fits))
 
 
@@ -149,7 +152,9 @@ def _results(folder: Path, name: str) -> Results:
     return Results(folder / f"{name}.json", "torch", "lightning", "fedlit")
 
 
-def _summaries(arguments: Sequence[str]) -> list[dict[str, Any]]:
+def _summaries(arguments: Sequence[str], kept: Path | None = None) -> list[dict[str, Any]]:
+    if kept is not None:
+        return list(fit(str(kept), *arguments).values())
     with tempfile.TemporaryDirectory() as place:
         return list(fit(place, *arguments).values())
 
@@ -182,7 +187,7 @@ def shrunk(given: Any) -> Any:
         return [shrunk(each) for each in given]
     if not isinstance(given, Mapping):
         return given
-    small = {}
+    small: dict[str, Any] = {}
     for key, value in given.items():
         name = key.rpartition(".")[2]
         if name in _SMALL and isinstance(value, int) and not isinstance(value, bool):
@@ -235,11 +240,11 @@ def _columns(summaries: Sequence[dict[str, Any]], each: Fit, measures: Sequence[
 
 def _value(summary: Mapping[str, Any], measure: str) -> float:
     if measure == "megabytes":
-        return sum(summary["bytes_by_channel"].values()) / 1e6
+        return float(sum(summary["bytes_by_channel"].values())) / 1e6
     if measure == "seconds":
         return float(summary["seconds_total"])
     if measure == "seconds_per_round":
-        return float(summary["seconds_total"]) / summary["rounds"]
+        return float(summary["seconds_total"] / summary["rounds"])
     return float(summary[measure])
 
 

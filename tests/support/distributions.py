@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
-FOLDERS = ("fedlit", "callbacks", "privacy", "configs")
+FOLDERS = ("fedlit", "benchmarks", "callbacks", "privacy", "configs")
 """Those that the package is made of."""
 
 LEFT_BEHIND = (
