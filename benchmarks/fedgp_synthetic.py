@@ -53,7 +53,7 @@ from matplotlib.patches import Patch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from fedlit.functional import auto_beta, fedda, fedgp
+from fedlit.functional import auto_beta, fedda, fedda_delta_squared, fedgp, fedgp_delta_squared
 
 FEATURES, HIDDEN, OUTPUTS, CENTRES, BASES = 50, 100, 10, 10, 100
 SHIFTS = (0.0, 0.07, 0.28, 0.98)  # of the published code's 15, from 0 by steps of .07
@@ -156,10 +156,9 @@ def delta_squared(of: dict[str, float], rule: str, beta: float, samples: int, pa
     """Expected squared error of a rule's gradient."""
     variance = of["variance"] / samples
     if not rule.startswith("FedGP"):
-        return (1 - beta) ** 2 * variance + beta**2 * of["distance"]
+        return float(fedda_delta_squared(variance, of["distance"], beta))
     passes = float(scipy.special.ndtr(of["inner"] / math.sqrt(of["variance_along"] / samples)))
-    biased = passes * of["residual"] + (1 - passes) * of["squared"]
-    return ((1 - beta) ** 2 + passes * (2 * beta - beta**2) / parameters) * variance + beta**2 * biased
+    return float(fedgp_delta_squared(variance, of["residual"], beta, parameters, passes, of["squared"]))
 
 
 def train(rule: str, start: Parameters, source: Data, target: Data, population: Data) -> dict[str, float]:

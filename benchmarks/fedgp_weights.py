@@ -26,7 +26,8 @@ import torch
 
 from fedlit.papers.experiments import Results, fit, spread
 
-EXPERIMENTS = ("fashion_mnist_noise_0.4_fedgp", "fashion_mnist_noise_0.8_fedgp")
+NOISE = "--config=configs/experiments/fashion_mnist_noise_fedgp.yaml"
+LEVELS = ("0.4", "0.8")
 SMALL = [
     *("--data.max_samples=9000", "--data.test_fraction=0.6", "--trainer.max_epochs=50"),
     *("--model.init_args.reset_optimizer=false", "--model.init_args.warmup_rounds=0"),
@@ -48,11 +49,17 @@ def accuracy(runs: list[dict[str, Any]]) -> dict[str, float]:
     return spread([run["oracle_accuracy"] for run in runs])
 
 
-def residual_cell(experiment: str, residual: str, seeds: list[int]) -> dict[str, Any]:
+def residual_cell(level: str, residual: str, seeds: list[int]) -> dict[str, Any]:
     """Mean beta and accuracy of auto-weights."""
     with tempfile.TemporaryDirectory() as folder:
-        extra = [f"--seeds={seeds}", *SMALL, *AUTO, f"--model.init_args.residual={residual}"]
-        runs = fit_alone(folder, f"--config=configs/experiments/{experiment}.yaml", *extra)
+        extra = [
+            f"--data.noise_level={level}",
+            f"--seeds={seeds}",
+            *SMALL,
+            *AUTO,
+            f"--model.init_args.residual={residual}",
+        ]
+        runs = fit_alone(folder, NOISE, *extra)
         betas = [statistics.fmean(float(row["beta"]) for row in run["curves"]) for run in runs]
         return {"accuracy": accuracy(runs), "beta": spread(betas, 1.0, 3)}
 
@@ -64,7 +71,7 @@ def hidden(rounds: int) -> dict[str, Any]:
         "masking": ["--config=configs/privacy/masking.yaml"],
         "masking, 10 processes": ["--config=configs/privacy/masking.yaml", "--trainer.devices=10"],
     }
-    config = ["--config=configs/experiments/fashion_mnist_noise_0.4_fedgp.yaml", "--seeds=[0]"]
+    config = [NOISE, "--seeds=[0]"]
     short = [f"--trainer.max_epochs={rounds}", "--trainer.check_val_every_n_epoch=1"]
     short += ["--trainer.enable_checkpointing=true", "--trainer.strategy.init_args.gather_checkpoints=true"]
     result: dict[str, Any] = {}
@@ -98,9 +105,9 @@ def main() -> None:
     results = Results(options.out, "torch", "lightning", seeds=options.seeds)
     with ThreadPoolExecutor(options.jobs) as pool:
         if "residual" in options.parts:
-            settings = [(e, r) for e in EXPERIMENTS for r in ("isotropic", "exact")]
+            settings = [(level, r) for level in LEVELS for r in ("isotropic", "exact")]
             found = pool.map(lambda setting: residual_cell(*setting, options.seeds), settings)
-            table = {f"{e}, {r}": cell for (e, r), cell in zip(settings, found, strict=True)}
+            table = {f"{level}, {r}": cell for (level, r), cell in zip(settings, found, strict=True)}
             results.keep(table, "residual")
             for name, cell in table.items():
                 print(name, cell, flush=True)

@@ -339,7 +339,7 @@ HEADLINES: list[Headline] = [
     ),
     *(
         (
-            name, "fedgp", ("noise", "0.4", name), NOISE, "fashion_mnist_noise_0.4_fedgp",
+            name, "fedgp", ("noise", "0.4", name), NOISE, "fashion_mnist_noise_fedgp",
             fedgp.paper("noise", name, "0.4"), f"{JIANG}12",
         )
         for name in (*RULES, "FinetuneOffline", "TargetOnly", "Oracle")

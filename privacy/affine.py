@@ -4,7 +4,7 @@ S, the source, holds the moments m (M,) and a key pair; T, the target, holds the
 Whoever runs an exchange carries byte strings between them::
 
     S.public_key()        -> T.receive_key        once; the key lasts for many exchanges
-    S.open_round, T.open_round                    each exchange, with the same `RoundId`
+    S.open_round, T.open_round                    each exchange, with the same `RoundId` and name of T
     S.protect(m, k)       -> T.evaluate(., A, b)  encrypted moments
     T.evaluate(., A, b)   -> S.unlock             encrypted A m + b under a mask that only T knows
     S.unlock(.)           -> T.reveal             the same decrypted, still under the mask
@@ -21,10 +21,11 @@ S counts what it grants about the same moments, and refuses numbers that determi
 
 from __future__ import annotations
 
+import copy
 import struct
 from abc import ABC, abstractmethod
 from hashlib import sha256
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -53,14 +54,16 @@ class _AffineParty(ABC):
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self._round: bytes | None = None
+        self._round_id: RoundId | None = None
         self._count = 0
 
     @final
-    def open_round(self, round_id: RoundId) -> None:
-        """Begin an exchange; forgets what an earlier one left."""
+    def open_round(self, round_id: RoundId, target: str = "target") -> None:
+        """Begin an exchange with ``target``, whose name tells it from others; forgets what an earlier one left."""
         # keys may have megabytes: `digest` would first write them out as text
         fingerprint = digest("fedlit affine key", sha256(self._public_key()).digest())
-        self._round, self._count = round_digest(round_id, ["source", "target"]) + fingerprint, 0
+        self._round, self._count = round_digest(round_id, ["source", target]) + fingerprint, 0
+        self._round_id = round_id
 
     @abstractmethod
     def _public_key(self) -> bytes:
@@ -87,6 +90,18 @@ class AffineSource(_AffineParty):
     def __init__(self, backend: Any) -> None:
         super().__init__(backend)
         self.granted = Granted()
+        self._num_moments = 0  # of the open exchange
+        self._encrypted: list[tuple[RoundId | None, Tensor, bytes]] = []  # the last moments, for all of one key pair
+
+    @final
+    def for_another(self) -> Self:
+        """S for one more target: the same key pair and, in exchanges of one `RoundId`, the same ciphertexts.
+
+        What was granted is counted together, too: targets may pool what they learn.
+        """
+        another = copy.copy(self)
+        another._round = None
+        return another
 
     @abstractmethod
     def public_key(self) -> bytes:
@@ -113,12 +128,22 @@ class AffineSource(_AffineParty):
         check_at_least("max_outputs", max_outputs, 1)
         # `_count` is set after: what cannot be encrypted leaves the round open
         moments = _check_floats("moments", moments, 1)
-        body = self._encrypt(moments)
+        body = self._encrypted_once(moments)
+        self._num_moments = len(moments)
         most = self._backend.most_outputs(len(moments))
         if most is not None:
             self.granted.add(moments, int(max_outputs), most)
         self._count = int(max_outputs)
         return _frame("protect", bound_to, len(moments), body)
+
+    def _encrypted_once(self, moments: Tensor) -> bytes:
+        """Ciphertexts of the moments; those of another target's exchange, if it is of the same round."""
+        for round_id, others, body in self._encrypted:
+            if round_id == self._round_id and torch.equal(others, moments):
+                return body
+        body = self._encrypt(moments)
+        self._encrypted[:] = [(self._round_id, moments.clone(), body)]
+        return body
 
     @final
     def unlock(self, reply: bytes) -> bytes:

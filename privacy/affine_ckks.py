@@ -67,7 +67,6 @@ _BLOCK = PARAMETERS.slots // 2
 
 class _CKKSSource(AffineSource):
     _backend: CKKSAffine
-    _num_moments: int  # from `_encrypt` on
 
     def __init__(self, backend: CKKSAffine) -> None:
         super().__init__(backend)
@@ -79,7 +78,6 @@ class _CKKSSource(AffineSource):
 
     def _encrypt(self, moments: Tensor) -> bytes:
         self._backend.grid.moments.check(moments)
-        self._num_moments = len(moments)
         return join(self._context.encrypt(block) for block in torch.split(moments, _BLOCK))
 
     def _decrypt(self, body: bytes, num_outputs: int) -> bytes:

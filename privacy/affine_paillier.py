@@ -53,7 +53,6 @@ _SMALL_PRIMES_UP_TO = 2**16
 
 class _PaillierSource(AffineSource):
     _backend: PaillierAffine
-    _num_moments: int  # from `_encrypt` on
 
     def __init__(self, backend: PaillierAffine) -> None:
         super().__init__(backend)
@@ -70,7 +69,6 @@ class _PaillierSource(AffineSource):
     def _encrypt(self, moments: Tensor) -> bytes:
         self._backend.grid.largest_output(len(moments))
         numbers = self._backend.grid.moments.encode(moments).tolist()
-        self._num_moments = len(numbers)
         return self._modulus.write(self._modulus.encrypt(numbers))
 
     def _decrypt(self, body: bytes, num_outputs: int) -> bytes:

@@ -23,7 +23,10 @@ _T = TypeVar("_T")
 
 
 class TwoPartyExchange:
-    """Local parties by channel and pair, with keys that last as long as the process."""
+    """Local parties by channel and pair, with keys that last as long as the process.
+
+    A holder of moments has one key pair, and encrypts its moments once for all their receivers.
+    """
 
     def __init__(
         self,
@@ -64,7 +67,9 @@ class TwoPartyExchange:
         new = [pair for pair in pairs if (channel, pair) not in self._introduced]
         for pair in new:
             if self._messenger.is_local(pair[0]):
-                self._holders[channel, pair] = protocol.source()
+                others = (self._holders.get((channel, (pair[0], name))) for name in self._messenger.rank_of)
+                sharing = next((party for party in others if party is not None), None)
+                self._holders[channel, pair] = protocol.source() if sharing is None else sharing.for_another()
                 if (channel, pair[0]) not in self._granted:
                     before = None if journal is None else journal.granted(pair[0], channel)
                     self._granted[channel, pair[0]] = Granted(before)
@@ -77,7 +82,7 @@ class TwoPartyExchange:
 
         def protect(pair: Pair) -> bytes:
             party, (holder, receiver) = self._holders[channel, pair], pair
-            party.open_round(round_id)
+            party.open_round(round_id, receiver)
             most = num_outputs if isinstance(num_outputs, int) else num_outputs[receiver]
             held = own[holder].double().cpu().contiguous()
             grant = (holder, step, receiver, key_of(held), most)
@@ -92,7 +97,7 @@ class TwoPartyExchange:
             if self._vanished(sent, pair):
                 return None
             party = self._learners[channel, pair]
-            party.open_round(round_id)
+            party.open_round(round_id, pair[1])
             matrix, offset = (each.double().cpu() for each in maps[pair[1]][pair[0]])
             reply = party.evaluate(_arrived(sent, pair), matrix, offset)
             if journal is not None and protocol.most_outputs(matrix.shape[1]) is not None:

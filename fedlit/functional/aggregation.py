@@ -174,7 +174,7 @@ def inner_products(a: dict[str, Tensor], b: dict[str, Tensor], granularity: Gran
     return products_with_sources(a, [b], granularity).inner[0]
 
 
-def projection_coefficients(inner: Tensor, norms_squared: Tensor) -> Tensor:
+def projection_coefficients(inner: Tensor, norms_squared: Tensor, filtered: bool = True) -> Tensor:
     r"""Factors, float64, that turn directions s into projections of vectors t, if t is not opposed to s.
 
     .. math:: \max(\langle t, s \rangle, 0) / \lVert s \rVert^2, \quad 0 \text{ where } s = 0
@@ -182,13 +182,15 @@ def projection_coefficients(inner: Tensor, norms_squared: Tensor) -> Tensor:
     Args:
         inner: Inner products of the projected vectors with the directions, any shape.
         norms_squared: Squared norms of the directions, same shape.
+        filtered: Take the maximum with 0; without it, opposed directions have negative factors.
     """
     check_entries(not bool((norms_squared < 0).any()), "norms_squared", "not negative", norms_squared)
     check_same_shape("inner", inner, "norms_squared", norms_squared, "use the same granularity for both")
     norms = norms_squared.double()
-    quotients = inner.double().clamp(min=0) / torch.where(norms == 0, 1.0, norms)
     # float32 has no larger number; only a direction of subnormal numbers asks for one
-    return torch.where(norms == 0, 0.0, quotients.clamp(max=torch.finfo(torch.float32).max))
+    largest = torch.finfo(torch.float32).max
+    quotients = inner.double() / torch.where(norms == 0, 1.0, norms)
+    return torch.where(norms == 0, 0.0, quotients.clamp(min=0.0 if filtered else -largest, max=largest))
 
 
 def scale_layers(update: dict[str, Tensor], coefficients: Tensor) -> dict[str, Tensor]:
@@ -342,6 +344,7 @@ def fedgp(
     weights: Sequence[float] | Tensor | None = None,
     granularity: Granularity = "layer",
     products: UpdateProducts | None = None,
+    filtered: bool = True,
 ) -> dict[str, Tensor]:
     r"""FedGP: as FedDA, with the target's update projected on each source's direction in place of the source's update.
 
@@ -361,6 +364,7 @@ def fedgp(
         granularity: ``"layer"`` projects every entry by itself (the paper's experiments), ``"model"`` the update as one
             vector (its definition).
         products: From `products_with_sources` of the same updates and granularity, if available.
+        filtered: Leave out opposed sources; ``False`` projects on them too, by a negative factor (figure 4's ablation).
 
     Example:
         >>> target, source = {"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([5.0, 0.0])}
@@ -370,7 +374,7 @@ def fedgp(
     check_granularity(granularity)
     target_share, shares = _shares(target, sources, beta, weights)
     dots = products or products_of_layers(target, sources, granularity)
-    coefficients = projection_coefficients(dots.inner, dots.sources)
+    coefficients = projection_coefficients(dots.inner, dots.sources, filtered)
     return _combine(target, sources, target_share, shares, coefficients)
 
 
@@ -383,6 +387,7 @@ def fedgp_cosine(
     weights: Sequence[float] | Tensor | None = None,
     granularity: Granularity = "layer",
     products: UpdateProducts | None = None,
+    filtered: bool = True,
 ) -> dict[str, Tensor]:
     r"""FedGP with aligned magnitudes: each source's update times a cosine, in place of the projection.
 
@@ -402,10 +407,11 @@ def fedgp_cosine(
         weights: As for `fedda`.
         granularity: ``"layer"`` takes a cosine per entry (the paper's experiments), ``"model"`` one for all.
         products: As for `fedgp`.
+        filtered: As for `fedgp`.
     """
     check_granularity(granularity)
     target_share, shares = _shares(target, sources, beta, weights)
     ratios = _per_source("scales", scales, len(sources), highest=math.inf)
     dots = products or products_of_layers(target, sources, granularity)
-    cosines = projection_coefficients(dots.inner, (dots.sources * dots.target).sqrt())
+    cosines = projection_coefficients(dots.inner, (dots.sources * dots.target).sqrt(), filtered)
     return _combine(target, sources, target_share, shares, cosines * cosines.new_tensor(ratios)[:, None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -19,7 +20,7 @@ from fedlit.functional.aggregation import (
     layer_names,
     products_of_layers,
 )
-from fedlit.functional.checks import check_finite
+from fedlit.functional.checks import check_entries, check_finite
 
 Rule = Literal["fedda", "fedgp"]
 
@@ -116,6 +117,75 @@ def auto_weights(target_variance: float | Tensor, distance: float | Tensor) -> T
     check_finite("distance (d^2)", squared, "has a client's model diverged?")
     total = variance + squared.clamp(min=0)
     return torch.where(variance == 0, 0.0, variance / torch.where(variance == 0, 1.0, total))
+
+
+def fedda_delta_squared(target_variance: float | Tensor, distance: float | Tensor, beta: float | Tensor) -> Tensor:
+    r"""Delta error of FedDA with one source: expected squared distance of its result from the target's true gradient.
+
+    .. math:: \Delta^2 = (1 - \beta)^2 \sigma^2 + \beta^2 d^2
+
+    Exact for one source; for several their mean bounds it. See Jiang et al., ICLR 2024, theorem 4.2. `auto_weights`
+    minimises it.
+
+    Args:
+        target_variance: Variance of the target's mean gradient (sigma^2), not negative.
+        distance: Squared distance of the source's gradient from the target's expected one (d^2).
+        beta: Weight of the source, in [0, 1].
+
+    Returns:
+        Float64, of the shape that the arguments have together, in squared units of a gradient.
+    """
+    variance, squared, weight = _of_delta(target_variance, distance, beta)
+    return (1 - weight) ** 2 * variance + weight**2 * squared
+
+
+def fedgp_delta_squared(
+    target_variance: float | Tensor,
+    residual: float | Tensor,
+    beta: float | Tensor,
+    num_parameters: float = math.inf,
+    kept: float | Tensor = 1.0,
+    target_square: float | Tensor = 0.0,
+) -> Tensor:
+    r"""Delta error of FedGP with one source, as `fedda_delta_squared`.
+
+    .. math:: \Delta^2 = \left[ (1 - \beta)^2 + \delta \frac{2 \beta - \beta^2}{m} \right] \sigma^2
+              + \beta^2 \left[ \delta \tau^2 d^2 + (1 - \delta) \lVert g_T \rVert^2 \right]
+
+    Exact for isotropic noise and projections of the whole model of which all (delta = 1) or none pass the filter; else
+    the mean-field approximation. See Jiang et al., ICLR 2024, theorem 4.4 (delta = 1) and appendix A.4.
+
+    Args:
+        target_variance: As for `fedda_delta_squared`.
+        residual: Squared distance of the target's expected gradient from the span of the source's (tau^2 d^2).
+        beta: As for `fedda_delta_squared`.
+        num_parameters: Number of parameters (m), at least 1; infinite as for `auto_weights`, which then minimises it.
+        kept: Probability that the source passes the filter (delta), in [0, 1].
+        target_square: Squared length of the target's expected gradient; counts if sources are filtered.
+    """
+    check(num_parameters >= 1, "num_parameters (m)", "at least 1", num_parameters)
+    variance, squared, weight = _of_delta(target_variance, residual, beta)
+    share = _shares("kept (delta)", kept)
+    length = torch.as_tensor(target_square, dtype=torch.float64)
+    along = share * (2 * weight - weight**2) / num_parameters
+    return ((1 - weight) ** 2 + along) * variance + weight**2 * (share * squared + (1 - share) * length)
+
+
+def _of_delta(
+    target_variance: float | Tensor, distance: float | Tensor, beta: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The arguments in float64, checked."""
+    variance = torch.as_tensor(target_variance, dtype=torch.float64)
+    fits = bool(variance.isfinite().all() and (variance >= 0).all())
+    check_entries(fits, "target_variance (sigma^2)", "finite and not negative", variance)
+    return variance, torch.as_tensor(distance, dtype=torch.float64), _shares("beta", beta)
+
+
+def _shares(argument: str, values: float | Tensor) -> Tensor:
+    """Numbers in [0, 1], float64."""
+    shares = torch.as_tensor(values, dtype=torch.float64)
+    check_entries(bool(((shares >= 0) & (shares <= 1)).all()), argument, "from 0 to 1", shares)
+    return shares
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Rounds in which everyone trains from one model and the target combines updates: FedDA's, FedGP's and FADA's.
 
 An update is the change of a client's weights since the round's start, which it remembers (`RoundMemory`), as the target
-does the gradient of each batch there, for its variance.
+does the gradient of each batch there, or each of its steps, for its variance.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ class CombinedUpdates(FederatedModule):
     """
 
     requires: ClassVar[Requires] = Requires(target_labels=True)
+
+    observes_steps: bool = False
+    """Whether the target's variance is that of its local steps, rather than of gradients at the round's start."""
 
     def __init__(self, *args: Any, target_lr_ratio: float = 1.0, align_magnitudes: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -101,7 +104,8 @@ class CombinedUpdates(FederatedModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Take a local step; note the gradient of the target's batch at the round's start."""
         learners = {client.name for client in self.run.present_learners()}
-        if not self.run.clock.warming_up and self.target.name in batch.keys() & learners:
+        observes = not (self.observes_steps or self.run.clock.warming_up)
+        if observes and self.target.name in batch.keys() & learners:
             self.observe_(self.task.standardised(self.target.name, batch[self.target.name]))
         return super().training_step(batch, batch_idx)
 
@@ -120,6 +124,10 @@ class CombinedUpdates(FederatedModule):
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Take a step, and note for its clients the learning rate of their first group with gradients."""
+        observed: Update = {}
+        if self.observes_steps and self.federation.is_local(self.target):
+            observed = self.parameters_of(self.target)
+        before = {name: param.detach().clone() for name, param in observed.items()}
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         if self.run.clock.warming_up:
             return
@@ -130,6 +138,11 @@ class CombinedUpdates(FederatedModule):
         for client in self.federation.local_clients:
             if client.name in rates:
                 self.memory(client).record_(rates[client.name])
+        if observed and rates.get(self.target.name):
+            steps = {
+                name: (param.detach() - before[name]) / rates[self.target.name] for name, param in observed.items()
+            }
+            self.memory(self.target).observe_(steps)
 
     def make_optimizer(self) -> Optimizer:
         """Return the configured optimiser, with the target's learning rate scaled."""

@@ -35,8 +35,10 @@ from fedlit.methods.shared import Message, exchange_means, send_classifiers, sou
 from fedlit.models import Committee, MomentReplica, feature_width
 from fedlit.models.committee import STAYS_LOCAL
 from fedlit.module import Batch
+from fedlit.run.component import Phase
 from fedlit.run.replicas import Replicas
 from fedlit.run.tasks import Classification
+from fedlit.run.warmup import WarmUp
 
 SCALED_ALPHA = 0.25
 """Kernel parameter after scaling features that are not of length 1, so that moments are of order 1 in any unit."""
@@ -65,10 +67,12 @@ class FedMMD(FederatedModule):
         mmd_weight: Weight lambda of the discrepancy, at least 0; the paper's is 0.25.
         exchange: ``"summed"``, ``"pairwise"``, or ``"open"``, which protects nothing.
         unit_norm: Scale features to length 1, so that one alpha and one grid of fixed-point numbers fit all extractors.
-        classifier_period: Rounds T_C after which sources send their classifiers; ``None``: at the end alone (paper).
+        classifier_period: Rounds T_C after which sources send their classifiers. With ``None`` as in the paper: the
+            warm-up averages extractors alone, and classifiers leave their sources at the end of the run.
 
     Notes:
-        The target learns the classifiers. Summed, it learns the sources' mean moments, and every source the target's in
+        The target learns the classifiers, in the warm-up their mean; with ``classifier_period=None`` it predicts at
+        random until the end. Summed, it learns the sources' mean moments, and every source the target's in
         plaintext; moments of a small batch reveal much of its samples. The backend of "moments" hides single sources.
 
         Pairwise, each source and the target run two affine exchanges in each local step, by the ``two_party`` protocol
@@ -374,6 +378,10 @@ class FedMMD(FederatedModule):
         return granted
 
     # ---------------------------------------------------------------- rounds
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the warm-up, of extractors alone where classifiers are sent at the end, and the method itself."""
+        return WarmUp(self.run, self.label_loss, None if self.classifier_period else ("extractor",)), self
 
     def on_round_start(self, run: Run) -> None:
         """Let clients that were absent fetch the result of the pre-training."""

@@ -10,8 +10,8 @@ Differences from the paper, where it leaves something open or states two things:
 - Auto-weights compare the updates that are combined, aligned by learning rates and steps (``align_magnitudes``). The
   published code scales one side only, or both alike.
 - The target's variance is that of its batch gradients at the round's start, scaled to its update by their lengths. The
-  published code takes that between training steps, which momentum and Adam make alike (under Adam about 20 times too
-  small), and counts batches of several passes as new ones.
+  paper's practice takes that between training steps (``estimate_from="steps"``: `auto_beta` of the steps), which
+  momentum and Adam make alike (under Adam about 20 times too small), and counts batches of several passes as new ones.
 - The variance of the target's gradient is by default the same in all directions (``residual="isotropic"``); ``"exact"``
   is the paper's estimator. Batch gradients never leave the target; the paper sends them to the server.
 - BatchNorm's running statistics are averaged with beta, and never projected.
@@ -72,6 +72,8 @@ class FedDA(HiddenUpdates):
         align_magnitudes: Scale a source's update as if it had taken the target's steps at its learning rates; ``None``
             does so if beta is "auto" (appendix C.4). `FedGP` depends on it with ``projection="cosine"`` only.
         weighting: Weights w_i of sources, in a warm-up too: uniform in the definitions, by samples in the paper's code.
+        estimate_from: With ``beta="auto"``, estimate sigma^2 from the target's batch ``"gradients"`` at the round's
+            start or, as in the paper's practice, from its local ``"steps"`` over their learning rates.
         kwargs: ``target_lr_ratio``, see `CombinedUpdates`; the others, `FederatedModule`.
 
     Raises:
@@ -104,12 +106,15 @@ class FedDA(HiddenUpdates):
         beta: float | dict[str, float] | Literal["auto"] = 0.5,
         align_magnitudes: bool | None = None,
         weighting: Weighting = "uniform",
+        estimate_from: Literal["gradients", "steps"] = "gradients",
         **kwargs: Any,
     ) -> None:
+        check_one_of("estimate_from", estimate_from, ("gradients", "steps"))
         align_magnitudes = beta == "auto" if align_magnitudes is None else align_magnitudes
         super().__init__(*args, align_magnitudes=align_magnitudes, weighting=weighting, **kwargs)
         names = [client.name for client in self.sources]
         self.auto = beta == "auto"
+        self.observes_steps = self.auto and estimate_from == "steps"
         self.betas: dict[str, Any] = dict(beta) if isinstance(beta, Mapping) else dict.fromkeys(names, beta)
         if not self.auto:
             _check_betas(self.betas, names)
@@ -272,6 +277,7 @@ class FedGP(FedDA):
             ``align_magnitudes=True``.
         residual: Variance along a source's directions: ``"isotropic"`` is the share L/m of all; ``"exact"`` estimates
             it from the target's batch gradients, kept for a round (one copy of the parameters each; no hidden updates).
+        filtered: Leave out what opposes the target; ``False`` adds it with a negative factor (figure 4's ablation).
         kwargs: See `FedDA`.
     """
 
@@ -281,6 +287,7 @@ class FedGP(FedDA):
         granularity: fn.Granularity = "layer",
         projection: Literal["orthogonal", "cosine"] = "orthogonal",
         residual: Literal["isotropic", "exact"] = "isotropic",
+        filtered: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -290,6 +297,7 @@ class FedGP(FedDA):
         self.granularity = granularity
         self.projection = projection
         self.residual = residual
+        self.filtered = filtered
 
     @property
     def needs_products(self) -> bool:
@@ -314,9 +322,9 @@ class FedGP(FedDA):
         (own, *layers), (own_rest, *rests) = zip(*parts, strict=True)
         if self.projection == "cosine":
             ones = [1.0] * len(sources)  # updates are as long as they are to be: see align_magnitudes
-            step = fn.fedgp_cosine(own, layers, betas, ones, shares, self.granularity, products)
+            step = fn.fedgp_cosine(own, layers, betas, ones, shares, self.granularity, products, self.filtered)
         else:
-            step = fn.fedgp(own, layers, betas, shares, self.granularity, products)
+            step = fn.fedgp(own, layers, betas, shares, self.granularity, products, self.filtered)
         return step | fn.fedda(own_rest, rests, betas, shares)
 
     def contribution(self, update: Update, products: Products, beta: float) -> Update:
@@ -326,7 +334,8 @@ class FedGP(FedDA):
             assert products.target is not None
             squares = (products.source * products.target).sqrt()
         layers, rest = self.parts(update)
-        return times(fn.scale_layers(layers, fn.projection_coefficients(products.inner, squares)) | rest, beta)
+        coefficients = fn.projection_coefficients(products.inner, squares, self.filtered)
+        return times(fn.scale_layers(layers, coefficients) | rest, beta)
 
     def auto_weight(self, variance: float, distance: float, residual: float) -> float:
         """Return sigma^2 / (sigma^2 + tau^2 d^2), the best beta."""

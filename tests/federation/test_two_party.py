@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -64,6 +66,47 @@ def test_keys_are_sent_once_and_every_later_exchange_is_shorter() -> None:
     first, second, third = totals[0], totals[1] - totals[0], totals[2] - totals[1]
     assert second < first
     assert second == third
+
+
+@pytest.mark.parametrize("exchange", ["both ways", "from the target alone"])
+def test_a_holder_has_one_key_pair_and_encrypts_once_for_all_receivers(
+    exchange: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three sources and a target: 4 encryptions of moments and 4 key pairs, not 6, one for each pair."""
+    counted = {"keys": 0, "encryptions": 0}
+
+    def counting(name: str, method: Any) -> Any:
+        def count(*args: Any) -> Any:
+            counted[name] += 1
+            return method(*args)
+
+        return count
+
+    party = PaillierAffine.source_type
+    monkeypatch.setattr(party, "__init__", counting("keys", party.__init__))
+    monkeypatch.setattr(party, "_encrypt", counting("encryptions", party._encrypt))
+    protocol = PaillierAffine(small_grid(), 512, insecure_test_keys=True, reveal_moments=True)
+    federation = Federation(["a", "b", "c", "t"], "t", two_party=protocol)
+    m, matrix, offset = numbers()
+    target, sources = federation.target, federation.sources
+    pairs = [(target, source) for source in sources]
+    maps = {source.name: {"t": (matrix, offset)} for source in sources}
+    moments = {"t": m}
+    if exchange == "both ways":
+        pairs += [(source, target) for source in sources]
+        maps["t"] = {source.name: (matrix, offset) for source in sources}
+        moments |= {source.name: m / (2 + index) for index, source in enumerate(sources)}
+    holders = len(moments)
+    for step in range(1, 3):
+        outputs = federation.affine("dot", moments, maps, pairs, num_outputs=2)
+        assert counted == {"keys": holders, "encryptions": step * holders}
+    for receiver, holder in ((source.name, "t") for source in sources):
+        exact = matrix.double() @ moments[holder].double() + offset.double()
+        assert float((outputs[receiver][holder] - exact).abs().max()) <= protocol.error_bound(6)
+    if exchange == "both ways":
+        for source in sources:
+            exact = matrix.double() @ moments[source.name].double() + offset.double()
+            assert float((outputs["t"][source.name] - exact).abs().max()) <= protocol.error_bound(6)
 
 
 def test_moments_of_strangers_are_refused_and_absent_clients_left_out() -> None:

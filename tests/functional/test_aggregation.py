@@ -89,12 +89,18 @@ def test_fedgp_by_hand_layer_by_layer_and_as_a_whole() -> None:
 
     Layers: <3 4, 2 0> / 4 = 1.5 gives (3, 0); the second is opposed and gives 0. So at beta 1/2: (3, 2 | 1/2).
     Whole: <t, s> = 6 - 1 = 5, |s|^2 = 5, so the projection is s itself: at beta 1/2 (2.5, 2 | 0).
+    Without the filter the second layer is projected as well: -1 / 1 of s, which is 1.
     """
     t = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0])}
     s = {"a": torch.tensor([2.0, 0.0]), "b": torch.tensor([-1.0])}
     by_layer, whole = (fn.fedgp(t, [s], 0.5, granularity=granularity) for granularity in ("layer", "model"))
     assert [by_layer["a"].tolist(), by_layer["b"].tolist()] == [[3.0, 2.0], [0.5]]
     assert [whole["a"].tolist(), whole["b"].tolist()] == [[2.5, 2.0], [0.0]]
+    unfiltered = fn.fedgp(t, [s], 0.5, filtered=False)
+    assert [unfiltered["a"].tolist(), unfiltered["b"].tolist()] == [[3.0, 2.0], [1.0]]
+    # the cosines are 3/5 and -1: (3 + 6/5, 4 | 1 + 1) / 2
+    cosine = fn.fedgp_cosine(t, [s], 0.5, 1.0, filtered=False)
+    torch.testing.assert_close(cosine, {"a": torch.tensor([2.1, 2.0]), "b": torch.tensor([1.0])})
     # the layers' projections together are nearer to t than the whole's
     distances = [(flatten(t) - flatten(fn.fedgp(t, [s], 1.0, granularity=g))).norm() for g in ("layer", "model")]
     assert distances[0] < distances[1]

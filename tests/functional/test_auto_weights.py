@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlit.functional import BatchStatistics, auto_beta, auto_weights
+from fedlit.functional import (
+    BatchStatistics,
+    auto_beta,
+    auto_weights,
+    fedda,
+    fedda_delta_squared,
+    fedgp,
+    fedgp_delta_squared,
+)
+from refused import refused
 
 GRANULARITIES = pytest.mark.parametrize("granularity", ["layer", "model"])
 SIZES = {"a": 4, "b": 2}
@@ -136,3 +145,58 @@ def test_batch_statistics_keep_neither_the_gradient_nor_its_half_precision() -> 
     assert statistics.mean["a"].dtype == torch.float32
     assert statistics.mean["a"].tolist() == pytest.approx([0.05, 0.05], rel=1e-3)
     assert not statistics.mean["b"].requires_grad
+
+
+# ---------------------------------------------------------------- the delta error
+
+
+def test_delta_errors_by_hand() -> None:
+    """s2 = 4, d2 = 8, t2d2 = 2, b = 1/2: 1/4 4 + 1/4 8 = 3, and (1/4 + 3/4 / 6) 4 + 1/4 2 = 2.
+
+    A source that passes the filter half the time, with |gT|^2 = 10: (1/4 + 1/2 3/4 / 6) 4 + 1/4 (2/2 + 10/2) = 2.75.
+    """
+    assert fedda_delta_squared(4.0, 8.0, 0.5).item() == 3.0
+    assert fedgp_delta_squared(4.0, 2.0, 0.5, num_parameters=6).item() == 2.0
+    assert fedgp_delta_squared(4.0, 2.0, 0.5, 6, kept=0.5, target_square=10.0).item() == 2.75
+    ends = torch.tensor([0.0, 1.0])
+    assert fedda_delta_squared(4.0, 8.0, ends).tolist() == [4.0, 8.0]  # the target alone, the source alone
+    assert fedgp_delta_squared(4.0, 2.0, ends).tolist() == [4.0, 2.0]
+
+
+@pytest.mark.parametrize("rule", ["fedda", "fedgp"])
+def test_delta_errors_are_the_mean_squared_errors_of_the_rules(rule: str) -> None:
+    """20,000 draws of a target's gradient with isotropic noise, on the two rules; within 6.5 standard errors."""
+    rng = np.random.default_rng(2)
+    mean, source, beta, sigma = rng.normal(0, 1, 6), rng.normal(0, 1, 6), 0.4, 0.7
+    target = mean + sigma * rng.normal(0, 1, (20_000, 6))
+    u = source / np.linalg.norm(source)
+    other = source if rule == "fedda" else (target @ u)[:, None] * u
+    results = (1 - beta) * target + beta * other
+    first = (update(target[0]), [update(source)], beta)
+    made = fedda(*first) if rule == "fedda" else fedgp(*first, granularity="model", filtered=False)
+    np.testing.assert_allclose(vector(made), results[0], atol=1e-12)
+    errors = ((results - mean) ** 2).sum(1)
+    variance = 6 * sigma**2
+    if rule == "fedda":
+        expected = fedda_delta_squared(variance, ((source - mean) ** 2).sum(), beta)
+    else:
+        expected = fedgp_delta_squared(variance, ((mean - (mean @ u) * u) ** 2).sum(), beta, num_parameters=6)
+    assert abs(errors.mean() - float(expected)) < 6.5 * errors.std(ddof=1) / np.sqrt(len(errors))
+
+
+def test_auto_weights_minimise_the_delta_errors() -> None:
+    betas = torch.linspace(0, 1, 10_001, dtype=torch.float64)
+    for function in (fedda_delta_squared, fedgp_delta_squared):
+        best = betas[function(3.0, 5.0, betas).argmin()]
+        assert best.item() == pytest.approx(auto_weights(3.0, 5.0).item(), abs=1e-4)
+
+
+def test_arguments_of_delta_errors() -> None:
+    for argument, call in {
+        "target_variance": lambda: fedda_delta_squared(-1.0, 1.0, 0.5),
+        "beta": lambda: fedda_delta_squared(1.0, 1.0, 1.5),
+        "kept": lambda: fedgp_delta_squared(1.0, 1.0, 0.5, kept=-0.1),
+        "num_parameters": lambda: fedgp_delta_squared(1.0, 1.0, 0.5, num_parameters=0),
+    }.items():
+        with refused(argument):
+            call()

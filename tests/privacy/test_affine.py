@@ -323,6 +323,31 @@ def test_messages_of_another_round_are_refused(backend: TwoPartyAffine) -> None:
         target.reveal(old_answer)
 
 
+def test_targets_of_one_key_have_the_same_ciphertexts_and_answers_of_their_own() -> None:
+    backend = paillier()
+    moments, matrix, offset = problem(3, 2)
+    first = backend.source()
+    sources, targets = {"a": first, "b": first.for_another()}, {name: backend.target() for name in "ab"}
+    for name, target in targets.items():
+        target.receive_key(sources[name].public_key())
+        for party in (sources[name], target):
+            party.open_round(ROUND, name)
+    messages = {name: source.protect(moments, 2) for name, source in sources.items()}
+    body = slice(-3 * CIPHERTEXT - 32, -32)  # before the hash
+    assert messages["a"][body] == messages["b"][body]
+    with pytest.raises(ReplayError):  # the other's message, with the same ciphertexts
+        targets["b"].evaluate(messages["a"], matrix, offset)
+    replies = {name: target.evaluate(messages[name], matrix, offset) for name, target in targets.items()}
+    with pytest.raises(ReplayError):  # what is under b's mask is unlocked for b alone
+        sources["a"].unlock(replies["b"])
+    answer = sources["b"].unlock(replies["b"])
+    exact = matrix.double() @ moments.double() + offset.double()
+    assert float((targets["b"].reveal(answer) - exact).abs().max()) <= backend.error_bound(3)
+    # the next exchange has fresh ciphertexts, also of the same moments
+    sources["b"].open_round(RoundId(4, "moments", 8), "b")
+    assert sources["b"].protect(moments, 2)[body] != messages["b"][body]
+
+
 def test_messages_of_another_step_are_refused(met: Met) -> None:
     """Above all S must not decrypt its own moments for T; and ciphertexts of equal moments differ."""
     source, _ = met

@@ -58,6 +58,7 @@ def computed(parties, moments, matrix, offset):
     """An exchange without the frames around its messages."""
     source, target = parties
     moments, matrix, offset = moments.double(), matrix.double(), offset.double()
+    source._num_moments = len(moments)  # as `protect` does
     reply = target._evaluate(source._encrypt(moments), matrix, offset)
     return target._unmask(source._decrypt(reply, len(offset)))
 

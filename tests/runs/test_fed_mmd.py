@@ -210,6 +210,75 @@ def test_classifiers_come_every_few_rounds_and_at_the_end() -> None:
     assert rounds(4) == [3, 5]
 
 
+def test_in_the_papers_mode_extractors_are_averaged_and_classifiers_stay_until_the_end() -> None:
+    """What the target learns: the mean extractor of the warm-up, and each source's classifier after the last round."""
+    module = build(classifier_period=None, warmup_rounds=2, weighting="uniform")
+    snapshots = fit(module, rounds=4)
+    start = snapshots.start["c2"].state_dict()
+    for state in snapshots.rounds[:2]:  # of the warm-up
+        for part in ("weight", "bias"):
+            assert torch.equal(state["c2"][f"extractor.{part}"], state["c0"][f"extractor.{part}"])
+            assert torch.equal(state["c2"][f"classifier.{part}"], start[f"classifier.{part}"])
+        assert not torch.equal(state["c0"]["classifier.weight"], state["c1"]["classifier.weight"])
+    assert not torch.equal(snapshots.rounds[1]["c2"]["extractor.weight"], start["extractor.weight"])
+    assert snapshots.rounds[2]["c2"]["informed"].tolist() == [False, False]
+    for index, source in enumerate(("c0", "c1")):
+        assert torch.equal(
+            snapshots.rounds[3]["c2"][f"members.{index}.weight"], snapshots.rounds[3][source]["classifier.weight"]
+        )
+
+
+@pytest.mark.parametrize("exchange", ["summed", "pairwise", "open"])
+def test_one_source_of_pooled_samples_has_the_loss_of_equations_16_and_17(exchange: Any) -> None:
+    """Two participants' samples 0, 1 and 3 as one source, a target at 0 and 2; features (x, 0, 0, 0).
+
+    With alpha = 1, around 0, u = d^2: L_p1 is the mean of k over the pairs 0-1 (u = 1), 0-3 (9) and 1-3 (4), whoever
+    has them, and L_p3 -2 times that over 0-0 (0), 0-2 (4), 1-0 (1), 1-2 (1), 3-0 (9), 3-2 (1).
+    """
+
+    def k(u: int) -> float:
+        return math.exp(-u) if exchange == "open" else 1 - u + u * u / 2
+
+    x = torch.zeros(3, 5).index_put((torch.tensor([0, 1, 2]), torch.tensor([0, 0, 0])), torch.tensor([0.0, 1.0, 3.0]))
+    data = {
+        "c0": TensorDataset(x, torch.zeros(3, dtype=torch.long)),
+        "c1": TensorDataset(x[[0, 0]], torch.zeros(2, dtype=torch.long)),
+    }
+    data["c1"].tensors[0][1, 0] = 2.0
+    extractor = Linear()
+    with torch.no_grad():
+        extractor.weight.zero_()[0, 0] = 1.0
+        extractor.bias.zero_()
+    losses: dict[str, Tensor] = {}
+
+    class Noting(FedMMD):
+        def losses(self, batch: Any) -> dict[str, Tensor]:
+            found = super().losses(batch)
+            losses.update({name: each.detach() for name, each in found.items()})
+            return found
+
+    series = {} if exchange == "open" else {"center": 0.0}
+    module = Noting(
+        ["c0", "c1"],
+        "c1",
+        2,
+        extractor,
+        warmup_rounds=0,
+        mmd_weight=1.0,
+        alpha=1.0,
+        unit_norm=False,
+        exchange=exchange,
+        optimizer=lambda p: SGD(p, lr=0.0),
+        **series,
+    )
+    fit(module, data)
+    p1, p2 = (k(1) + k(9) + k(4)) / 3, k(4)
+    p3 = -2 * (k(0) + k(4) + k(1) + k(1) + k(9) + k(1)) / 6
+    task = F.cross_entropy(module.replicas["c0"].classifier(extractor(x)), data["c0"].tensors[1])
+    assert losses["c0"].item() == pytest.approx(float(task.detach()) + p1 + p3, rel=1e-5)
+    assert losses["c1"].item() == pytest.approx(p2 + p3, rel=1e-5)
+
+
 def test_classifiers_under_differential_privacy_are_clipped_around_that_of_the_pre_training() -> None:
     clip = 1e-3
     mechanism = GaussianMechanism(clip_norm=clip, noise_multiplier=1e-9)

@@ -6,12 +6,13 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import TensorDataset
 
@@ -20,6 +21,7 @@ import processes
 from fedgp_by_hand import AUTO, FIXED, LR, NAMES, B, NotedDA, NotedGP, W, build, check_steps, fit, idle, rounds_by_hand
 from fedlit import Client
 from fedlit.federation import RosterError
+from fedlit.functional import auto_beta
 from fedlit.methods import FedDA, FedGP
 from fedlit.privacy import GaussianMechanism, PairwiseMasking, PlainAffine
 from helpers import same, weights
@@ -237,6 +239,51 @@ def test_the_logged_variance_is_that_of_the_update_under_momentum(momentum: floa
     steps = torch.stack(module.steps[batches:])
     between_steps = float(steps.var(dim=0).sum()) / batches
     assert (between_steps < true_variance(module, 1) / 10) == (momentum > 0)  # what the published code takes
+
+
+class Watched:
+    """Keeps the target's steps of the last round, over its learning rate."""
+
+    steps: ClassVar[list[hand.Update]] = []
+
+    def on_round_start(self, run: Any) -> None:
+        self.steps.clear()
+        super().on_round_start(run)  # type: ignore[misc]
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        before = {name: tensor.double() for name, tensor in weights(self, "c2").items()}
+        super().optimizer_step(*args, **kwargs)  # type: ignore[misc]
+        after = weights(self, "c2")
+        step = {name: (after[name].double() - before[name]) / (0.4 * LR) for name in before}
+        if any(bool(tensor.any()) for tensor in step.values()):  # sources have more batches
+            self.steps.append(step)
+
+
+class WatchedDA(Watched, NotedDA):
+    """FedDA."""
+
+
+class WatchedGP(Watched, NotedGP):
+    """FedGP."""
+
+
+@pytest.mark.parametrize("rule", ["fedda", "fedgp"])
+@pytest.mark.parametrize("optimizer", [partial(SGD, momentum=0.9), Adam])
+def test_weights_from_steps_are_those_of_auto_beta(rule: Literal["fedda", "fedgp"], optimizer: Any) -> None:
+    """Appendix A.5 in the paper's practice: batches are steps, and a source's gradient its mean step."""
+    method: Any = WatchedDA if rule == "fedda" else WatchedGP
+    more = {} if rule == "fedda" else {"residual": "exact"}
+    build_optimizer = partial(optimizer, lr=LR)
+    module = build(method, beta="auto", estimate_from="steps", target_lr_ratio=0.4, optimizer=build_optimizer, **more)
+    logged = fit(module, rounds=2).metrics[-1]
+    locals_ = module.notes[-1][0]
+    sources = [{k: t / locals_[name].path for k, t in locals_[name].update.items()} for name in NAMES[:-1]]
+    expected = auto_beta(module.steps, sources, rule, "layer")
+    assert len(module.steps) == 4
+    assert logged["target_variance"] == pytest.approx(expected.target_variance.item(), rel=1e-3)
+    for index, name in enumerate(NAMES[:-1]):
+        assert logged[f"beta/{name}"] == pytest.approx(expected.beta[index].item(), rel=1e-3)
+        assert logged[f"distance/{name}"] == pytest.approx(expected.distance[index].item(), rel=1e-3)
 
 
 def test_repeated_passes_over_the_same_samples_tell_no_more() -> None:

@@ -101,6 +101,7 @@ class Settings:
     granularity: str = "layer"
     projection: str = "orthogonal"
     residual: str = "isotropic"
+    filtered: bool = True
     align_magnitudes: bool = False
     target_lr_ratio: float = 1.0
     warmup_rounds: int = 0
@@ -108,7 +109,7 @@ class Settings:
     @property
     def kwargs(self) -> dict[str, Any]:
         own = {"beta", "weighting", "align_magnitudes", "target_lr_ratio", "warmup_rounds"}
-        more = {"granularity", "projection", "residual"} if issubclass(self.method, FedGP) else set()
+        more = {"granularity", "projection", "residual", "filtered"} if issubclass(self.method, FedGP) else set()
         return {name: value for name, value in vars(self).items() if name in own | more}
 
 
@@ -141,10 +142,11 @@ def rule_by_hand(locals_: Mapping[str, Local], betas: Mapping[str, float], share
             if names not in statistics:
                 s = s * scale_of(locals_[source], target, settings)
                 cosine = float(t @ s) / (float(t.norm() * s.norm()) or 1.0)
+                passed = max(cosine, 0.0 if settings.filtered else -1.0)
                 if settings.projection == "cosine":
-                    s = max(cosine, 0.0) * s
+                    s = passed * s
                 elif issubclass(settings.method, FedGP):
-                    s = max(cosine, 0.0) * float(t.norm()) / (float(s.norm()) or 1.0) * s
+                    s = passed * float(t.norm()) / (float(s.norm()) or 1.0) * s
             total += shares[source] * ((1 - beta) * t + beta * s)
         parts = torch.split(total, [target.update[name].numel() for name in names])
         step |= {name: part.view_as(target.update[name]) for name, part in zip(names, parts, strict=True)}
@@ -270,6 +272,8 @@ FIXED = {
     "FedGP by layer": Settings(FedGP),
     "FedGP by model": Settings(FedGP, granularity="model", target_lr_ratio=0.4),
     "FedGP, aligned": Settings(FedGP, **FAST),
+    "FedGP without the filter": Settings(FedGP, filtered=False),
+    "cosine without the filter": Settings(FedGP, projection="cosine", filtered=False, **FAST),
     "cosine by layer, aligned": Settings(FedGP, beta=PER_SOURCE, projection="cosine", **FAST),
     "FedGP after a warm-up": Settings(FedGP, warmup_rounds=1, weighting="samples"),
 }
