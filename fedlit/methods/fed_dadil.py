@@ -3,7 +3,7 @@
 Differences from the paper, where it leaves something open or does not work as printed:
 
 - Atoms start at class means and variances of the sources' features, a secure mean in a separate round, with different
-  noise for each. The paper does not state the start; its code draws from N(0, 1).
+  noise for each. The paper does not state the start; its code draws from N(0, 1), as ``atom_start="random"`` does.
 - Labels are stepped directly (as in the paper), and projected to the simplex; the code takes softmax of free numbers,
   whose mean over clients is not that of the probabilities.
 - Samples of a batch weigh so that its classes weigh the same, as the atoms' do, since other proportions are transported
@@ -91,16 +91,19 @@ class FedDaDiL(FederatedModule):
     .. math:: \min_{P, \alpha} \frac{1}{N} \sum_\ell \mathcal{T}(\hat Q_\ell, B(\alpha_\ell; P))
 
     Phase 1 (``warmup_rounds``) trains an encoder by FedAvg over the sources; not needed with `Features`. One more round
-    sends all clients the class moments of the sources' features, at which the atoms start. In phase 2 clients move
-    atoms and coordinates on mini-batches of samples and atoms; a round ends with the mean of the atoms. (The paper's E
-    local epochs are ``local_steps`` = E ceil(n / n_b).) The target predicts by a classifier of its reconstruction (R)
-    or those of the atoms (E); logged: ``oracle/target/reconstruction/acc`` and ``oracle/target/ensemble/acc``.
+    sends all clients the class moments of the sources' features, at which the atoms start by default. In phase 2
+    clients move atoms and coordinates on mini-batches of samples and atoms; a round ends with the mean of the atoms.
+    (The paper's E local epochs are ``local_steps`` = E ceil(n / n_b).) The target predicts by a classifier of its
+    reconstruction (R) or those of the atoms (E); logged: ``oracle/target/reconstruction/acc`` and
+    ``oracle/target/ensemble/acc``.
 
     Args:
         num_atoms: Number K of atoms.
         atom_size: Points n of an atom, at least the number of classes C.
         atom_batch_size: Maximum of points n_b of an atom in a local step, at least C with balanced sampling; ``None``
             takes all. The paper's n_b is also the data module's ``batch_size``.
+        atom_start: ``"class_moments"``, or ``"random"``: points are drawn from a normal distribution around 0, of
+            variance 1, or 1/d with ``unit_norm``; nothing is sent for it.
         sampling: How points are drawn in a pass: ``"balanced"`` over the classes at which they started, or
             ``"uniform"``.
         sample_weights: Weights of a batch's samples: ``"balanced"`` over its classes (at the target, of the nearest
@@ -123,7 +126,7 @@ class FedDaDiL(FederatedModule):
 
     Raises:
         ValueError: If an argument is out of range.
-        RosterError: At the end of the round of class moments, if no source participated in it.
+        RosterError: At the end of the round of class moments, if there is one and no source participated in it.
 
     Notes:
         Atoms are K n (d + C) numbers each way. Coordinates never leave a client. The change of a client's atoms reveals
@@ -144,6 +147,7 @@ class FedDaDiL(FederatedModule):
         num_atoms: int = 3,
         atom_size: int = 200,
         atom_batch_size: int | None = None,
+        atom_start: Literal["class_moments", "random"] = "class_moments",
         sampling: Literal["balanced", "uniform"] = "balanced",
         sample_weights: Literal["balanced", "uniform"] = "balanced",
         label_cost: LabelCost = "adaptive",
@@ -167,6 +171,7 @@ class FedDaDiL(FederatedModule):
             check_positive(name, rate)
         check_label_cost(label_cost)
         check_entropy(entropy)
+        check_one_of("atom_start", atom_start, ("class_moments", "random"))
         for name, choice in (("sampling", sampling), ("sample_weights", sample_weights)):
             check_one_of(name, choice, ("balanced", "uniform"))
         if atom_batch_size is not None:
@@ -178,6 +183,7 @@ class FedDaDiL(FederatedModule):
         self.num_atoms = num_atoms
         self.atom_size = atom_size
         self.atom_batch_size = min(atom_size, atom_batch_size or atom_size)
+        self.atom_start = atom_start
         self.sampling = sampling
         self.sample_weights = sample_weights
         self.label_cost = label_cost
@@ -193,11 +199,14 @@ class FedDaDiL(FederatedModule):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Class moments, from which the atoms start, and the atoms."""
+        """Class moments, if the atoms start from them, and the atoms."""
+        atoms = Summed("atoms", "points and labels of the atoms")
+        if self.atom_start == "random":
+            return (atoms,)
         contents = "sums of features and their squares by class"
         moments = Summed("class_moments", contents, "sources", how_often="once", fixed=True)
         first = (class_sources(moments),) if self.lone_classes == "leave_out" else ()
-        return moments, *first, Summed("atoms", "points and labels of the atoms")
+        return moments, *first, atoms
 
     # ---------------------------------------------------------------- local steps (algorithm 2)
 
@@ -271,12 +280,15 @@ class FedDaDiL(FederatedModule):
     # ---------------------------------------------------------------- rounds (algorithm 1)
 
     def phases(self) -> tuple[Phase, ...]:
-        """Return the phases of encoder and classifier, of class moments (one round), and of the atoms."""
+        """Return the phases of encoder and classifier, of class moments (one round, if any), and of the atoms."""
         encoder = WarmUp(self.run, self.label_loss, ("extractor", "classifier"), self.encoder_settings)
-        return encoder, ClassMoments(self), self
+        return (encoder, self) if self.atom_start == "random" else (encoder, ClassMoments(self), self)
 
     def on_round_start(self, run: Run) -> None:
-        """Let clients that were absent fetch the newest atoms."""
+        """Draw atoms that start at random; let clients that were absent fetch the newest, and first the encoder."""
+        if self.atom_start == "random":
+            run.weights.finish_warmup()
+            self.draw_atoms_()
         run.weights.catch_up("atoms")
         for client in self.federation.local_clients:
             if client.name in run.federation.roster.returned:
@@ -320,6 +332,21 @@ class FedDaDiL(FederatedModule):
         means = {name: {"moments": each / each[:, -1].sum().clamp(min=1)} for name, each in sums.items()}
         self.place_atoms_(federation.mean("class_moments", means, absent_too=True), means)
 
+    def noise(self) -> Tensor:
+        """Return numbers of mean 0 and variance 1, equal at all clients, shape (K, n, d)."""
+        generator = torch.Generator().manual_seed(stable_seed(self.federation.seed, "initial atoms"))
+        return torch.randn(self.num_atoms, self.atom_size, self.width, generator=generator)
+
+    @torch.no_grad()
+    def draw_atoms_(self) -> None:
+        """Draw the points of local clients' atoms at random, where there are none yet."""
+        spread = self.width**-0.5 if self.unit_norm else 1.0
+        for client in self.federation.local_clients:
+            replica = self.replicas[client]
+            if not replica.started:
+                replica.dictionary.points.copy_(spread * self.noise())
+                replica.started.fill_(True)
+
     @torch.no_grad()
     def place_atoms_(
         self,
@@ -327,9 +354,7 @@ class FedDaDiL(FederatedModule):
         sent: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
     ) -> None:
         """Start the atoms of local clients at the mean of the moments that they received, and warn of lone classes."""
-        federation = self.federation
-        generator = torch.Generator().manual_seed(stable_seed(federation.seed, "initial atoms"))
-        noise = torch.randn(self.num_atoms, self.atom_size, self.width, generator=generator)
+        federation, noise = self.federation, self.noise()
         for name, mean in received.items():
             moments = mean["moments"].double()
             if name in sent:
@@ -414,7 +439,8 @@ class FedDaDiL(FederatedModule):
     def on_fit_start(self) -> None:
         """Forget the dictionary of an earlier run."""
         super().on_fit_start()
-        if self.federation.round_idx <= self.warmup_rounds:
+        within = self.federation.round_idx == self.warmup_rounds and self.federation.batch_idx > 0
+        if self.federation.round_idx <= self.warmup_rounds and not (within and self.atom_start == "random"):
             for client in self.federation.local_clients:
                 replica = self.replicas[client]
                 replica.started.fill_(False)

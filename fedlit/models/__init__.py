@@ -6,7 +6,7 @@ from fedlit.models.batchnorm import MixedBatchNorm, batchnorm_layers, estimate_s
 from fedlit.models.committee import Committee, MomentReplica
 from fedlit.models.dictionary import Dictionary, DictionaryReplica
 from fedlit.models.disentangling import DisentanglingReplica
-from fedlit.models.extractors import MLP, Bottleneck, Features, LeNet, SmallCNN
+from fedlit.models.extractors import MLP, Bottleneck, Features, Head, LeNet, SmallCNN
 from fedlit.models.matching import MatchingReplica
 from fedlit.models.memory import Anchor, RoundMemory
 from fedlit.models.replica import (
@@ -32,6 +32,7 @@ __all__ = [
     "DictionaryReplica",
     "DisentanglingReplica",
     "Features",
+    "Head",
     "LeNet",
     "MatchingReplica",
     "MixedBatchNorm",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlit.checks import check, check_at_least, check_one_of, refuse
@@ -80,6 +81,35 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features (batch, out_features) of inputs."""
         return cast(Tensor, self.layer(self.extractor(x)))
+
+
+class Head(nn.Module):
+    """A classifier of fully connected layers, with a ReLU after each but the last.
+
+    Args:
+        in_features: Width of its inputs: of an extractor's features, or with FedRF-TCA of the aligned ones (m).
+        num_classes: Logits for each input, at least 2.
+        hidden: Width of each hidden layer.
+        unit_norm: Scale inputs to length 1 first, as the published code of FedRF-TCA does with the aligned features.
+    """
+
+    def __init__(
+        self, in_features: int, num_classes: int, hidden: Sequence[int] = (100, 100), unit_norm: bool = False
+    ) -> None:
+        super().__init__()
+        for argument, size in (("in_features", in_features), *(("hidden", width) for width in hidden)):
+            check_at_least(argument, size, 1)
+        check_at_least("num_classes", num_classes, 2)
+        self.unit_norm = unit_norm
+        widths = [in_features, *hidden]
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in zip(widths, widths[1:], strict=False):
+            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (batch, num_classes) of inputs (batch, in_features)."""
+        return cast(Tensor, self.layers(F.normalize(x, dim=1) if self.unit_norm else x))
 
 
 def _flat(x: Tensor, in_features: int | None) -> Tensor:

@@ -116,6 +116,9 @@ def test_every_experiment_runs_two_batches(name):
 @pytest.mark.parametrize("name", configs("settings"))
 def test_every_setting_runs_one_batch(name):
     small = ["--model.init_args.num_frequencies=8", "--model.init_args.num_components=4"]
+    if name == "fedrf_tca_paper":
+        small.append("--model.init_args.classifier.init_args.in_features=4")
+    small = small if name.startswith("fedrf_tca") else ["--model.init_args.warmup_rounds=0"]
     main(["fit", "--config", "data/digits", "--config", f"settings/{name}", *ONE_BATCH, *small])
 
 

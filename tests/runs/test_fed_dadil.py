@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
 import helpers
@@ -79,6 +79,26 @@ def test_the_start_is_of_all_samples_however_many_a_round_sees() -> None:
     whole = fit(build(), rounds=1)[0]
     part = fit(build(), rounds=1, batch_size=4, strategy={"local_steps": 1})[0]
     torch.testing.assert_close(part["c2"]["dictionary.points"], whole["c2"]["dictionary.points"])
+
+
+@pytest.mark.parametrize(("unit_norm", "spread"), [(False, 1.0), (True, WIDTH**-0.5)])
+def test_atoms_at_random_start_equal_at_all_clients_and_nothing_is_sent_for_it(unit_norm: bool, spread: float) -> None:
+    """A rate of almost 0 leaves them where they started."""
+    module = build(atom_start="random", atom_size=300, unit_norm=unit_norm, atom_lr=1e-12, simplex_lr=1e-12)
+    state = fit(module, rounds=1)[0]
+    points = state["c2"]["dictionary.points"]
+    torch.testing.assert_close(points, state["c0"]["dictionary.points"])
+    torch.testing.assert_close(points.mean(dim=1), torch.zeros(ATOMS, WIDTH), atol=0.25 * spread, rtol=0)
+    torch.testing.assert_close(points.std(dim=1), torch.full((ATOMS, WIDTH), spread), atol=0.2 * spread, rtol=0)
+    assert {entry.channel for entry in module.federation.ledger} - {"metrics"} == {"atoms"}
+
+
+def test_atoms_at_random_learn_the_classes() -> None:
+    module = build(atom_start="random", atom_lr=0.3, optimizer=Adam, sample_weights="uniform")
+    fit(module, rounds=60)
+    x, y = blobs()["c2"].tensors
+    module.run.prepare_predictions()
+    assert float((module.replicas["c2"](x).argmax(dim=1) == y).float().mean()) > 0.8
 
 
 @pytest.mark.parametrize(

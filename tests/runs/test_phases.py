@@ -97,9 +97,10 @@ def test_epochs_follow_the_phases_lengths_and_the_trainers_limit(limit: float) -
     assert run.global_step == sum(expected)
 
 
-def test_checkpoints_of_each_step_resume_across_phases(tmp_path: Path) -> None:
-    """Steps 1 to 6 are the encoder's with Adam, 7 to 9 the round of moments, then the atoms' with SGD."""
-    make = partial(build, encoder=PhaseSettings(partial(Adam, lr=0.01), 5, 3))
+@pytest.mark.parametrize("start", ["class_moments", "random"])
+def test_checkpoints_of_each_step_resume_across_phases(tmp_path: Path, start: str) -> None:
+    """Steps 1 to 6 are the encoder's with Adam, 7 to 9 the round of moments, if any, then the atoms' with SGD."""
+    make = partial(build, atom_start=start, encoder=PhaseSettings(partial(Adam, lr=0.01), 5, 3))
     assert_resumes(make, lambda: loader(unequal()), tmp_path, [2, 6, 8], rounds=5)
 
 
