@@ -2,7 +2,8 @@
 
 Each data set is one class on `DomainDataModule`: `Digits` and `HeartDisease` ship with the package; `CSVDomains`,
 `ImageDomains` and `FeatureDomains` read tables, folders and files of one's own; `DigitFive` gathers five sets of
-digits; `FashionMNIST` and `ColoredMNIST` shift known data sets. `SignalDomains` reads time series; `HAPT`, `PAMAP2` and
+digits, and `PublishedDigitFive` reads those of the benchmark; `FashionMNIST`, `CIFAR10` and `ColoredMNIST` shift known
+data sets. `SignalDomains` reads time series; `HAPT`, `PAMAP2` and
 `Widar3` are those of sensors.
 """
 
@@ -16,8 +17,9 @@ from fedlit.data.feature_domains import FeatureDomains
 from fedlit.data.hapt import HAPT
 from fedlit.data.heart import HeartDisease
 from fedlit.data.image_domains import ImageDomains
-from fedlit.data.mnist_likes import ColoredMNIST, FashionMNIST
+from fedlit.data.mnist_likes import CIFAR10, ColoredMNIST, FashionMNIST
 from fedlit.data.pamap2 import PAMAP2
+from fedlit.data.published_digits import PublishedDigitFive
 from fedlit.data.raw_inputs import RawInputs
 from fedlit.data.samples import DatasetLayoutError, DatasetNotFoundError, Domain, DomainDataset
 from fedlit.data.signal_domains import SignalDomains
@@ -25,6 +27,7 @@ from fedlit.data.widar3 import Widar3
 from fedlit.federation.loader import FederatedLoader
 
 __all__ = [
+    "CIFAR10",
     "HAPT",
     "PAMAP2",
     "CSVDomains",
@@ -41,6 +44,7 @@ __all__ = [
     "FederatedLoader",
     "HeartDisease",
     "ImageDomains",
+    "PublishedDigitFive",
     "RawInputs",
     "SignalDomains",
     "Widar3",

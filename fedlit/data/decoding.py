@@ -7,7 +7,7 @@ convention); Lab by its definition. On request grey values are read as they are 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -85,11 +85,13 @@ def decode(
     side: int,
     interpolation: Interpolation = "bilinear",
     reading: Reading = READING,
+    shape: Callable[[Image], Image] | None = None,
 ) -> Tensor:
     """Read an image, scale its shorter side to ``resized_side`` and cut out the middle square of ``side`` pixels.
 
-    Returns red, green and blue, uint8, shape (3, side, side); where ``reading`` is of values as they are stored,
-    float32, and of grey values shape (1, side, side). Scaling is antialiased.
+    Or let ``shape`` make such a square of it. Returns red, green and blue, uint8, shape (3, side, side); where
+    ``reading`` is of values as they are stored, float32, and of grey values shape (1, side, side). Scaling is
+    antialiased.
 
     Raises:
         DatasetLayoutError: If the file is no image, is damaged or too large, or has values without a known range.
@@ -99,9 +101,12 @@ def decode(
     from torchvision.transforms.v2 import functional as F
 
     image = read_image(path, reading)
-    check_size(image.size, resized_side, path)
-    image = F.resize(image, [resized_side], interpolation=InterpolationMode(interpolation))
-    image = F.center_crop(image, [side, side])
+    if shape is None:
+        check_size(image.size, resized_side, path)
+        image = F.resize(image, [resized_side], interpolation=InterpolationMode(interpolation))
+        image = F.center_crop(image, [side, side])
+    else:
+        image = shape(image)
     if image.mode == "F":
         return torch.from_numpy(np.array(image))[None]
     pixels: Tensor = F.pil_to_tensor(image)

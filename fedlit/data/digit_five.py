@@ -17,7 +17,7 @@ from fedlit.data.base import DomainDataModule
 from fedlit.data.digits import DEJAVU_FONTS, NUM_CLASSES, photo_patches, printed_digits, written_digits
 from fedlit.data.files import read_npz
 from fedlit.data.samples import DatasetNotFoundError, Domain, Transform, check_data, flatten
-from fedlit.data.splits import apportion, shuffled_by_class
+from fedlit.data.splits import kept_of_each_class, shuffled_by_class
 from fedlit.federation.streams import stable_seed
 
 _SIDES = {"mnist": 28, "usps": 16}  # pixels of the images in the file
@@ -106,7 +106,7 @@ class DigitFive(DomainDataModule):
         if domain == "blended":
             zoom = max(1, 32 // self.image_size)  # whatever the size, about as much of a photograph as MNIST-M shows
             x = (self.photo_strength * photo_patches(len(x), zoom, self.image_size) - x).abs()
-        keep = self._kept(domain, y)
+        keep = kept_of_each_class(y, self.max_samples, NUM_CLASSES, "DigitFive", "keep", domain)
         return Domain(x[keep], y[keep])
 
     def _written(self, domain: str) -> tuple[Tensor, Tensor]:
@@ -129,15 +129,6 @@ class DigitFive(DomainDataModule):
         half = 0 if domain == "mnist" else 1
         members = shuffled_by_class(y, NUM_CLASSES, "DigitFive", "halves")
         return torch.cat([group[half::2] for group in members]).sort().values
-
-    def _kept(self, domain: str, y: Tensor) -> Tensor:
-        """Positions that ``max_samples`` leaves, ascending."""
-        if self.max_samples is None or len(y) <= self.max_samples:
-            return torch.arange(len(y))
-        members = shuffled_by_class(y, NUM_CLASSES, "DigitFive", "keep", domain)
-        counts = torch.bincount(y, minlength=NUM_CLASSES)
-        numbers = apportion(counts, self.max_samples / len(y), counts).tolist()
-        return torch.cat([group[:number] for group, number in zip(members, numbers, strict=True)]).sort().values
 
     def transform(self, training: bool) -> Transform | None:
         """Flatten, if asked to."""

@@ -30,6 +30,9 @@ arrays = {}
 for number, path in enumerate(sys.stdin.read().splitlines()):
     print(number, flush=True)
     content = {key: value for key, value in loadmat(path).items() if not key.startswith("__")}
+    if sys.argv[2]:
+        cells = {key: value for key, value in content.items() if value.dtype == object}
+        content |= {f"{key}{[*at]}": cell for key, value in cells.items() for at, cell in np.ndenumerate(value)}
     content = {key: value.toarray() if hasattr(value, "toarray") else value for key, value in content.items()}
     arrays |= {f"{number}/{key}": value for key, value in content.items() if value.dtype.kind in "biufc"}
 np.savez(sys.argv[1], **arrays)
@@ -66,8 +69,11 @@ def read_mat(path: str | Path, seconds: float = 600.0) -> Arrays:
     return read_mats([path], seconds)[0]
 
 
-def read_mats(paths: Sequence[str | Path], seconds: float = 600.0) -> list[Arrays]:
-    """Do the same with many files, in one process; an error names the first that cannot be read."""
+def read_mats(paths: Sequence[str | Path], seconds: float = 600.0, cells: bool = False) -> list[Arrays]:
+    """Do the same with many files, in one process; an error names the first that cannot be read.
+
+    With ``cells``, the arrays in those of a cell array, too, under its name and their place (``"x[0, 1]"``).
+    """
     content: list[Arrays] = [{} for _ in paths]
     with TemporaryDirectory() as folder:
         read = Path(folder, "read.npz")
@@ -76,7 +82,7 @@ def read_mats(paths: Sequence[str | Path], seconds: float = 600.0) -> list[Array
         with progress.open("w") as output:
             try:
                 done = subprocess.run(
-                    [sys.executable, "-c", _READ_MAT, str(read)],
+                    [sys.executable, "-c", _READ_MAT, str(read), "cells" * cells],
                     input="\n".join(map(str, paths)), stdout=output, stderr=subprocess.PIPE, timeout=seconds,
                     check=False, text=True, errors="replace",
                 )  # fmt: skip

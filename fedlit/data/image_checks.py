@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from fedlit.checks import check
 from fedlit.data import dicom
 from fedlit.data.decoding import check_size, form_of, read_image, read_unidentified, refuse_unreadable
 from fedlit.data.intensities import Reading
@@ -69,6 +70,20 @@ def refuse_images(client: str, failures: Sequence[tuple[Path, str]]) -> None:
 def _first(texts: Sequence[str], between: str) -> str:
     more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
     return between.join(texts[:_NAMED]) + more
+
+
+def check_number(domain: str, number: int, published: Mapping[str, int]) -> None:
+    """Refuse a domain with another number of images than the published one, where that is given."""
+    rule, way_out = f"{published.get(domain)}", "get the published archive, or leave published out"
+    check_data(published.get(domain, number) == number, f"published (images of {domain!r})", rule, number, way_out)
+
+
+def checked_colours(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    """Check a mean or a deviation of red, green and blue."""
+    fits = [0 <= value <= 1 if name == "mean" else value >= 1e-6 for value in values]
+    bounds = "from 0 to 1" if name == "mean" else "above 0"
+    check(len(values) == 3 and all(fits), name, f"3 numbers {bounds}, for colours in [0, 1]", [*values])
+    return tuple(values)
 
 
 def check_depths(client: str, headers: Sequence[Header], reading: Reading) -> dict[str, Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,12 +14,23 @@ from torch.utils.data import Dataset
 from fedlit.checks import check, check_at_least, check_one_of
 from fedlit.data.base import DomainDataModule
 from fedlit.data.decoding import VERSION, Interpolation, class_images, loose_images, subfolders
-from fedlit.data.image_checks import Header, check_depths, check_images, warn_of_depths, warn_of_window
+from fedlit.data.domainbed import augmented, domainbed_split, stretched
+from fedlit.data.image_checks import (
+    Header,
+    check_depths,
+    check_images,
+    check_number,
+    checked_colours,
+    warn_of_depths,
+    warn_of_window,
+)
+from fedlit.data.image_lists import ImageLists, check_there, read_lists
 from fedlit.data.image_samples import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, ImageTransform
 from fedlit.data.intensities import Normalise, Reading, Scale, Window, checked_window, moments, quantile_scale
 from fedlit.data.raw_inputs import PixelNetwork, RawInputs
 from fedlit.data.samples import DatasetNotFoundError, Domain, DomainDataset, check_data, refuse_data
 from fedlit.data.source import agreed, check_classes
+from fedlit.data.splits import Split, published_split
 from fedlit.federation.labels import UNLABELLED
 from fedlit.federation.names import alike, check_list, difference, shown
 
@@ -30,7 +41,8 @@ _ONE_CHUNK = 64
 class ImageDomains(DomainDataModule):
     """Images in folders ``root/domain/class/*``: Office-Caltech, Office-Home, PACS, VLCS, VisDA, DomainNet, Office-31.
 
-    Office-31 may have one folder more, ``root/domain/images/class/*``. Files are JPEG, PNG, BMP, WebP, TIFF or DICOM
+    Office-31 may have one folder more, ``root/domain/images/class/*``; ``lists`` reads the images of list files
+    instead, as of DomainNet, ImageCLEF-DA and VisDA-C. Files are JPEG, PNG, BMP, WebP, TIFF or DICOM
     (``.dcm``); hidden ones and those beside the folders are not read. A target without class folders
     (``root/domain/*.jpg``) has no labels. Domains of clients that another process hosts need not be there; then give
     ``clients``.
@@ -69,6 +81,14 @@ class ImageDomains(DomainDataModule):
             clips what is beyond, and goes on with ``mean`` and ``std``. Images that are not kept in memory are decoded
             once for it.
         augment: Cut the square out at a random place and mirror half of the images, in training.
+        lists: List file of each domain, a path below ``root`` with ``{domain}`` for its name: ``{domain}_train.txt``,
+            ``list/{domain}List.txt``. Each line has an image's path below ``root`` (or the list's folder) and its
+            label. Classes are named by the folders of their images, or by their labels where those are no classes.
+        test_lists: The same, of the images to test on, in place of a share drawn by ``test_fraction``.
+        protocol: ``"domainbed"``: images are scaled to squares whatever their shape; those that sources train on are
+            augmented (a random part of 70 to 100 % of the area, mirrored, with other colours, or grey), and are
+            decoded each time; and splits are DomainBed's, drawn by ``seed`` and not stratified.
+        published: Number of images of each domain (of ``classes``) as published; another number is refused.
         classes: Names of the classes to keep, in the order of their labels. ``None`` keeps all, which must be the same
             in each labelled domain. Images of other classes are left out.
         cache_limit_mb: Memory for decoded images of all clients, in MiB; 0 always decodes on the fly.
@@ -94,6 +114,10 @@ class ImageDomains(DomainDataModule):
         window: Window | None = None,
         normalise: Normalise | None = None,
         augment: bool = False,
+        lists: str | None = None,
+        test_lists: str | None = None,
+        protocol: Literal["domainbed"] | None = None,
+        published: dict[str, int] | None = None,
         classes: list[str] | None = None,
         cache_limit_mb: int = 2048,
         target: str | None = None,
@@ -110,8 +134,8 @@ class ImageDomains(DomainDataModule):
         check(self.resized_side >= self.image_size, "resized_side", rule, resized_side, way_out)
         check_one_of("interpolation", interpolation, (None, *get_args(Interpolation)))
         self.interpolation: Interpolation = "bilinear" if interpolation is None else interpolation
-        self.mean = _colours("mean", IMAGENET_MEAN if mean is None else mean)
-        self.std = _colours("std", IMAGENET_STD if std is None else std)
+        self.mean = checked_colours("mean", IMAGENET_MEAN if mean is None else mean)
+        self.std = checked_colours("std", IMAGENET_STD if std is None else std)
         check_one_of("normalise", normalise, (None, *get_args(Normalise)))
         is_moot = normalise == "client" and (mean, std) != (None, None)
         rule = "left out with mean or std, whose places it takes"
@@ -125,6 +149,12 @@ class ImageDomains(DomainDataModule):
             arguments |= {"mean": mean, "std": std}
         self._by_default = [name for name, value in arguments.items() if value is None]
         check_at_least("cache_limit_mb", cache_limit_mb, 0, "MiB")
+        check_one_of("protocol", protocol, (None, "domainbed"))
+        is_free = (augment, resized_side, interpolation, self.reading.stored) == (False, None, None, False)
+        rule = "left out with augment, resized_side, interpolation, window and normalise, which it decides on"
+        check(protocol is None or is_free, "protocol", rule, protocol)
+        check(lists is not None or test_lists is None, "test_lists", "left out without lists", test_lists)
+        self.lists, self.test_lists, self.protocol, self.published = lists, test_lists, protocol, published or {}
         check_list("classes", classes)
         check_classes(classes)
         self.elsewhere = root is None
@@ -135,6 +165,7 @@ class ImageDomains(DomainDataModule):
             check(classes is not None, "classes", rule, None, way_out)
         self.root, self.augment, self.cache_limit_mb = Path(root or "."), augment, cache_limit_mb
         self._wanted = classes
+        self._is_test: dict[str, Tensor] = {}
         self._headers: dict[str, list[Header]] = {}
         self._depths: dict[str, dict[str, Path]] = {}
         self._scaling: dict[str, tuple[Scale, Sequence[float], Sequence[float]]] = {}
@@ -143,8 +174,13 @@ class ImageDomains(DomainDataModule):
         self.class_names()
 
     @cached_property
-    def _folders(self) -> dict[str, dict[str, Path]]:
-        """Class folders by name, of each domain."""
+    def _listed(self) -> ImageLists | None:
+        """What list files name."""
+        return None if self.lists is None or self.elsewhere else read_lists(self.root, self.lists, self.test_lists)
+
+    @cached_property
+    def _folders(self) -> dict[str, dict[str, Path | list[Path]]]:
+        """Class folders by name, of each domain; or images."""
         if self.elsewhere:
             return {}
         if not self.root.is_dir():
@@ -153,10 +189,12 @@ class ImageDomains(DomainDataModule):
                 "holds one folder per domain, as in root/domain/class/*.jpg; data sets in that layout are listed in "
                 "the documentation of ImageDomains and come from their authors' pages"
             )
+        if self._listed is not None:
+            return {name: {**each} for name, each in self._listed.images.items()}
         domains = {folder.name: folder for folder in subfolders(self.root)}
         rule = "a folder with one folder per domain (root/domain/class/*.jpg)"
         check_data(bool(domains), "root", rule, f"{str(self.root)!r} without any")
-        folders = {}
+        folders: dict[str, dict[str, Path | list[Path]]] = {}
         for name, folder in domains.items():
             inner = subfolders(folder)
             if [child.name for child in inner] == ["images"]:  # Office-31 as published
@@ -181,7 +219,9 @@ class ImageDomains(DomainDataModule):
                 way_out = "name classes that all clients share"
                 check_data(not missing, "classes", f"folders of domain {name!r}, {classes}", missing, way_out)
             return self._wanted
-        common = sorted(set.intersection(*map(set, by_client.values())))
+        numbers = {} if self._listed is None else self._listed.numbers
+        shared = set.intersection(*map(set, by_client.values()))
+        common = sorted(shared, key=lambda name: (numbers.get(name, 0), name))
         extra = {name: others for name, each in by_client.items() if (others := sorted({*each} - {*common}))}
         way_out = f"name the classes to keep, such as classes={common}"
         check_data(not extra, "classes", f"folders of all domains in {str(self.root)!r}", f"others, {extra}", way_out)
@@ -219,12 +259,26 @@ class ImageDomains(DomainDataModule):
             images = [loose_images(self.root / domain)]
             labels = torch.full((len(images[0]),), UNLABELLED)
         else:
-            images = [class_images(self._folders[domain][name]) for name in self.class_names()]
+            found = [self._folders[domain][name] for name in self.class_names()]
+            images = [class_images(each) if isinstance(each, Path) else each for each in found]
             labels = torch.arange(len(images)).repeat_interleave(torch.tensor([len(each) for each in images]))
         paths = [path for each in images for path in each]
+        if self._listed is not None:
+            check_there(domain, paths)
+            tests = self._listed.tests.get(domain, frozenset())
+            self._is_test[domain] = torch.tensor([path in tests for path in paths])
+        check_number(domain, len(paths), self.published)
         self._headers[domain] = check_images(domain, paths, self.reading, self.resized_side)
         self._depths[domain] = check_depths(domain, self._headers[domain], self.reading)
         return Domain(paths, labels)
+
+    def _make_split(self, name: str, y: Tensor) -> Split:
+        hold_out = None
+        if self.test_lists is not None:
+            hold_out = published_split(self._is_test[name])
+        elif self.protocol is not None:
+            hold_out = domainbed_split(self.seed, self.domain_names().index(name))
+        return self._rules.split(name, y, True, name == self.target, self.seed, hold_out)
 
     def ids(self, client: str, stage: str) -> list[str] | None:
         """Return paths of the images below ``root``, with forward slashes."""
@@ -278,7 +332,7 @@ class ImageDomains(DomainDataModule):
     def make_dataset(self, client: str, positions: Tensor, y: Tensor, training: bool) -> Dataset[Any]:
         """Return decoded images if they fit in memory, else files that are decoded on the fly."""
         files = self._files(client, positions, y, training)
-        if not self.cached:
+        if not self.cached or (files.augments and self.protocol is not None):
             return files
         return DomainDataset(self._stored(client, positions, files), y, files.transform, files.augments)
 
@@ -304,7 +358,7 @@ class ImageDomains(DomainDataModule):
         """How files become inputs of a model, in plain data."""
         sizes = {"image_size": self.image_size, "resized_side": self.resized_side}
         values = {"interpolation": self.interpolation, "mean": [*self.mean], "std": [*self.std]}
-        given = {"window": self.reading.window, "normalise": self.normalise}
+        given = {"window": self.reading.window, "normalise": self.normalise, "protocol": self.protocol}
         return sizes | values | {name: value for name, value in given.items() if value is not None}
 
     def raw_inputs(self) -> RawInputs:
@@ -315,6 +369,8 @@ class ImageDomains(DomainDataModule):
         sample = torch.zeros(1, self._channels, side, side, dtype=torch.float32 if self.reading.stored else torch.uint8)
         how = f"{self.interpolation}, with antialiasing, as torchvision's resize and center_crop of a Pillow image"
         cut = f"scaled so that the shorter side has {self.resized_side}, and cut to the middle square of {side} ({how})"
+        if self.protocol is not None:
+            cut = f"scaled to {side} x {side} pixels, whatever the shape ({how})"
         depth = "colours" if self.reading.stored else "values"
         text = (
             f"{self.reading.values(self._channels)}: turned upright by their EXIF orientation, over white where they "
@@ -363,10 +419,13 @@ class ImageDomains(DomainDataModule):
         self, client: str, positions: Tensor, y: Tensor, training: bool, transform: ImageTransform | None = None
     ) -> ImageFiles:
         paths: list[Path] = [self._domain(client).x[i] for i in positions.tolist()]
-        side, augments = self._side(training), training and self.augment
+        side, augments, shape = self._side(training), training and self.augment, None
+        if self.protocol is not None:  # which augments no test domain
+            augments = training and client != self.target
+            shape = (augmented if augments else stretched)(side)
         return ImageFiles(
             paths, y, self.resized_side, side, transform or self.transform(training, client), augments,
-            self.interpolation, self.reading, self._channels,
+            self.interpolation, self.reading, self._channels, shape,
         )  # fmt: skip
 
     def pixels(self, client: str, positions: Tensor) -> Tensor:
@@ -380,11 +439,3 @@ class ImageDomains(DomainDataModule):
             return (files.transform(x) / 4 + 0.5).clamp(0, 1)
         scale = self._scaling_of(client)[0] if self.normalise else self.reading.scale
         return scale(x).expand(-1, 3, -1, -1)
-
-
-def _colours(name: str, values: Sequence[float]) -> tuple[float, ...]:
-    """Check a mean or a deviation of red, green and blue."""
-    fits = [0 <= value <= 1 if name == "mean" else value >= 1e-6 for value in values]
-    bounds = "from 0 to 1" if name == "mean" else "above 0"
-    check(len(values) == 3 and all(fits), name, f"3 numbers {bounds}, for colours in [0, 1]", [*values])
-    return tuple(values)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +57,8 @@ class ImageTransform:
 class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
     """Images of one client that are decoded sample by sample, as `decode` does, with classes y, int64, -1 where hidden.
 
-    The transform is applied to a batch of decoded images; ``augments`` states whether it draws random numbers.
+    The transform is applied to a batch of decoded images; ``augments`` states whether it, or ``shape``, draws random
+    numbers.
     """
 
     paths: Sequence[Path]
@@ -68,6 +70,7 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
     interpolation: Interpolation = "bilinear"
     reading: Reading = READING
     channels: int = 3
+    shape: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         self.labelled_indices = labelled_positions(self.y)
@@ -123,5 +126,6 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
 
         Those of one channel become 3 equal ones where others of the client have colours.
         """
-        decode_one = (decode(each, self.resized_side, self.side, self.interpolation, self.reading) for each in paths)
+        rules = self.resized_side, self.side, self.interpolation, self.reading, self.shape
+        decode_one = (decode(each, *rules) for each in paths)
         return torch.stack([each.expand(self._shape) for each in decode_one])

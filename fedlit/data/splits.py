@@ -128,6 +128,21 @@ def stratified_split(y: Tensor, val_fraction: float, test_fraction: float, gener
     return tuple(torch.cat(part).sort().values for part in (train, val, test))  # type: ignore[return-value]
 
 
+def published_split(is_test: Tensor) -> HoldOut:
+    """Hold out the samples that a publication tests on, and for validation a share of the others of each class.
+
+    Args:
+        is_test: Which samples these are, shape (n,).
+    """
+
+    def hold_out(y: Tensor, val_fraction: float, test_fraction: float, generator: torch.Generator) -> Parts:
+        others = (~is_test).nonzero().squeeze(1)
+        train, val, _ = stratified_split(y[others], val_fraction, 0.0, generator)
+        return others[train], others[val], is_test.nonzero().squeeze(1)
+
+    return hold_out
+
+
 def _shuffled_labels(y: Tensor, generator: torch.Generator) -> Tensor:
     """Return the labels that occur, in random order, so that ties favour no class."""
     labels: Tensor = torch.unique(y)
@@ -138,6 +153,19 @@ def shuffled_by_class(y: Tensor, num_classes: int, *stream: object) -> list[Tens
     """Return positions of each class's samples in random order, fixed by the name (``stream``)."""
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(stable_seed(*stream)))
     return [order[y[order] == label] for label in range(num_classes)]
+
+
+def kept_of_each_class(y: Tensor, number: int | None, num_classes: int, *stream: object) -> Tensor:
+    """Return positions of ``number`` samples at most (``None`` for all), in the class shares of all, ascending.
+
+    Which, is fixed by the name (``stream``).
+    """
+    if number is None or len(y) <= number:
+        return torch.arange(len(y))
+    members = shuffled_by_class(y, num_classes, *stream)
+    counts = torch.bincount(y, minlength=num_classes)
+    numbers = apportion(counts, number / len(y), counts).tolist()
+    return torch.cat([group[:size] for group, size in zip(members, numbers, strict=True)]).sort().values
 
 
 def apportion(counts: Tensor, fraction: float, room: Tensor) -> Tensor:

@@ -33,9 +33,11 @@ class _Published(nn.Module):
 
     preprocessing: dict[str, Any]
 
-    def __init__(self, name: str, network: nn.Module, freeze: bool | str, preprocessing: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, network: nn.Module, freeze: bool | str, preprocessing: dict[str, Any], fixed_norm: bool = False
+    ) -> None:
         super().__init__()
-        self.name, self.freeze, self.preprocessing = name, freeze, preprocessing
+        self.name, self.freeze, self.preprocessing, self.fixed_norm = name, freeze, preprocessing, fixed_norm
         self.network = network
         for part in self._frozen():
             part.requires_grad_(False)
@@ -65,7 +67,10 @@ class _Published(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Switch training mode; frozen parts stay in evaluation mode, so their BatchNorm statistics stay fixed."""
         super().train(mode)
-        for part in self._frozen():
+        norms = (
+            each for each in self.modules() if self.fixed_norm and isinstance(each, nn.modules.batchnorm._BatchNorm)
+        )
+        for part in (*self._frozen(), *norms):
             part.eval()
         return self
 
@@ -135,6 +140,8 @@ class ResNet(_Published):
             in ``.pth`` or ``.pt``.
         freeze: Last part that is not trained, counted from the input: ``"none"``, ``"stem"``, ``"layer1"``,
             ``"layer2"``, ``"layer3"`` or ``"all"``. Frozen parts keep their BatchNorm statistics too.
+        fixed_norm: All BatchNorm layers keep and use their running statistics in training, as DomainBed's do; their
+            weights are trained. With random weights the statistics stay 0 and 1.
 
     Attributes:
         out_features: Width of the features.
@@ -148,7 +155,13 @@ class ResNet(_Published):
 
     out_features: int  # by which the catalogue knows an extractor
 
-    def __init__(self, depth: Literal[18, 50, 101] = 18, weights: str | None = None, freeze: Freeze = "none") -> None:
+    def __init__(
+        self,
+        depth: Literal[18, 50, 101] = 18,
+        weights: str | None = None,
+        freeze: Freeze = "none",
+        fixed_norm: bool = False,
+    ) -> None:
         # imported here because it costs a second, which every user of fedlit.models would pay
         from torchvision import models
 
@@ -175,7 +188,7 @@ class ResNet(_Published):
             load_file(network, file, ("fc.",))
             preprocessing = preprocessing_of(entries, file)
         last: dict[str, bool | str] = {"none": False, "stem": "bn1", "all": True}
-        super().__init__(f"resnet{depth}", network, last.get(freeze, freeze), preprocessing)
+        super().__init__(f"resnet{depth}", network, last.get(freeze, freeze), preprocessing, fixed_norm)
         self.depth = depth
         self.out_features = width
 

@@ -24,7 +24,7 @@ def build(config):
 def check(config):
     module = build({"data": config["data"]})
     assert module.target == config["data"]["init_args"].get("target", "target")
-    assert len(module.clients) >= 3
+    assert len(module.clients) >= (2 if config["data"]["init_args"].get("clients") else 3)
     assert module.in_features > 0
     network = config["model"]["init_args"]["extractor"]
     assert network["init_args"].get("in_features", module.in_features) == module.in_features
@@ -50,8 +50,17 @@ def test_there_is_a_config_for_each_data_set():
     assert classes == {
         f"fedlit.data.{name}"
         for name in (
-            *("ColoredMNIST", "DigitFive", "Digits", "FashionMNIST", "FeatureDomains", "HAPT", "HeartDisease"),
-            *("ImageDomains", "PAMAP2", "Widar3"),
+            *(
+                "CIFAR10",
+                "ColoredMNIST",
+                "DigitFive",
+                "Digits",
+                "FashionMNIST",
+                "FeatureDomains",
+                "HAPT",
+                "HeartDisease",
+            ),
+            *("ImageDomains", "PAMAP2", "PublishedDigitFive", "Widar3"),
         )
     }
 

@@ -281,6 +281,19 @@ def test_frozen_parts_keep_weights_and_statistics_in_training(freeze: Freeze, tr
     assert not any(module.training for module in extractor.eval().modules())
 
 
+def test_fixed_norm_keeps_statistics_and_trains_the_rest_as_domainbed() -> None:
+    extractor = copy.deepcopy(ResNet(18, fixed_norm=True)).train()
+    before = {name: buffer.clone() for name, buffer in extractor.named_buffers()}
+    torch.nn.init.constant_(extractor.network.bn1.running_var, 4.0)  # type: ignore[arg-type]
+    x = torch.randn(2, 3, 32, 32)
+    trained, evaluated = extractor(x), copy.deepcopy(extractor).eval()(x)
+    torch.testing.assert_close(trained, evaluated)
+    assert not torch.equal(trained, copy.deepcopy(ResNet(18)).train()(x))
+    assert all(parameter.requires_grad for parameter in extractor.parameters())
+    before["network.bn1.running_var"].fill_(4.0)
+    assert all(torch.equal(extractor.get_buffer(name), value) for name, value in before.items())
+
+
 def test_a_failed_download_names_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
 

@@ -34,9 +34,9 @@ from fedlit.export import export_target, target_model
 from fedlit.federation import RosterError
 from fedlit.methods import APFL, Ditto, FedAvg, FedDaDiL, FedRFTCA, KNNPer, SourceOnly
 from fedlit.models import MLP, SmallCNN
+from fedlit.papers.stand_ins import write_idx
 from helpers import build, digits, same, trainer, weights
 from method_table import METHODS
-from stand_ins import write_idx
 
 READER = """
 import sys

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+import yaml
 
-from sensor_files import write_hapt, write_pamap2, write_widar3
+from fedlit.papers.stand_ins import STAND_INS, write_idx
+from sensor_files import write_hapt
 
-DOMAINS = {
-    "pacs": ("art_painting", "cartoon", "photo", "sketch"),
-    "vlcs": ("Caltech101", "LabelMe", "SUN09", "VOC2007"),
-    "terra_incognita": ("location_38", "location_43", "location_46", "location_100"),
-}
-"""Folders of each configuration's data set, as DomainBed names them."""
-
-
-def write_images(root: Path, domains: tuple[str, ...], per_class: int = 12) -> None:
-    """Write noise of 16x16 pixels into root/domain/class/*.png, for two classes."""
-    rng = np.random.default_rng(0)
-    for domain in domains:
-        for name in ("bird", "dog"):
-            folder = root / domain / name
-            folder.mkdir(parents=True)
-            for number in range(per_class):
-                Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-
+PAPERS = {
+    "adaptiope": "Adaptiope", "cifar10": "CIFAR-10", "domainnet": "DomainNet", "image_clef": "ImageCLEF-DA",
+    "office31": "Office-31", "office_caltech_images": "Office-Caltech-10", "office_home": "Office-Home", "pacs": "PACS",
+    "published_digit_five": "Digit-Five", "terra_incognita": "TerraIncognita", "visda": "VisDA-C", "vlcs": "VLCS",
+    "colored_mnist": "ColoredMNIST", "pamap2": "PAMAP2", "widar3": "Widar3.0",
+}  # fmt: skip
+"""Data set of each configuration whose files the package makes itself."""
 
 OFFICE = ("amazon", "caltech10", "dslr", "webcam")
 
@@ -47,21 +36,12 @@ def write_features(path: Path, width: int) -> None:
     np.savez(path, classes=["bike", "mug"], **arrays, **{f"{name}_y": np.arange(40) % 2 for name in OFFICE})
 
 
-def write_idx(folder: Path, number: int = 3000) -> None:
-    """Write noise as the four files of MNIST and of Fashion-MNIST, a sixth of it for testing."""
-    rng = np.random.default_rng(0)
-    images, labels = rng.integers(0, 256, (number, 28, 28), dtype=np.uint8), (np.arange(number) % 10).astype(np.uint8)
-    for part, chosen in (("train", slice(number // 6, None)), ("t10k", slice(0, number // 6))):
-        for kind, array in (("images-idx3", images[chosen]), ("labels-idx1", labels[chosen])):
-            head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape)
-            (folder / f"{part}-{kind}-ubyte").write_bytes(head + array.tobytes())
-
-
 def write_stand_in(name: str, folder: Path) -> dict[str, Any]:
     """Write what the configuration ``name`` of configs/data reads; the arguments that say where it is."""
-    if name in DOMAINS or name == "office_caltech_images":
-        write_images(folder, DOMAINS.get(name, OFFICE))
-    elif name == "digit_five":
+    if name in PAPERS:
+        found = STAND_INS[PAPERS[name]](folder)
+        return {key.removeprefix("data.init_args."): yaml.safe_load(value) for key, value in found.items()}
+    if name == "digit_five":
         write_digits(folder / "digits.npz")
         return {"path": str(folder / "digits.npz")}
     elif name in ("office_caltech_features", "office_caltech_surf"):
@@ -70,14 +50,6 @@ def write_stand_in(name: str, folder: Path) -> dict[str, Any]:
     elif name == "hapt":
         np.savez(folder / "hapt.npz", **write_hapt(folder))  # type: ignore[arg-type]
         return {"path": str(folder / "hapt.npz")}
-    elif name == "pamap2":
-        write_pamap2(folder, stretch=400)
-        return {"path": str(folder), "window": 1.0, "stride": 0.5}  # seconds, of recordings that are short
-    elif name == "widar3":
-        write_widar3(folder)
-        return {"path": str(folder)}
-    elif name in ("colored_mnist", "fashion_mnist"):
-        write_idx(folder)
-    else:  # shipped with the package
-        return {}
-    return {"root": str(folder)}
+    elif name == "fashion_mnist":
+        return {"root": write_idx(folder)["data.init_args.root"]}
+    return {}  # shipped with the package

@@ -1,0 +1,122 @@
+"""List files of images, lines of ``path label`` as DomainNet, ImageCLEF-DA and VisDA-C publish them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from fedlit.checks import check
+from fedlit.data.samples import DatasetNotFoundError, check_data, refuse_data
+from fedlit.data.tables.values import some
+
+DOMAIN = "{domain}"
+
+
+@dataclass(frozen=True)
+class ImageLists:
+    """Images of each domain by class.
+
+    Attributes:
+        images: Paths by class, in the order of the files, those for training first.
+        tests: Paths that the domain's list for testing has.
+        numbers: Label of each class in the files.
+    """
+
+    images: dict[str, dict[str, list[Path]]]
+    tests: dict[str, frozenset[Path]]
+    numbers: dict[str, int]
+
+
+def read_lists(root: Path, lists: str, test_lists: str | None) -> ImageLists:
+    """Read the list files of all domains below ``root``; `ImageDomains` documents both patterns.
+
+    Raises:
+        DatasetNotFoundError: If there is no such file.
+        DatasetLayoutError: If a file has other lines, or files do not fit together.
+    """
+    train = _read_all(root, "lists", lists)
+    test = {} if test_lists is None else _read_all(root, "test_lists", test_lists)
+    rule = f"files of the domains that lists has, {sorted(train)}"
+    check_data(not test or {*test} == {*train}, "test_lists", rule, f"files of {sorted(test)}")
+    tests = {name: frozenset(path for paths in each.values() for path in paths) for name, each in test.items()}
+    for name, each in train.items():
+        both = [path for paths in each.values() for path in paths if path in tests.get(name, ())]
+        rule, shown = "without images for training", f"{len(both)} of them, {some(map(str, both))}"
+        check_data(not both, f"test_lists ({name})", rule, shown)
+    names = _names({(name, part): each for part, of in enumerate((train, test)) for name, each in of.items()})
+    images: dict[str, dict[str, list[Path]]] = {}
+    for name in train:
+        images[name] = {}
+        for of in (train, test):
+            for number, paths in sorted(of.get(name, {}).items()):
+                images[name].setdefault(names.get(number, str(number)), []).extend(paths)
+    every = {number for of in (train, test) for each in of.values() for number in each}
+    return ImageLists(images, tests, {names.get(number, str(number)): number for number in every})
+
+
+def check_there(domain: str, paths: list[Path]) -> None:
+    """Refuse a domain whose list names images that are missing: how many, and the first of them."""
+    missing = [str(path) for path in paths if not path.is_file()]
+    way_out = "unpack the archive below root, or take their lines out of the list"
+    shown = f"{len(missing)} of {len(paths)} that are missing: {some(missing)}"
+    check_data(not missing, f"lists ({domain})", "images that are there", shown, way_out)
+
+
+def _read_all(root: Path, argument: str, pattern: str) -> dict[str, dict[int, list[Path]]]:
+    """Images by label, of each domain whose file has the name that ``pattern`` gives."""
+    rule = f"a path below root with {DOMAIN} in it, once"
+    check(pattern.count(DOMAIN) == 1 and not Path(pattern).is_absolute(), argument, rule, pattern)
+    before, after = map(re.escape, pattern.split(DOMAIN))
+    matches = {path: re.fullmatch(f"{before}([^/]+){after}", path.relative_to(root).as_posix())
+               for path in sorted(root.glob(pattern.replace(DOMAIN, "*"))) if path.is_file()}  # fmt: skip
+    found = {match[1]: _read(root, path) for path, match in matches.items() if match}
+    if not found:
+        raise DatasetNotFoundError(
+            f"no list files {argument}={pattern!r} in root={str(root)!r} (looked for {str(root.absolute())!r}), with "
+            f"the name of a domain in place of {DOMAIN}: put the published lists there, or mend the pattern"
+        )
+    return dict(sorted(found.items()))
+
+
+def _read(root: Path, file: Path) -> dict[int, list[Path]]:
+    """Images by label; their paths start at the root or, if none is there, at the list's folder."""
+    lines: list[tuple[str, int]] = []
+    for count, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        if not line.strip():
+            continue
+        name, label = [*line.rsplit(maxsplit=1), ""][:2]
+        path = PurePosixPath(name)
+        fits = label.isdecimal() and not path.is_absolute() and ".." not in path.parts
+        rule = "a path below root, a blank and a whole number"
+        check_data(fits, f"{file} (line {count})", rule, repr(line), "mend the line")
+        lines.append((str(path), int(label)))
+    check_data(bool(lines), str(file), "lines of a path and a whole number", "none", "get it again")
+    base = next((each for each in (root, file.parent) if any((each / name).is_file() for name, _ in lines)), root)
+    found: dict[int, list[Path]] = {}
+    for name, label in lines:
+        found.setdefault(label, []).append(base / name)
+    return found
+
+
+def _names(files: Mapping[tuple[str, int], Mapping[int, list[Path]]]) -> dict[int, str]:
+    """Names of labels, by the folders of their images; none where folders are no classes, as in a domain without any.
+
+    Lists that number classes in different ways are refused.
+    """
+    names: dict[int, str] = {}
+    for (domain, _), images in files.items():
+        folders = {label: {path.parent.name for path in paths} for label, paths in images.items()}
+        first = {label: next(iter(each)) for label, each in folders.items()}
+        if any(len(each) > 1 for each in folders.values()) or len({*first.values()}) < max(2, len(first)):
+            continue
+        for label, name in first.items():
+            known = names.setdefault(label, name)
+            if known != name:
+                got = f"label {label} for {known!r}, and for {name!r} in the list of {domain!r}"
+                refuse_data("lists", "one class for each label in all domains", got, "number classes alike")
+    twice = {name for name in names.values() if [*names.values()].count(name) > 1}
+    got = f"several labels for {some(sorted(twice))}"
+    check_data(not twice, "lists", "one label for each class in all domains", got, "number classes alike")
+    return names
