@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import json
 import re
 import subprocess
 import sys
@@ -144,3 +145,23 @@ print(metadata("fedlit"))
     assert says["License-Expression"] == PROJECT["license"]
     assert says["Requires-Python"] == PROJECT["requires-python"]
     assert (tmp_path / "venv" / "bin" / "fedlit").is_file()
+
+
+@pytest.mark.packaging
+def test_the_wheel_runs_a_table_of_a_paper_without_a_clone(distributions: Path, tmp_path: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path / "installed")
+    command = [sys.executable, "-m", "fedlit", "benchmark"]
+
+    def printed(*arguments: str) -> str:
+        return call([*command, *arguments], tmp_path, PYTHONPATH=str(tmp_path / "installed"))
+
+    listed = {line.partition("  ")[0] for line in printed("--list").splitlines()}
+    assert {"fedgp", "rf_tca", "fedgp table-17", "fed_dadil figure-3b"} <= listed
+    assert not {"across", "placement"} & listed  # which need the tests of a clone
+    table = printed("fedgp", "table-17", "--seeds", "0", "--fit", "trainer.max_epochs=1", "compare=null")
+    assert "FedGP" in table
+    assert {"table-17"} == json.loads((tmp_path / "papers" / "fedgp.json").read_text())["results"].keys()
+    printed("--page", "papers.md")
+    assert (tmp_path / "papers.md").read_text().startswith("# The papers")

@@ -24,9 +24,10 @@ LEFT_BEHIND = (
 """What lies in a working tree and is nobody else's business; the first one most of all."""
 
 
-def call(command: Sequence[str | Path], folder: Path) -> str:
+def call(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
     """What a command prints; nothing of this checkout lends it a package."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PL_", "PYTEST"))}
+    kept |= environment
     done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -1,0 +1,221 @@
+"""The papers' tables and figures: none is left out, all can be run, and what is run comes to the right cells."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import refusal
+from fedlit.checks import ArgumentError
+from fedlit.cli import main
+from fedlit.papers import entries, running
+from fedlit.papers.entries import Entry, Fit, names, read
+from fedlit.papers.page import averages, page, state
+from fedlit.papers.running import compared, ours, run, shrunk
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+RESULTS = ROOT / "fedlit" / "papers" / "results"
+
+COUNTS = {"fed_dadil": (5, 5), "fed_mmd": (6, 6), "fedgp": (20, 5), "fedrf_tca_v1": (15, 6), "fedrf_tca_v2": (18, 8)}
+"""Tables and figures by paper, counted in the papers."""
+
+MINE = """
+paper: Somebody, Somewhere
+tables:
+  table-1:
+    title: Accuracy
+    runs:
+      - {config: experiments/digits, column: A, set: {data.init_args.target: written}}
+      - {config: [settings/fedrf_tca_i, experiments/digits], targets: {left: L, right: R}}
+    rows: {Theirs: Mine}
+    paper: {Theirs: {A: 70.0, L: 60.5 ± 1.0}, Another: {A: lost}}
+    departs: Fewer rounds.
+  figure-1: {title: A sketch, shows: nothing is measured}
+"""
+
+
+@pytest.fixture
+def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "mine.yaml").write_text(MINE)
+    monkeypatch.setattr(entries, "FOLDER", tmp_path / "papers")
+    read.cache_clear()
+    yield tmp_path / "out"
+    read.cache_clear()
+
+
+def summary(method: str, target: str, seed: int, accuracy: float) -> dict[str, Any]:
+    sent = {"weights": 3_000_000, "keys": 500_000}
+    times = {"seconds_total": 6.0, "rounds": 3, "bytes_by_channel": sent}
+    return {"method": method, "target": target, "seed": seed, "oracle_accuracy": accuracy, **times}
+
+
+# ---------------------------------------------------------------- the files
+
+
+def test_no_table_or_figure_is_left_out():
+    assert names() == sorted(COUNTS)
+    for name, (tables, figures) in COUNTS.items():
+        there = {key.rstrip("abcdef") for key in read(name).tables}
+        expected = {f"table-{n}" for n in range(1, tables + 1)} | {f"figure-{n}" for n in range(1, figures + 1)}
+        assert there == expected, name
+
+
+@pytest.mark.parametrize("name", sorted(COUNTS))
+def test_every_configuration_is_installed_and_every_benchmark_has_its_figures(name):
+    for table, asked in read(name).tables.items():
+        for fit in asked.runs:
+            for config in fit.configs:
+                assert files("fedlit.configs").joinpath(f"{config}.yaml").is_file(), (table, config)
+        if asked.source:
+            assert ours(name, table, RESULTS, BENCHMARKS), (table, asked.source)
+            script = asked.script.split()[0]
+            assert (BENCHMARKS / f"{script}.py").is_file(), (table, script)
+        columns = [fit.column for fit in asked.runs if fit.column and not fit.row]
+        assert len(columns) == len(set(columns)), f"{table}: two runs of one column"
+
+
+@pytest.mark.parametrize("name", sorted(COUNTS))
+def test_figures_are_of_rows_and_columns_that_the_paper_has(name):
+    """A row or column with another name than the paper's would stand beside it, and never be compared."""
+    for table, asked in read(name).tables.items():
+        found = ours(name, table, RESULTS, BENCHMARKS)
+        if found and asked.paper:
+            assert set(found) & set(asked.paper), (table, list(found), list(asked.paper))
+            columns, printed = ({c for cells in each.values() for c in cells} for each in (found, asked.paper))
+            assert columns & printed, (table, columns, printed)
+
+
+def test_the_page_is_made_of_the_files():
+    assert (ROOT / "docs" / "papers.md").read_text() == page(RESULTS, BENCHMARKS)
+
+
+# ---------------------------------------------------------------- running
+
+
+def test_runs_become_cells_by_column_and_by_target(paper, monkeypatch):
+    given = []
+
+    def fit(folder: str, *arguments: str) -> dict[Path, dict[str, Any]]:
+        given.append(arguments)
+        if "--config=settings/fedrf_tca_i" in arguments:
+            runs = [summary("Mine", target, seed, 0.5 + 0.1 * (target == "left")) for target in ("left", "right")
+                    for seed in (0, 1)]  # fmt: skip
+        else:
+            runs = [
+                summary(method, "written", seed, 0.6 + 0.2 * seed) for method in ("Mine", "Other") for seed in (0, 1)
+            ]
+        return {Path(str(n)): each for n, each in enumerate(runs)}
+
+    monkeypatch.setattr(running, "fit", fit)
+    run("mine", "table-1", paper, seeds=[0, 1], arguments=["--trainer.max_epochs=1"])
+    assert given == [
+        (
+            "--config=experiments/digits",
+            "--data.init_args.target=written",
+            "--trainer.max_epochs=1",
+            "--seeds=[0, 1]",
+            "--jobs=1",
+        ),
+        (
+            "--config=settings/fedrf_tca_i",
+            "--config=experiments/digits",
+            "--trainer.max_epochs=1",
+            "--seeds=[0, 1]",
+            "--jobs=1",
+        ),
+    ]
+    found = ours("mine", "table-1", paper, None)
+    apart = {"mean": 70.0, "std": 14.1}  # |80 - 60| / sqrt(2)
+    assert found == {
+        "Theirs": {"A": apart, "L": {"mean": 60.0, "std": 0.0}, "R": {"mean": 50.0, "std": 0.0},
+                   "average": {"mean": 55.0, "std": 0.0}},
+        "Other": {"A": apart},
+    }  # fmt: skip
+    whole = json.loads((paper / "mine.json").read_text())
+    assert whole["results"]["table-1"]["A"]["seeds"] == [0, 1]
+    assert {"cores", "made"} <= whole.keys()
+    asked = read("mine").tables["table-1"]
+    assert averages(asked, found) == ("Theirs: 65.0", "65.2")  # of the columns that both have, A and L
+    assert state(asked, found, None) == "2 of 3 cells, in another setting"
+    assert "70 ± 14.1 (70.0)" in compared(asked, found).markdown()
+    assert "- (lost)" in compared(asked, found).markdown()
+
+
+def test_a_column_that_is_run_alone_leaves_the_others(paper, monkeypatch):
+    monkeypatch.setattr(running, "fit", lambda *_: {Path("a"): summary("Mine", "written", 0, 0.25)})
+    run("mine", "table-1", paper, columns=["A"])
+    assert list(ours("mine", "table-1", paper, None)["Theirs"]) == ["A"]
+
+
+def test_measures_are_read_of_a_summary():
+    asked = [summary("Mine", "written", 0, 0.25)]
+    cells = running._columns(asked, Fit("x", column="A"), ["oracle_accuracy", "megabytes", "seconds_per_round"])
+    means = {column: of_row["Mine"]["mean"] for column, of_row in cells.items()}
+    assert means == {"A, accuracy": 25.0, "A, megabytes": 3.5, "A, seconds per round": 2.0}
+
+
+def test_a_row_is_of_the_configured_method_alone():
+    words = running._given(Fit("experiments/digits", row="Without", set={"model.init_args.beta": [0.5]}))
+    assert words == ["--config=experiments/digits", "--model.init_args.beta=[0.5]", "--compare=null"]
+    cells = running._columns([summary("Mine", "a", 0, 0.5)], Fit("x", row="Without", column="A"), ["oracle_accuracy"])
+    assert cells["A"]["Without"] == {"mean": 50.0, "std": 0.0}
+
+
+def test_a_shrunk_configuration_keeps_what_it_is_of():
+    given = {
+        "seeds": [0, 1, 2],
+        "compare": [{"class_path": "A", "trainer": {"max_epochs": 100}, "init_args": {"beta": 0.5}}],
+        "data": {"init_args": {"root": "data", "augment": True, "batch_size": 4, "num_workers": 2}},
+        "trainer.max_epochs": 60,
+    }
+    assert shrunk(given) == {
+        "seeds": [0],
+        "compare": [{"class_path": "A", "trainer": {"max_epochs": 2}, "init_args": {"beta": 0.5}}],
+        "data": {"init_args": {"root": "data", "augment": True, "batch_size": 4, "num_workers": 0}},
+        "trainer.max_epochs": 2,
+    }
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+def test_mistakes_are_named(paper, tmp_path):
+    with pytest.raises(ArgumentError, match="PAPER must be one of"):
+        read("yours")
+    assert "TABLE must be one of ['table-1', 'figure-1'], got 'table-9'" in refusal("benchmark", "mine", "table-9")
+    assert "nothing to run: nothing is measured" in refusal("benchmark", "mine", "figure-1")
+    assert "columns must be of A" in refusal("benchmark", "mine", "table-1", "--columns", "B")
+    (tmp_path / "papers" / "wrong.yaml").write_text("paper: x\ntables: {table-1: {title: x, shows: y, colour: red}}")
+    with pytest.raises(ArgumentError, match="got 'colour'"):
+        read("wrong")
+    (tmp_path / "papers" / "wrong.yaml").write_text("paper: x\ntables: {table-1: {title: x}}")
+    with pytest.raises(ArgumentError, match="one of runs, from and shows"):
+        read.__wrapped__("wrong")
+
+
+def test_an_experiment_that_fails_is_told_with_what_it_printed(paper, monkeypatch):
+    def fit(*_: str) -> None:
+        raise RuntimeError("fedlit fit failed:\nno data here")
+
+    monkeypatch.setattr(running, "fit", fit)
+    assert "no data here" in refusal("benchmark", "mine", "table-1", f"--out={paper}")
+
+
+def test_the_list_has_the_papers_and_their_state(paper, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    main(["benchmark", "--list"])
+    out = capsys.readouterr().out
+    assert "mine table-1" in out
+    assert "A sketch [nothing to run]" in out
+
+
+def test_nothing_is_measured_in_a_sketch():
+    assert state(Entry("A sketch", shows="nothing"), {}, None) == "nothing to run"
+    assert state(Entry("A table", runs=[Fit("x")]), {}, {"fits": 2}).startswith("not run on the paper's data; 2 of its")
+    assert state(Entry("A table", runs=[Fit("x")]), {}, None) == "not run"
