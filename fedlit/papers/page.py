@@ -40,7 +40,9 @@ def page(folder: Path, benchmarks: Path | None) -> str:
         paper = read(name)
         found = {table: ours(name, table, folder, benchmarks) for table in paper.tables}
         small = read_results(folder / f"{STAND_IN}.json").get(name, {})
-        parts.append(f"## {name}\n\n{paper.paper}.\n\n{paper.settings.strip()}\n")
+        spent = hours(read_results(folder / f"{name}.json"))
+        told = f"Trained for {spent:.1f} hours of one core." if spent else ""
+        parts.append("\n\n".join(filter(None, (f"## {name}", f"{paper.paper}.", paper.settings.strip(), told))) + "\n")
         rows = []
         for table, asked in paper.tables.items():
             run_here = state(asked, found[table], small.get(table))
@@ -52,6 +54,11 @@ def page(folder: Path, benchmarks: Path | None) -> str:
             _section(name, table, asked, found[table]) for table, asked in paper.tables.items() if not asked.shows
         ]
     return "\n".join(parts)
+
+
+def hours(results: Mapping[str, Any]) -> float:
+    """Hours that the runs of a paper's tables took together."""
+    return sum(cells["run"]["seconds"] for table in results.values() for cells in table.values()) / 3600
 
 
 def state(asked: Entry, found: Cells, small: Mapping[str, Any] | None) -> str:

@@ -220,21 +220,17 @@ def _columns(summaries: Sequence[dict[str, Any]], each: Fit, measures: Sequence[
             targets, seeds = ({one[key] for one in own} for key in ("target", "seed"))
             value = {(one["target"], one["seed"]): _value(one, measure) for one in own}
             factor = _UNITS.get(measure, 100.0)
-            average = spread([fmean(value[t, seed] for t in targets) for seed in sorted(seeds)], factor)
-            row = each.row or method
-            of_target = (
-                {}
-                if each.column
-                else {
-                    each.targets.get(t, t): spread([value[t, seed] for seed in sorted(seeds)], factor)
-                    for t in sorted(targets)
-                }
-            )
-            if len(of_target) != 1:
-                of_target[each.column or "average"] = average
-            for column, figure in of_target.items():
-                result.setdefault(column + label, {})[row] = figure
-                result[column + label]["seeds"] = sorted(seeds)
+            of_target = {each.targets.get(t, t): [t] for t in sorted(targets)}
+            if each.column or len(of_target) > 1:
+                of_target = ({} if each.column else of_target) | {each.column or "average": sorted(targets)}
+            for column, among in of_target.items():
+                means = [fmean(value[t, seed] for t in among) for seed in sorted(seeds)]
+                cells = result.setdefault(column + label, {})
+                cells[each.row or method] = spread(means, factor)
+                counts = measure == measures[0] and (column == each.column or len(among) == 1)  # each run once
+                spent = sum(one["seconds_total"] for one in own if one["target"] in among) if counts else 0.0
+                before = cells.get("run", {"seconds": 0.0})
+                cells["run"] = {"seeds": sorted(seeds), "seconds": round(before["seconds"] + spent, 1)}
     return result
 
 

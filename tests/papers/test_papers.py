@@ -138,7 +138,8 @@ def test_runs_become_cells_by_column_and_by_target(paper, monkeypatch):
         "Other": {"A": apart},
     }  # fmt: skip
     whole = json.loads((paper / "mine.json").read_text())
-    assert whole["results"]["table-1"]["A"]["seeds"] == [0, 1]
+    assert whole["results"]["table-1"]["A"]["run"] == {"seeds": [0, 1], "seconds": 24.0}  # two methods, two seeds
+    assert whole["results"]["table-1"]["L"]["run"] == {"seeds": [0, 1], "seconds": 12.0}
     assert {"cores", "made"} <= whole.keys()
     asked = read("mine").tables["table-1"]
     assert averages(asked, found) == ("Theirs: 65.0", "65.2")  # of the columns that both have, A and L
