@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fedlit.checks import check_at_least, refuse
 from fedlit.data.base import DomainDataModule
 from fedlit.data.digit_five import resize
 from fedlit.data.digits import NUM_CLASSES
-from fedlit.data.files import read_mats
+from fedlit.data.files import Arrays, read_mats
 from fedlit.data.mnist_likes import bytes_of_pixels
 from fedlit.data.raw_inputs import RawInputs
 from fedlit.data.samples import DatasetNotFoundError, Domain, Transform, check_data, to_unit
@@ -97,15 +98,16 @@ class PublishedDigitFive(DomainDataModule):
 
     def load(self, domain: str) -> Domain:
         """Return a domain's images as bytes, shape (n, 3, 32, 32), those for training first; the same in every run."""
-        parts = [self._part(domain, number) for number in (0, 1)]
+        files = list(dict.fromkeys(file for file, _, _ in _PARTS[domain]))
+        read = dict(zip(files, read_mats([self.path / file for file in files], cells=True), strict=True))
+        parts = [self._part(domain, number, read) for number in (0, 1)]
         self._num_train[domain] = len(parts[0][1])
         return Domain(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
 
-    def _part(self, domain: str, number: int) -> tuple[Tensor, Tensor]:
+    def _part(self, domain: str, number: int, read: Mapping[str, Arrays]) -> tuple[Tensor, Tensor]:
         """The images that are kept of the training part (0) or the test part (1)."""
         file, name, labels = _PARTS[domain][number]
-        (arrays,) = read_mats([self.path / file], cells=True)
-        where = str(self.path / file)
+        arrays, where = read[file], str(self.path / file)
         missing = [each for each in (name, labels) if each not in arrays]
         check_data(not missing, where, f"of arrays {[name, labels]}", sorted(arrays), _OTHER)
         images, y = _last_channels(arrays[name]), _digits(arrays[labels])

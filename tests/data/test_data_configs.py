@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from jsonargparse import ArgumentParser
+from sklearn.neighbors import NearestCentroid
 
 from fedlit.data import DomainDataModule
+from refused import slow
 from stand_ins import write_stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +46,25 @@ def test_config_builds_its_data_module(path, tmp_path):
 def test_config_builds_its_data_module_from_the_real_data(path, shared_data, monkeypatch):
     monkeypatch.chdir(ROOT)
     check(yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize("name", ["office31", "cifar10", *map(slow, ("published_digit_five", "pamap2", "widar3"))])
+def test_classes_of_a_stand_in_can_be_learnt_from_the_sources(name, tmp_path):
+    """By the nearest mean of a class, as `sklearn` has it, far above chance."""
+    small = {"image_size": 16} if name == "office31" else {}
+    config = yaml.safe_load((ROOT / "configs" / "data" / f"{name}.yaml").read_text())
+    config["data"]["init_args"] |= write_stand_in(name, tmp_path) | small
+    module = build({"data": config["data"]})
+    sources = [client.name for client in module.clients if not client.is_target][:2]
+    samples = {}
+    for client in (*sources, module.target):
+        dataset = module.all_samples(client)
+        x = np.stack([dataset[i][0].flatten().numpy() for i in range(len(dataset))])
+        samples[client] = x, module.labels(client).numpy()
+    target = samples.pop(module.target)
+    x, y = (np.concatenate(each) for each in zip(*samples.values(), strict=True))
+    known = np.isin(target[1], y)
+    assert NearestCentroid().fit(x, y).score(target[0][known], target[1][known]) > 0.6
 
 
 def test_there_is_a_config_for_each_data_set():

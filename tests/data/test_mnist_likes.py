@@ -1,18 +1,21 @@
-"""FashionMNIST and ColoredMNIST, from idx files that the tests write themselves."""
+"""FashionMNIST, ColoredMNIST and CIFAR10, from files that the tests write themselves."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
+import pickle
 import struct
 
 import numpy as np
 import pytest
 import torch
 
-from fedlit.data import ColoredMNIST, DatasetLayoutError, DatasetNotFoundError, FashionMNIST
+from fedlit.data import CIFAR10, ColoredMNIST, DatasetLayoutError, DatasetNotFoundError, FashionMNIST
 from fedlit.data.shifts import source_labels
 from fedlit.federation.errors import RosterError
+from fedlit.papers.stand_ins import write_cifar10
 from refused import refused
 
 NUM = 3000
@@ -217,3 +220,89 @@ def test_coloured_digits_can_keep_their_size(idx):
     for argument, value in (("image_size", 20), ("label_noise", 0.9)):
         with refused(argument):
             ColoredMNIST(idx, **{argument: value})
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cifar")
+    write_cifar10(folder, 200)
+    return folder
+
+
+def test_cifar10_is_read_from_the_binary_version_as_numpy_reads_it(cifar):
+    module = CIFAR10(str(cifar), num_sources=3, noise_level=0.0)
+    files = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    rows = np.concatenate(
+        [np.fromfile(cifar / "cifar-10-batches-bin" / name, np.uint8).reshape(-1, 3073) for name in files]
+    )
+    expected = {row[1:].tobytes(): row[0] for row in rows}
+    seen = []
+    for name in module.domain_names():
+        domain = module.load(name)
+        assert domain.x.shape == (300, 3, 32, 32)
+        assert [expected[x.numpy().tobytes()] for x in domain.x] == domain.y.tolist()
+        seen += [x.numpy().tobytes() for x in domain.x]
+    assert len({*seen}) == len({*expected})
+    assert module.class_names()[:2] == ["airplane", "automobile"]
+    assert module.raw_inputs().sample.shape == (1, 3, 32, 32)
+
+
+def test_cifar10_gives_each_client_four_classes_as_niid_bench(cifar):
+    module = CIFAR10(str(cifar), labels_per_client=4, noise_level=0.4, target_labels=0.1)
+    counts = {name: torch.bincount(module.load(name).y, minlength=10) for name in module.domain_names()}
+    assert len(counts) == 10
+    for number, each in enumerate(counts.values()):
+        assert (each > 0).nonzero().squeeze(1).tolist() == source_labels(number, 4, 10)
+        assert each[number] > 0
+    assert sum(counts.values()).tolist() == [120] * 10  # no class is without a client, as client i has class i
+    for label in range(10):
+        shares = [int(each[label]) for each in counts.values() if each[label]]
+        assert max(shares) - min(shares) <= 1
+    with refused("labels_per_client"):
+        CIFAR10(str(cifar), labels_per_client=4, labels_per_source=3)
+    with refused("labels_per_client"):
+        CIFAR10(str(cifar), labels_per_client=11)
+
+
+def test_cifar10_takes_torchvisions_folder_and_refuses_another_version(tmp_path, monkeypatch):
+    from torchvision import datasets
+
+    with pytest.raises(DatasetNotFoundError, match="cifar-10-batches-py"):
+        CIFAR10(str(tmp_path)).train_dataloader()
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    with refused(str(folder), DatasetLayoutError):  # whose files are none of the published MD5
+        CIFAR10(str(tmp_path)).train_dataloader()
+    rng, data = np.random.default_rng(0), {}
+    for part, number in (("train_list", 500), ("test_list", 100)):
+        x, y = rng.integers(0, 256, (number, 3072), dtype=np.uint8), [i % 10 for i in range(number)]
+        content = pickle.dumps({"data": x, "labels": y})
+        (folder / part).write_bytes(content)
+        monkeypatch.setattr(datasets.CIFAR10, part, [[part, hashlib.md5(content).hexdigest()]])
+        data |= {row.tobytes(): label for row, label in zip(x, y, strict=True)}
+    names = pickle.dumps({"label_names": ["a"]})
+    (folder / "meta").write_bytes(names)
+    meta = {"filename": "meta", "key": "label_names", "md5": hashlib.md5(names).hexdigest()}
+    monkeypatch.setattr(datasets.CIFAR10, "meta", meta)
+    domain = CIFAR10(str(tmp_path), num_sources=1, noise_level=0.0).load("target")
+    assert [data[x.numpy().tobytes()] for x in domain.x] == domain.y.tolist()
+
+
+def test_cifar10_is_downloaded_through_torchvision(tmp_path, monkeypatch):
+    from torchvision import datasets
+
+    def no_network(*args: object, **kwargs: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(datasets.cifar, "download_and_extract_archive", no_network)
+    with pytest.raises(DatasetNotFoundError, match=r"CIFAR10 could not be downloaded .*no route"):
+        CIFAR10(str(tmp_path), download=True).train_dataloader()
+
+
+@pytest.mark.parametrize("content", [b"\0" * 3072, b"\x0a" + b"\0" * 3072])
+def test_cifar10s_binary_files_of_another_kind_are_refused(tmp_path, content):
+    write_cifar10(tmp_path, 20)
+    file = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
+    file.write_bytes(content)
+    with refused(str(file), DatasetLayoutError):
+        CIFAR10(str(tmp_path)).train_dataloader()
