@@ -56,7 +56,7 @@ def configs(kind: str, without: tuple[str, ...] = ()) -> list[Any]:
 
 def needs_files(config: Path) -> None:
     """Skip where the data that a configuration names are not on this machine."""
-    arguments = yaml.safe_load(config.read_text())["data"]["init_args"]
+    arguments = yaml.safe_load(config.read_text()).get("data", {}).get("init_args", {})
     place = arguments.get("path") or arguments.get("root")
     if place is not None and not Path(place).exists():
         pytest.skip(f"{config.name} reads {place}, which is not there: see data/README in the shared folder")
@@ -112,7 +112,7 @@ def test_data_configurations_run_one_batch(name):
 def test_every_experiment_runs_two_batches(name):
     config = CONFIGS / "experiments" / f"{name}.yaml"
     needs_files(config)
-    data, before = yaml.safe_load(config.read_text())["data"], []
+    data, before = yaml.safe_load(config.read_text()).get("data", {}), []
     if "class_path" not in data:  # it comes after a configuration of data
         before = ["--config", "data/digits", "--data.target_labels=50"]
         data = yaml.safe_load((CONFIGS / "data" / "digits.yaml").read_text())["data"]
