@@ -95,8 +95,8 @@ def _read(root: Path, file: Path) -> dict[int, list[Path]]:
     check_data(bool(lines), str(file), "lines of a path and a whole number", "none", "get it again")
     base = next((each for each in (root, file.parent) if any((each / name).is_file() for name, _ in lines)), root)
     found: dict[int, list[Path]] = {}
-    for name, label in lines:
-        found.setdefault(label, []).append(base / name)
+    for name, number in lines:
+        found.setdefault(number, []).append(base / name)
     return found
 
 
