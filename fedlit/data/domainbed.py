@@ -17,7 +17,8 @@ def stretched(side: int) -> Callable[[Any], Any]:
     """Return the scaling of a Pillow image to a square of ``side`` pixels, whatever its shape."""
     from torchvision.transforms import Resize
 
-    return Resize((side, side))
+    resize: Callable[[Any], Any] = Resize((side, side))
+    return resize
 
 
 def augmented(side: int) -> Callable[[Any], Any]:
@@ -28,12 +29,13 @@ def augmented(side: int) -> Callable[[Any], Any]:
     """
     from torchvision import transforms
 
-    return transforms.Compose([
+    steps: Callable[[Any], Any] = transforms.Compose([
         transforms.RandomResizedCrop(side, scale=(0.7, 1.0)),
         transforms.RandomHorizontalFlip(),
         transforms.ColorJitter(0.3, 0.3, 0.3, 0.3),
         transforms.RandomGrayscale(),
     ])  # fmt: skip
+    return steps
 
 
 def domainbed_split(trial: int, environment: int) -> HoldOut:

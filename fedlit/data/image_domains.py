@@ -179,8 +179,8 @@ class ImageDomains(DomainDataModule):
         return None if self.lists is None or self.elsewhere else read_lists(self.root, self.lists, self.test_lists)
 
     @cached_property
-    def _folders(self) -> dict[str, dict[str, Path | list[Path]]]:
-        """Class folders by name, of each domain; or images."""
+    def _folders(self) -> dict[str, dict[str, Path | list[str]]]:
+        """Class folders by name, of each domain; or paths of images."""
         if self.elsewhere:
             return {}
         if not self.root.is_dir():
@@ -194,7 +194,7 @@ class ImageDomains(DomainDataModule):
         domains = {folder.name: folder for folder in subfolders(self.root)}
         rule = "a folder with one folder per domain (root/domain/class/*.jpg)"
         check_data(bool(domains), "root", rule, f"{str(self.root)!r} without any")
-        folders: dict[str, dict[str, Path | list[Path]]] = {}
+        folders: dict[str, dict[str, Path | list[str]]] = {}
         for name, folder in domains.items():
             inner = subfolders(folder)
             if [child.name for child in inner] == ["images"]:  # Office-31 as published
@@ -260,13 +260,13 @@ class ImageDomains(DomainDataModule):
             labels = torch.full((len(images[0]),), UNLABELLED)
         else:
             found = [self._folders[domain][name] for name in self.class_names()]
-            images = [class_images(each) if isinstance(each, Path) else each for each in found]
+            images = [class_images(each) if isinstance(each, Path) else [*map(Path, each)] for each in found]
             labels = torch.arange(len(images)).repeat_interleave(torch.tensor([len(each) for each in images]))
         paths = [path for each in images for path in each]
         if self._listed is not None:
             check_there(domain, paths)
             tests = self._listed.tests.get(domain, frozenset())
-            self._is_test[domain] = torch.tensor([path in tests for path in paths])
+            self._is_test[domain] = torch.tensor([path.as_posix() in tests for path in paths])
         check_number(domain, len(paths), self.published)
         self._headers[domain] = check_images(domain, paths, self.reading, self.resized_side)
         self._depths[domain] = check_depths(domain, self._headers[domain], self.reading)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from posixpath import normpath
 
 from fedlit.checks import check
 from fedlit.data.samples import DatasetNotFoundError, check_data, refuse_data
@@ -16,7 +17,7 @@ DOMAIN = "{domain}"
 
 @dataclass(frozen=True)
 class ImageLists:
-    """Images of each domain by class.
+    """Images of each domain by class; paths are texts with forward slashes, of which there may be 600,000.
 
     Attributes:
         images: Paths by class, in the order of the files, those for training first.
@@ -24,8 +25,8 @@ class ImageLists:
         numbers: Label of each class in the files.
     """
 
-    images: dict[str, dict[str, list[Path]]]
-    tests: dict[str, frozenset[Path]]
+    images: dict[str, dict[str, list[str]]]
+    tests: dict[str, frozenset[str]]
     numbers: dict[str, int]
 
 
@@ -43,10 +44,10 @@ def read_lists(root: Path, lists: str, test_lists: str | None) -> ImageLists:
     tests = {name: frozenset(path for paths in each.values() for path in paths) for name, each in test.items()}
     for name, each in train.items():
         both = [path for paths in each.values() for path in paths if path in tests.get(name, ())]
-        rule, shown = "without images for training", f"{len(both)} of them, {some(map(str, both))}"
+        rule, shown = "without images for training", f"{len(both)} of them, {some(both)}"
         check_data(not both, f"test_lists ({name})", rule, shown)
     names = _names({(name, part): each for part, of in enumerate((train, test)) for name, each in of.items()})
-    images: dict[str, dict[str, list[Path]]] = {}
+    images: dict[str, dict[str, list[str]]] = {}
     for name in train:
         images[name] = {}
         for of in (train, test):
@@ -64,7 +65,7 @@ def check_there(domain: str, paths: list[Path]) -> None:
     check_data(not missing, f"lists ({domain})", "images that are there", shown, way_out)
 
 
-def _read_all(root: Path, argument: str, pattern: str) -> dict[str, dict[int, list[Path]]]:
+def _read_all(root: Path, argument: str, pattern: str) -> dict[str, dict[int, list[str]]]:
     """Images by label, of each domain whose file has the name that ``pattern`` gives."""
     rule = f"a path below root with {DOMAIN} in it, once"
     check(pattern.count(DOMAIN) == 1 and not Path(pattern).is_absolute(), argument, rule, pattern)
@@ -80,34 +81,36 @@ def _read_all(root: Path, argument: str, pattern: str) -> dict[str, dict[int, li
     return dict(sorted(found.items()))
 
 
-def _read(root: Path, file: Path) -> dict[int, list[Path]]:
+def _read(root: Path, file: Path) -> dict[int, list[str]]:
     """Images by label; their paths start at the root or, if none is there, at the list's folder."""
     lines: list[tuple[str, int]] = []
     for count, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         if not line.strip():
             continue
         name, label = [*line.rsplit(maxsplit=1), ""][:2]
-        path = PurePosixPath(name)
-        fits = label.isdecimal() and not path.is_absolute() and ".." not in path.parts
+        fits = label.isdecimal() and not name.startswith("/") and ".." not in name.split("/")
         rule = "a path below root, a blank and a whole number"
         check_data(fits, f"{file} (line {count})", rule, repr(line), "mend the line")
-        lines.append((str(path), int(label)))
+        lines.append((normpath(name), int(label)))
     check_data(bool(lines), str(file), "lines of a path and a whole number", "none", "get it again")
     base = next((each for each in (root, file.parent) if any((each / name).is_file() for name, _ in lines)), root)
-    found: dict[int, list[Path]] = {}
-    for name, label in lines:
-        found.setdefault(label, []).append(base / name)
+    start = (base / "x").as_posix()[:-1]  # empty for the working directory, as in the text of a Path
+    found: dict[int, list[str]] = {}
+    for name, number in lines:
+        found.setdefault(number, []).append(start + name)
     return found
 
 
-def _names(files: Mapping[tuple[str, int], Mapping[int, list[Path]]]) -> dict[int, str]:
+def _names(files: Mapping[tuple[str, int], Mapping[int, list[str]]]) -> dict[int, str]:
     """Names of labels, by the folders of their images; none where folders are no classes, as in a domain without any.
 
     Lists that number classes in different ways are refused.
     """
     names: dict[int, str] = {}
     for (domain, _), images in files.items():
-        folders = {label: {path.parent.name for path in paths} for label, paths in images.items()}
+        folders = {
+            label: {path.rpartition("/")[0].rpartition("/")[2] for path in paths} for label, paths in images.items()
+        }
         first = {label: next(iter(each)) for label, each in folders.items()}
         if any(len(each) > 1 for each in folders.values()) or len({*first.values()}) < max(2, len(first)):
             continue

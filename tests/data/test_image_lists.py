@@ -30,7 +30,10 @@ def domainnet(tmp_path):
     return tmp_path
 
 
-def test_published_lists_of_training_and_testing_are_the_split(domainnet):
+@pytest.mark.parametrize("start", [None, "."])
+def test_published_lists_of_training_and_testing_are_the_split(domainnet, start, monkeypatch):
+    monkeypatch.chdir(domainnet)
+    domainnet = domainnet if start is None else Path(start)
     module = ImageDomains(str(domainnet), **DOMAINNET, image_size=20, val_fraction=0.25, target="sketch")
     assert module.domain_names() == ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"]
     assert module.classes == ["bird", "dog", "mug"]
