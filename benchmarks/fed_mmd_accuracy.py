@@ -49,6 +49,7 @@ OFFICE: dict[str, tuple[Path, list[str]]] = {
     "centralised, sources pooled": (PLAIN, [ALONE, OPEN, POOLED]),
     "federated, plain": (PLAIN, [ALONE]),
     "federated, plain, degree 1": (PLAIN, [ALONE, "--model.init_args.degree=1"]),
+    "federated, classifiers at the end": (PLAIN, [ALONE, "--model.init_args.classifier_period=null"]),
     "federated, masked": (EXPERIMENTS / "office_caltech_fed_mmd_masking.yaml", [ALONE]),
     "federated, CKKS": (EXPERIMENTS / "office_caltech_fed_mmd_ckks.yaml", [ALONE]),
     "federated, pairwise Paillier": (
