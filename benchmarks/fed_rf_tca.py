@@ -1,6 +1,6 @@
 """FedRF-TCA: accuracy next to SourceOnly and FedAvg, lost messages, remedies of its loss, closed form, and bytes.
 
-Run from the repository root: python benchmarks/fed_rf_tca.py [--parts robustness] [--cases digits] [--jobs 2]
+Run from the repository root: python benchmarks/fed_rf_tca.py [--parts robustness] [--cases sketches] [--jobs 2]
 
 Every cell is one ``fedlit fit`` over targets and seeds; accuracies are those of the last round, on the target's hidden
 labels, which nothing was chosen by. Results go into benchmarks/fed_rf_tca.json as they come; parts that are not run
@@ -28,11 +28,12 @@ OPTION = "--model.init_args."
 ALONE = ["--compare=null"]
 CASES = {
     "office": ["office_caltech_fedrftca", f"{OPTION}num_frequencies=500"],
-    "digits": ["digit_five_fedrftca", "--targets=[optdigits]"],
+    "sketches": ["office_caltech_styles_fedrftca"],
 }
 """Experiments of the robustness tables: smaller than those of the accuracy table, as there are many."""
 
 SETTINGS = {
+    "no features": ["fedrf_tca_no_features"],
     "A / A / A": ["fedrf_tca_a_a_a"],
     "A / A / B": ["fedrf_tca_a_a_b"],
     "A / B / C": ["fedrf_tca_a_b_c"],
@@ -47,7 +48,7 @@ SETTINGS = {
     "(D) random, vote": ["fedrf_tca_d"],
     "(E) random / random, vote": ["fedrf_tca_v"],
 }
-"""Settings of Tables II, IV/V (T_C is 1 in (I) and (II), 50 in (III)) and XIII to XV."""
+"""Settings of Tables II, IV/V (T_C is 1 in (I) and (II), 50 in (III)) and XIII to XV; the first lacks all messages."""
 
 REMEDIES = {
     f"{constraint}, {'unbiased' if unbiased else 'biased'}": [

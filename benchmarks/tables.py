@@ -241,14 +241,15 @@ def by_target(row: dict[str, Any]) -> str:
 
 
 def fed_rf_tca_robustness(results: Results) -> str:
-    """Settings, on features and on digits."""
+    """Settings, on features of photographs, and with sketches as the target of other styles."""
     found = results["robustness"]
+    columns = {"office": "Office-Caltech features, N=500", "sketches": "styles, target sketch"}
     settings = dict.fromkeys(name.split(", ", 1)[1] for name in found)
     rows = []
     for setting in settings:
-        pair = (found[f"{data}, {setting}"]["FedRFTCA"]["average"] for data in ("office", "digits"))
-        rows.append((setting, [cell(figure) for figure in pair]))
-    return grid("setting", ["Office-Caltech features, N=500", "digits, target optdigits"], rows)
+        each = [found.get(f"{data}, {setting}") for data in columns]
+        rows.append((setting, [cell(row["FedRFTCA"]["average"]) if row else "-" for row in each]))
+    return grid("setting", [*columns.values()], rows)
 
 
 def fed_rf_tca_remedies(results: Results) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Literal, cast
 
 import torch.nn.functional as F
@@ -103,7 +104,7 @@ class Head(nn.Module):
         self.unit_norm = unit_norm
         widths = [in_features, *hidden]
         layers: list[nn.Module] = []
-        for fan_in, fan_out in zip(widths, widths[1:], strict=False):
+        for fan_in, fan_out in pairwise(widths):
             layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from fedlit.models import (
     MLP,
     Bottleneck,
     Features,
+    Head,
     LeNet,
     Replica,
     SmallCNN,
@@ -25,6 +28,27 @@ from refused import refused
 
 def count(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("unit_norm", [False, True])
+def test_head_is_its_matrices_by_hand(unit_norm: bool) -> None:
+    """The logits are W3 relu(W2 relu(W1 x)), with x of length 1 if asked; the paper's has 91,210 numbers."""
+    network, x = Head(6, 3, [5, 4], unit_norm).double(), torch.randn(7, 6, dtype=torch.float64)
+    by_hand = x.numpy() / (np.linalg.norm(x.numpy(), axis=1, keepdims=True) if unit_norm else 1)
+    for layer in ("layers.0", "layers.2", "layers.4"):
+        weight, bias = (network.get_parameter(f"{layer}.{name}").detach().numpy() for name in ("weight", "bias"))
+        by_hand = np.maximum(by_hand, 0) if layer != "layers.0" else by_hand
+        by_hand = by_hand @ weight.T + bias
+    assert torch.allclose(network(x), torch.from_numpy(by_hand))
+    assert count(Head(800, 10)) == 800 * 100 + 100 + 100 * 100 + 100 + 100 * 10 + 10 == 91_210
+
+
+@pytest.mark.parametrize(
+    ("argument", "sizes"), [("in_features", (0, 2)), ("num_classes", (4, 1)), ("hidden", (4, 2, [0]))]
+)
+def test_head_refuses_widths_below_one(argument: str, sizes: tuple[Any, ...]) -> None:
+    with refused(argument):
+        Head(*sizes)
 
 
 def test_mlp_is_its_matrices_by_hand() -> None:

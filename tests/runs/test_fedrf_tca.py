@@ -105,6 +105,7 @@ def by_hand(
 @pytest.mark.parametrize(
     "remedies",
     [
+        {"constraint": "none", "unbiased": False},
         {"constraint": "none", "unbiased": True},
         {"constraint": "relative", "unbiased": True},
         {"constraint": "orthogonal", "unbiased": False},
