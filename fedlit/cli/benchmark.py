@@ -86,7 +86,7 @@ def _list() -> None:
 
 
 def _paper(name: str, table: str, args: list[str]) -> None:
-    from fedlit.papers.entries import entry
+    from fedlit.papers.entries import entry, same_as
     from fedlit.papers.running import compared, ours, read_results, run, run_stand_in
 
     parser = argparse.ArgumentParser(prog=f"fedlit benchmark {name} {table}")
@@ -105,6 +105,11 @@ def _paper(name: str, table: str, args: list[str]) -> None:
     options = parser.parse_args(args)
     if asked.shows:
         sys.exit(f"fedlit: {name} {table} has nothing to run: {asked.shows}")
+    for other in same_as(asked):
+        print(f"fedlit benchmark {' '.join((*other, *args))}", flush=True)
+        _paper(*other, args)
+    if asked.same:
+        return None
     if asked.script:
         print(f"fedlit benchmark {asked.script}")
         return _script(asked.script.split()[0], asked.script.split()[1:])

@@ -49,6 +49,7 @@ class Entry:
     difference: str = ""  # why other figures come out
     source: Mapping[str, str] = field(default_factory=dict)  # key "from": another benchmark's file and its part
     script: str = ""  # that benchmark, with its arguments
+    same: Sequence[str] = ()  # tables, as PAPER/TABLE, whose runs and figures are this one's
     shows: str = ""  # of an entry in which nothing is measured: why not
 
     @property
@@ -106,12 +107,17 @@ def entry(paper: str, table: str) -> Entry:
     return tables[table]
 
 
+def same_as(asked: Entry) -> list[tuple[str, str]]:
+    """Papers and tables whose runs are an entry's, by name."""
+    return [(paper, table) for paper, _, table in (name.partition("/") for name in asked.same)]
+
+
 def _entry(where: str, given: Mapping[str, Any]) -> Entry:
     given = {("source" if key == "from" else key): value for key, value in given.items()}
     runs = [_made(Fit, f"{where}, runs", run) for run in given.pop("runs", ())]
     made = _made(Entry, where, {"runs": runs, **given})
-    ways = sum(map(bool, (made.runs, made.source, made.shows)))
-    check(ways == 1, where, "an entry with one of runs, from and shows", list(given), "give one of them")
+    ways = sum(map(bool, (made.runs, made.source, made.same, made.shows)))
+    check(ways == 1, where, "an entry with one of runs, from, same and shows", list(given), "give one of them")
     return made
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedlit.papers.entries import Cells, Entry, Fit, names, read
+from fedlit.papers.entries import Cells, Entry, Fit, names, read, same_as
 from fedlit.papers.running import STAND_IN, compared, ours, read_results
 from fedlit.tables import Table
 
@@ -65,6 +65,8 @@ def state(asked: Entry, found: Cells, small: Mapping[str, Any] | None) -> str:
     """Whether a table was run, on what."""
     if asked.shows:
         return "nothing to run"
+    if asked.same:
+        return f"as {' and '.join(' '.join(other) for other in same_as(asked))}"
     if found:
         cells = {(row, column) for row, of_row in asked.paper.items() for column in of_row}
         done = sum(column in found.get(row, {}) for row, column in cells)
@@ -101,7 +103,7 @@ def _section(paper: str, table: str, asked: Entry, found: Cells) -> str:
 
 def _linked(paper: str, table: str, asked: Entry) -> str:
     text = table.replace("-", " ").capitalize()
-    return text if asked.shows else f"[{text}](#{paper}-{table})"
+    return text if asked.shows or asked.same else f"[{text}](#{paper}-{table})"
 
 
 def _configurations(asked: Entry) -> str:
