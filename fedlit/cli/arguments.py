@@ -44,8 +44,16 @@ def normalise(args: list[str]) -> list[str]:
             arg = f"--{arg}"  # wandb's ${args_no_hyphens}
         if arg.endswith("=None") or (arg == "None" and previous.startswith("--")):
             arg = arg.removesuffix("None") + "null"  # wandb writes Python's None
-        result.append(arg)
+        key, _, value = arg.removeprefix("--").partition("=")
+        # jsonargparse would make it the text "None" there
+        result.append(f"--config={flow(nested(key, None))}" if value == "null" and _is_deep(key) else arg)
     return result
+
+
+def _is_deep(key: str) -> bool:
+    """Whether a dotted key is of an object that is an argument of another, as a network is of a model."""
+    parts = [part for part in key.split(".") if part != "init_args"]
+    return len(parts) > {"model": 2, "data": 2, "trainer": 3}.get(parts[0], len(parts))
 
 
 def find_config(name: str) -> str:
@@ -66,7 +74,8 @@ def as_word(key: str, value: object, text: str | None = None) -> str:
     ``None`` in a list, an infinite number or the text "null" would be another value.
     """
     text = (value if isinstance(value, str) else flow(value)) if text is None else text
-    return f"--{key}={text}" if _reads_as(text, value) else f"--config={flow(nested(key, value))}"
+    reads = _reads_as(text, value) and not (value is None and _is_deep(key))
+    return f"--{key}={text}" if reads else f"--config={flow(nested(key, value))}"
 
 
 def nested(key: str, value: object) -> Any:

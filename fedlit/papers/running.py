@@ -49,7 +49,7 @@ def run(
         kept: Folder in which they stay, and go on where they were ended; by default they are not kept.
 
     Raises:
-        RuntimeError: If an experiment fails, with what it printed.
+        RuntimeError: If an experiment fails, once all others have run; with what it printed.
     """
     asked = entry(paper, table)
     results = _results(folder, paper)
@@ -57,13 +57,20 @@ def run(
     side_by_side = max(1, min(jobs, len(fits)))
     more = [*arguments, *([f"--seeds={list(seeds)}"] if seeds else []), f"--jobs={max(1, jobs // side_by_side)}"]
 
-    def one(each: Fit) -> None:
-        summaries = _summaries([*_given(each), *more], kept and kept / f"{paper}_{table}_{fits.index(each)}")
+    def one(each: Fit) -> str:
+        try:
+            summaries = _summaries([*_given(each), *more], kept and kept / f"{paper}_{table}_{asked.runs.index(each)}")
+        except RuntimeError as error:
+            return f"{each.column or each.row or ', '.join(each.configs)}: {error}"
         for column, cells in _columns(summaries, each, asked.measures).items():
             results.keep({**results.found.get(table, {}).get(column, {}), **cells}, table, column)
+        return ""
 
     with ThreadPoolExecutor(side_by_side) as pool:
-        list(pool.map(one, fits))
+        failed = [problem for problem in pool.map(one, fits) if problem]
+    if failed:
+        needs = f"; this table needs {', '.join(asked.data)}, see configs/data" if asked.data else ""
+        raise RuntimeError(f"{len(failed)} of {len(fits)} experiments failed{needs}:\n" + "\n".join(failed))
 
 
 def run_stand_in(paper: str, table: str, folder: Path) -> None:

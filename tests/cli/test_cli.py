@@ -519,3 +519,23 @@ def test_the_process_of_a_command_ends_with_its_status_and_as_processes_do(words
     assert ended.exit_code == status
     assert printed in ended.output
     assert ended.output.endswith("the end\n")
+
+
+def test_a_null_for_a_part_of_a_part_is_none(tmp_path, monkeypatch):
+    """The option's own parser would make it the text "None"."""
+    monkeypatch.chdir(tmp_path)
+    for null in ("null", "None"):
+        given = [
+            "fit",
+            "--config",
+            "data/pacs",
+            f"--model.extractor.init_args.weights={null}",
+            "--data.num_workers=null",
+        ]
+        args = normalise(given)
+        assert args[3:] == [
+            "--config={model: {extractor: {init_args: {weights: null}}}}",
+            "--data.num_workers=null",
+        ]
+    arguments = Experiment(args[:4]).parsed.arguments
+    assert arguments.model.init_args.extractor.init_args.weights is None

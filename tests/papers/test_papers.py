@@ -208,6 +208,18 @@ def test_an_experiment_that_fails_is_told_with_what_it_printed(paper, monkeypatc
     assert "no data here" in refusal("benchmark", "mine", "table-1", f"--out={paper}")
 
 
+def test_the_others_run_if_one_fails(paper, monkeypatch):
+    def fit(_: str, *arguments: str) -> dict[Path, dict[str, Any]]:
+        if "--config=experiments/digits" in arguments[:1]:
+            raise RuntimeError("no data here")
+        return {Path("a"): summary("Mine", "left", 0, 0.25)}
+
+    monkeypatch.setattr(running, "fit", fit)
+    with pytest.raises(RuntimeError, match="1 of 2 experiments failed:\nA: no data here"):
+        run("mine", "table-1", paper)
+    assert ours("mine", "table-1", paper, None) == {"Theirs": {"L": {"mean": 25.0, "std": 0.0}}}
+
+
 def test_the_list_has_the_papers_and_their_state(paper, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     main(["benchmark", "--list"])
