@@ -58,13 +58,14 @@ def page(folder: Path, benchmarks: Path | None) -> str:
 
 def hours(results: Mapping[str, Any]) -> float:
     """Hours that the runs of a paper's tables took together."""
-    return sum(cells["run"]["seconds"] for table in results.values() for cells in table.values()) / 3600
+    runs = (run for table in results.values() for cells in table.values() for run in cells["run"].values())
+    return float(sum(run["seconds"] for run in runs)) / 3600
 
 
 def state(asked: Entry, found: Cells, small: Mapping[str, Any] | None) -> str:
     """Whether a table was run, on what."""
     if asked.shows:
-        return "nothing to run"
+        return f"nothing to run: {asked.shows.strip()}"
     if asked.same:
         return f"as {' and '.join(' '.join(other) for other in same_as(asked))}"
     if found:
@@ -78,14 +79,22 @@ def state(asked: Entry, found: Cells, small: Mapping[str, Any] | None) -> str:
 
 
 def averages(asked: Entry, found: Cells) -> tuple[str, str]:
-    """Our average and the paper's over the columns that both have, of the last row that both have."""
+    """Our average and the paper's over the columns that both have, of the last row of which that is so.
+
+    The paper's alone, of its last row, where there is none.
+    """
     for row in reversed(list(asked.paper)):
-        both = [column for column in asked.paper[row] if column in found.get(row, {})]
-        pairs = [(_number(found[row][column]), _number(asked.paper[row][column])) for column in both]
-        told = [(mine, printed) for mine, printed in pairs if mine is not None and printed is not None]
+        told = [
+            (mine, printed)
+            for column, cell in asked.paper[row].items()
+            if (mine := _number(found.get(row, {}).get(column))) is not None and (printed := _number(cell)) is not None
+        ]
         if told:
             mine, printed = (fmean(each) for each in zip(*told, strict=True))
             return f"{row}: {mine:.1f}", f"{printed:.1f}"
+    for row in reversed(list(asked.paper)):
+        if printed_alone := [number for cell in asked.paper[row].values() if (number := _number(cell)) is not None]:
+            return "-", f"{row}: {fmean(printed_alone):.1f}"
     return "-", "-"
 
 
@@ -117,6 +126,8 @@ def _configurations(asked: Entry) -> str:
 def _number(cell: Any) -> float | None:
     if isinstance(cell, Mapping):
         return float(cell["mean"])
+    if cell is None:
+        return None
     try:
         return float(str(cell).split("±")[0].split("(")[0])
     except ValueError:

@@ -63,7 +63,8 @@ def run(
         except RuntimeError as error:
             return f"{each.column or each.row or ', '.join(each.configs)}: {error}"
         for column, cells in _columns(summaries, each, asked.measures).items():
-            results.keep({**results.found.get(table, {}).get(column, {}), **cells}, table, column)
+            there = results.found.get(table, {}).get(column, {})
+            results.keep({**there, **cells, "run": {**there.get("run", {}), **cells["run"]}}, table, column)
         return ""
 
     with ThreadPoolExecutor(side_by_side) as pool:
@@ -243,8 +244,8 @@ def _columns(summaries: Sequence[dict[str, Any]], each: Fit, measures: Sequence[
                 cells[each.row or method] = spread(means, factor)
                 counts = measure == measures[0] and (column == each.column or len(among) == 1)  # each run once
                 spent = sum(one["seconds_total"] for one in own if one["target"] in among) if counts else 0.0
-                before = cells.get("run", {"seconds": 0.0})
-                cells["run"] = {"seeds": sorted(seeds), "seconds": round(before["seconds"] + spent, 1)}
+                told = {"seeds": sorted(seeds), "seconds": round(spent, 1)}
+                cells.setdefault("run", {})[each.row or method] = told
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 RESULTS = ROOT / "fedlit" / "papers" / "results"
 
-COUNTS = {"fed_dadil": (5, 5), "fed_mmd": (6, 6), "fedgp": (20, 5), "fedrf_tca_v1": (15, 6), "fedrf_tca_v2": (18, 8)}
+COUNTS = {"fed_dadil": (5, 5), "fed_mmd": (6, 6), "fedgp": (20, 11), "fedrf_tca_v1": (15, 6), "fedrf_tca_v2": (18, 7)}
 """Tables and figures by paper, counted in the papers."""
 
 MINE = """
@@ -61,7 +62,7 @@ def summary(method: str, target: str, seed: int, accuracy: float) -> dict[str, A
 def test_no_table_or_figure_is_left_out():
     assert names() == sorted(COUNTS)
     for name, (tables, figures) in COUNTS.items():
-        there = {key.rstrip("abcdef") for key in read(name).tables}
+        there = {re.match(r"(table|figure)-\d+", key)[0] for key in read(name).tables}
         expected = {f"table-{n}" for n in range(1, tables + 1)} | {f"figure-{n}" for n in range(1, figures + 1)}
         assert there == expected, name
 
@@ -86,7 +87,7 @@ def test_figures_are_of_rows_and_columns_that_the_paper_has(name):
     for table, asked in read(name).tables.items():
         found = ours(name, table, RESULTS, BENCHMARKS)
         if found and asked.paper:
-            assert set(found) & set(asked.paper), (table, list(found), list(asked.paper))
+            assert asked.departs or set(found) & set(asked.paper), (table, list(found), list(asked.paper))
             columns, printed = ({c for cells in each.values() for c in cells} for each in (found, asked.paper))
             assert columns & printed, (table, columns, printed)
 
@@ -138,8 +139,8 @@ def test_runs_become_cells_by_column_and_by_target(paper, monkeypatch):
         "Other": {"A": apart},
     }  # fmt: skip
     whole = json.loads((paper / "mine.json").read_text())
-    assert whole["results"]["table-1"]["A"]["run"] == {"seeds": [0, 1], "seconds": 24.0}  # two methods, two seeds
-    assert whole["results"]["table-1"]["L"]["run"] == {"seeds": [0, 1], "seconds": 12.0}
+    assert whole["results"]["table-1"]["A"]["run"]["Mine"] == {"seeds": [0, 1], "seconds": 12.0}
+    assert whole["results"]["table-1"]["L"]["run"] == {"Mine": {"seeds": [0, 1], "seconds": 12.0}}
     assert {"cores", "made"} <= whole.keys()
     asked = read("mine").tables["table-1"]
     assert averages(asked, found) == ("Theirs: 65.0", "65.2")  # of the columns that both have, A and L
@@ -196,7 +197,7 @@ def test_mistakes_are_named(paper, tmp_path):
     with pytest.raises(ArgumentError, match="got 'colour'"):
         read("wrong")
     (tmp_path / "papers" / "wrong.yaml").write_text("paper: x\ntables: {table-1: {title: x}}")
-    with pytest.raises(ArgumentError, match="one of runs, from and shows"):
+    with pytest.raises(ArgumentError, match="one of runs, from, same and shows"):
         read.__wrapped__("wrong")
 
 
@@ -225,10 +226,20 @@ def test_the_list_has_the_papers_and_their_state(paper, capsys, monkeypatch):
     main(["benchmark", "--list"])
     out = capsys.readouterr().out
     assert "mine table-1" in out
-    assert "A sketch [nothing to run]" in out
+    assert "A sketch [nothing to run: nothing is measured]" in out
 
 
 def test_nothing_is_measured_in_a_sketch():
-    assert state(Entry("A sketch", shows="nothing"), {}, None) == "nothing to run"
+    assert state(Entry("A sketch", shows="nothing"), {}, None) == "nothing to run: nothing"
     assert state(Entry("A table", runs=[Fit("x")]), {}, {"fits": 2}).startswith("not run on the paper's data; 2 of its")
     assert state(Entry("A table", runs=[Fit("x")]), {}, None) == "not run"
+    assert averages(Entry("A table", paper={"Theirs": {"A": "70 ± 2", "B": 80}}), {}) == ("-", "Theirs: 75.0")
+
+
+def test_a_table_that_is_anothers_is_run_there(paper, tmp_path, monkeypatch, capsys):
+    other = "paper: x\ntables: {figure-9: {title: As curves, same: [mine/table-1]}}"
+    (tmp_path / "papers" / "other.yaml").write_text(other)
+    monkeypatch.setattr(running, "fit", lambda *_: {Path("a"): summary("Mine", "written", 0, 0.25)})
+    main(["benchmark", "other", "figure-9", f"--out={paper}", "--columns", "A"])
+    assert "25 (70.0)" in capsys.readouterr().out
+    assert state(read("other").tables["figure-9"], {}, None) == "as mine table-1"
