@@ -199,7 +199,7 @@ def with_average(columns: dict[str, Any]) -> dict[str, Any]:
     if any(name not in columns for name in names[:-1]):
         return columns
     average = {}
-    for method in columns[names[0]]:
+    for method in [each for each in METHODS if all(each in columns[name] for name in names[:-1])]:
         by_seed = [columns[name][method]["by_seed"] for name in names[:-1]]
         seeds = [seed for seed in by_seed[0] if all(seed in each for each in by_seed)]
         means = [statistics.fmean(each[seed] for each in by_seed) for seed in seeds]
