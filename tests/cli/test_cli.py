@@ -111,6 +111,8 @@ def test_every_experiment_runs_two_batches(name):
     needs_files(config)
     data = yaml.safe_load(config.read_text())["data"]
     axes = ["--seeds=[0]", f"--targets=[{data['init_args']['target']}]", *few_small_images(data)]
+    if name.endswith("images_feddadil"):
+        axes.append("--model.encoder.batch_size=3")
     if name.startswith("fashion_mnist") and name not in COMPARED:
         axes.append("--compare=null")
     main(["fit", "--config", f"experiments/{name}", *axes, *TWO_BATCHES])
