@@ -59,7 +59,7 @@ class Trained:
 
     def loss(self) -> float:
         """Mean over clients."""
-        losses = [float(self.module.loss(each, self.samples[each.name])) for each in self.module.clients]
+        losses = [self.module.loss(each, self.samples[each.name]).item() for each in self.module.clients]
         return sum(losses) / len(losses)
 
     def version(self, name: str) -> tuple[Tensor, Tensor]:

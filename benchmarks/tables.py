@@ -252,6 +252,13 @@ def fed_rf_tca_robustness(results: Results) -> str:
     return grid("setting", [*columns.values()], rows)
 
 
+def fedrf_tca_bytes(results: Results) -> str:
+    """Accuracies when so many megabytes were sent."""
+    columns = [*(f"{megabytes} MB" for megabytes in (1, 3, 10, 30, 100)), "at the end", "MB in all"]
+    rows = [(name, [str(row.get(each, "-")) for each in columns]) for name, row in results["bytes"].items()]
+    return grid("method", columns, rows)
+
+
 def fed_rf_tca_remedies(results: Results) -> str:
     """Constraints on W, by estimator of the means."""
     found = results["remedies"]
@@ -868,6 +875,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "remedies": fed_rf_tca_remedies,
         "closed_form": fed_rf_tca_closed_form,
     },
+    "fedrf_tca_papers": {"bytes": fedrf_tca_bytes},
     "dadil_accuracy": {
         "office": dadil_methods("office_caltech_feddadil", "EfficientNet features", OFFICE, paper=True),
         "surf": dadil_methods("office_caltech_surf_feddadil", "SURF features", OFFICE),

@@ -7,7 +7,9 @@ Differences from the paper, where it leaves something open or does not work as p
   target's goes to single sources, in plaintext.
 - In a round without sources, the target has no loss and nothing is averaged.
 - At the end of a run the target gets the sources' latest classifiers, whether or not T_C divides the number of rounds.
-- ``unit_norm`` (published code), ``unbiased`` and ``constraint`` are options.
+- ``unit_norm``, ``unbiased`` and ``constraint`` are options; equation 11 has neither of the last two, which are on by
+  default, and ``settings/fedrf_tca_paper`` turns them off. The code scales extracted features (``unit_norm``) and,
+  before the classifier, aligned ones (``Head(unit_norm=True)``) to length 1; the paper scales neither.
 
 Differences from the published code: extractors are local and receive the MMD gradient (there one module is trained by
 all, and messages lose their graph); the draw of S_t can be everybody; nothing is chosen by target labels.

@@ -117,6 +117,8 @@ def test_every_experiment_runs_two_batches(name):
         before = ["--config", "data/digits", "--data.target_labels=50"]
         data = yaml.safe_load((CONFIGS / "data" / "digits.yaml").read_text())["data"]
     axes = ["--seeds=[0]", f"--targets=[{data['init_args']['target']}]", *few_small_images(data)]
+    if name.endswith("images_feddadil"):
+        axes.append("--model.encoder.batch_size=3")
     main(["fit", *before, "--config", f"experiments/{name}", *axes, *TWO_BATCHES])
 
 
