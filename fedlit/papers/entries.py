@@ -70,6 +70,7 @@ class Paper:
     name: str
     paper: str  # authors, title, where and when
     settings: str  # what holds for all its tables
+    own: Sequence[str]  # beginnings of names of rows that are of the paper's method, the first one first
     tables: Mapping[str, Entry]
 
 
@@ -93,7 +94,7 @@ def read(name: str) -> Paper:
     text = FOLDER.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     whole = yaml.safe_load(text)
     entries = {key: _entry(f"{name}, {key}", value) for key, value in whole.pop("tables").items()}
-    return _made(Paper, name, {"name": name, "settings": "", "tables": entries, **whole})
+    return _made(Paper, name, {"name": name, "settings": "", "own": (), "tables": entries, **whole})
 
 
 def entry(paper: str, table: str) -> Entry:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -46,7 +46,7 @@ def page(folder: Path, benchmarks: Path | None) -> str:
         rows = []
         for table, asked in paper.tables.items():
             run_here = state(asked, found[table], small.get(table))
-            means = averages(asked, found[table])
+            means = averages(asked, found[table], paper.own)
             rows.append([_linked(name, table, asked), asked.title, _configurations(asked), run_here, *means])
         titles = ("table or figure", "what it shows", "configuration", "run here", "ours", "the paper's")
         parts.append(_grid(titles, rows))
@@ -78,12 +78,16 @@ def state(asked: Entry, found: Cells, small: Mapping[str, Any] | None) -> str:
     return "not run"
 
 
-def averages(asked: Entry, found: Cells) -> tuple[str, str]:
-    """Our average and the paper's over the columns that both have, of the last row of which that is so.
+def averages(asked: Entry, found: Cells, own: Sequence[str] = ()) -> tuple[str, str]:
+    """Our average and the paper's over the columns that both have, of the first row of which that is so.
 
-    The paper's alone, of its last row, where there is none.
+    Rows of the paper's method go first. Where there is none the paper's average is given alone.
     """
-    for row in reversed(list(asked.paper)):
+    ranks = {
+        row: next((rank for rank, name in enumerate(own) if row.startswith(name)), len(own)) for row in asked.paper
+    }
+    rows = sorted(asked.paper, key=ranks.__getitem__)
+    for row in rows:
         told = [
             (mine, printed)
             for column, cell in asked.paper[row].items()
@@ -92,9 +96,9 @@ def averages(asked: Entry, found: Cells) -> tuple[str, str]:
         if told:
             mine, printed = (fmean(each) for each in zip(*told, strict=True))
             return f"{row}: {mine:.1f}", f"{printed:.1f}"
-    for row in reversed(list(asked.paper)):
-        if printed_alone := [number for cell in asked.paper[row].values() if (number := _number(cell)) is not None]:
-            return "-", f"{row}: {fmean(printed_alone):.1f}"
+    for row in rows:
+        if alone := [number for cell in asked.paper[row].values() if (number := _number(cell)) is not None]:
+            return "-", f"{row}: {fmean(alone):.1f}"
     return "-", "-"
 
 
