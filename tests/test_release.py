@@ -152,7 +152,7 @@ def test_the_wheel_runs_a_table_of_a_paper_without_a_clone(distributions: Path, 
     (wheel,) = distributions.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path / "installed")
-    command = [sys.executable, "-m", "fedlit", "benchmark"]
+    command = [sys.executable, "-m", "fedlit.cli", "benchmark"]
 
     def printed(*arguments: str) -> str:
         return call([*command, *arguments], tmp_path, PYTHONPATH=str(tmp_path / "installed"))
