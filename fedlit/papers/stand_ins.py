@@ -134,8 +134,8 @@ def write_digit_five(folder: Path, sizes: tuple[int, int] = (200, 60)) -> Overri
     syn = {f"{part}_data": x for part, x in zip(of, colours(32), strict=True)}
     savemat(folder / "syn_number.mat", syn | {f"{part}_label": each[:, None] for part, each in zip(of, y, strict=True)})
     cells = np.empty((2, 2), dtype=object)
-    for part, x in enumerate(grey(28)):
-        cells[part, 0], cells[part, 1] = x[:, None] / 255.0, y[part][:, None]
+    for row, x in enumerate(grey(28)):
+        cells[row, 0], cells[row, 1] = x[:, None] / 255.0, y[row][:, None]
     savemat(folder / "usps_28x28.mat", {"dataset": cells})
     return {"data.init_args.path": str(folder), "data.init_args.published": "false"}
 
