@@ -117,6 +117,7 @@ def _paper(name: str, table: str, args: list[str]) -> None:
     if unknown:
         known = ", ".join(each.column for each in asked.runs if each.column)
         sys.exit(f"fedlit: columns must be of {known or 'no run, which have a column for each target'}, got {unknown}")
+    problem = None
     try:
         if options.stand_in:
             run_stand_in(name, table, options.out)
@@ -125,16 +126,18 @@ def _paper(name: str, table: str, args: list[str]) -> None:
             run(name, table, options.out, seeds=options.seeds, columns=options.columns, jobs=options.jobs,
                 arguments=arguments, kept=options.folder)  # fmt: skip
     except RuntimeError as error:
-        sys.exit(f"fedlit: {error}")
-    if options.stand_in:
+        problem = f"fedlit: {error}"
+    if options.stand_in and problem is None:
         print(f"{name} {table} ran on made data of the same layout; see {options.out / 'stand_ins.json'}")
         return None
-    found = ours(name, table, options.out, _folder())
-    show(compared(asked, found))
+    if found := ours(name, table, options.out, _folder()):
+        show(compared(asked, found))
     with _shipped() as results:
         kept = read_results(results / f"{name}.json").get(table, {})
     if kept:
         show(comparison(list(figures(kept)), list(figures(read_results(options.out / f"{name}.json").get(table, {})))))
+    if problem is not None:
+        sys.exit(problem)
     return None
 
 

@@ -62,9 +62,10 @@ def run(
             summaries = _summaries([*_given(each), *more], kept and kept / f"{paper}_{table}_{asked.runs.index(each)}")
         except RuntimeError as error:
             return f"{each.column or each.row or ', '.join(each.configs)}: {error}"
-        for column, cells in _columns(summaries, each, asked.measures).items():
-            there = results.found.get(table, {}).get(column, {})
-            results.keep({**there, **cells, "run": {**there.get("run", {}), **cells["run"]}}, table, column)
+        with results.lock:  # other experiments fill other rows of a column
+            for column, cells in _columns(summaries, each, asked.measures).items():
+                there = results.found.get(table, {}).get(column, {})
+                results.keep({**there, **cells, "run": {**there.get("run", {}), **cells["run"]}}, table, column)
         return ""
 
     with ThreadPoolExecutor(side_by_side) as pool:
