@@ -147,7 +147,7 @@ def cell(mine: Any, printed: Any) -> str:
 def shown(figure: Any) -> str:
     """A figure as text, its spread with it."""
     if isinstance(figure, Mapping):
-        return f"{figure['mean']:g} ± {figure['std']:g}" if figure.get("std") else f"{figure['mean']:g}"
+        return f"{figure['mean']} ± {figure['std']}" if figure.get("std") else str(figure["mean"])
     return f"{figure:g}" if isinstance(figure, float) else str(figure)
 
 

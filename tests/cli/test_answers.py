@@ -37,7 +37,7 @@ AT_ONCE: dict[str, str] = {
     "export nowhere": "fedlit: RUN_DIR must be a folder that fedlit fit left",
     "features --help": "--extractor",
     "certificates --help": "--sites",
-    "benchmark": "fedlit benchmark must be run in a clone",
+    "benchmark": "fedgp table-17",
     "benchmark --help": "fedlit benchmark",
 }
 """What is written after ``fedlit``, and what the answer has."""

@@ -200,7 +200,7 @@ def test_the_help_of_a_method_says_what_the_data_give(capsys):
     [
         (["--data.batch_size=null"], "data.init_args.batch_size must be a whole number, got null: leave it out"),
         (["--model.refine=null"], "model.init_args.refine must be true or false or 'network', got null"),
-        (["--model.extractor.hidden=null"], "--model.extractor.hidden: must be a list, got 'null'"),
+        (["--model.extractor.hidden=null"], "model.init_args.extractor.init_args.hidden must be a list, got null"),
     ],
 )
 def test_null_is_refused_where_a_value_is_needed(words, first):
