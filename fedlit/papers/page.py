@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedlit.papers.entries import Cells, Entry, Fit, names, read, same_as
+from fedlit.papers.entries import Cells, Entry, names, read, same_as
 from fedlit.papers.running import STAND_IN, compared, ours, read_results
 from fedlit.tables import Table
 
@@ -43,16 +43,16 @@ def page(folder: Path, benchmarks: Path | None) -> str:
         spent = hours(read_results(folder / f"{name}.json"))
         told = f"Trained for {spent:.1f} hours of one core." if spent else ""
         parts.append("\n\n".join(filter(None, (f"## {name}", f"{paper.paper}.", paper.settings.strip(), told))) + "\n")
-        rows = []
+        rows, sections = [], []
         for table, asked in paper.tables.items():
             run_here = state(asked, found[table], small.get(table))
-            means = averages(asked, found[table], paper.own)
-            rows.append([_linked(name, table, asked), asked.title, _configurations(asked), run_here, *means])
-        titles = ("table or figure", "what it shows", "configuration", "run here", "ours", "the paper's")
-        parts.append(_grid(titles, rows))
-        parts += [
-            _section(name, table, asked, found[table]) for table, asked in paper.tables.items() if not asked.shows
-        ]
+            linked, means = asked.title, averages(asked, found[table], paper.own)
+            if not asked.shows and not asked.same:
+                linked = f"[{asked.title}](#{name}-{table})"
+                sections.append(_section(name, table, asked, found[table], run_here))
+            rows.append([table.replace("-", " ").capitalize(), linked, run_here, *means])
+        titles = ("", "what it shows", "run here", "ours", "the paper's")
+        parts += [Table.of(titles, rows, words=len(titles)).markdown(escaped=False) + "\n", *sections]
     return "\n".join(parts)
 
 
@@ -102,29 +102,23 @@ def averages(asked: Entry, found: Cells, own: Sequence[str] = ()) -> tuple[str, 
     return "-", "-"
 
 
-def _section(paper: str, table: str, asked: Entry, found: Cells) -> str:
-    lines = [f"### {paper}: {table}\n", f"{asked.title}.\n"]
+def _section(paper: str, table: str, asked: Entry, found: Cells, run_here: str) -> str:
     command = f"fedlit benchmark {asked.script}" if asked.script else f"fedlit benchmark {paper} {table}"
     needs = f" Needs {', '.join(asked.data)}." if asked.data else ""
-    lines.append(f"`{command}`{needs}\n")
-    lines += [f"{text.strip()}\n" for text in (asked.departs, asked.difference) if text]
+    lines = [f"### {paper}: {table}", f"{asked.title}. Here: {run_here}."]
+    lines.append(f"`{command}`, of {_configurations(asked)}.{needs}")
+    lines += [text.strip() for text in (asked.departs, asked.difference) if text]
     if asked.paper or found:
-        made = compared(asked, found)
-        lines.append(f"Ours (the paper's):\n\n{replace(made, caption=None).markdown()}\n")
-    return "\n".join(lines)
-
-
-def _linked(paper: str, table: str, asked: Entry) -> str:
-    text = table.replace("-", " ").capitalize()
-    return text if asked.shows or asked.same else f"[{text}](#{paper}-{table})"
+        lines += ["Ours (the paper's):", replace(compared(asked, found), caption=None).markdown()]
+    return "\n\n".join(lines) + "\n"
 
 
 def _configurations(asked: Entry) -> str:
-    every: Iterator[Fit] = iter(asked.runs)
-    configs = dict.fromkeys(config for each in every for config in each.configs)
     if asked.script:
-        return f"benchmark `{asked.script}`"
-    return ", ".join(f"`{config}`" for config in configs) or "-"
+        return f"benchmarks/{asked.script.split()[0]}.py"
+    return ", ".join(
+        f"`{config}`" for config in dict.fromkeys(config for each in asked.runs for config in each.configs)
+    )
 
 
 def _number(cell: Any) -> float | None:
@@ -136,7 +130,3 @@ def _number(cell: Any) -> float | None:
         return float(str(cell).split("±")[0].split("(")[0])
     except ValueError:
         return None
-
-
-def _grid(titles: tuple[str, ...], rows: list[list[str]]) -> str:
-    return Table.of(titles, rows, words=len(titles)).markdown(escaped=False) + "\n"
