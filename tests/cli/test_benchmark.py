@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 from pathlib import Path
 
@@ -85,3 +87,14 @@ def test_figures_are_those_with_a_spread():
     }
     assert list(figures(results)) == [Figure(("a", "b"), 1.0, 0.5)]
     assert "no figures with a spread" in str(comparison([], []))
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_what_a_benchmark_imports_is_there(script):
+    """Other scripts among them, and what tests share; both are on pytest's path."""
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        names = [node.module] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            root = str(name).partition(".")[0]
+            assert root in {"tenseal", "phe", "nvflare"} or importlib.util.find_spec(root), name

@@ -145,7 +145,7 @@ def test_runs_become_cells_by_column_and_by_target(paper, monkeypatch):
     asked = read("mine").tables["table-1"]
     assert averages(asked, found) == ("Theirs: 65.0", "65.2")  # of the columns that both have, A and L
     assert state(asked, found, None) == "2 of 3 cells, in another setting"
-    assert "70 ± 14.1 (70.0)" in compared(asked, found).markdown()
+    assert "70.0 ± 14.1 (70.0)" in compared(asked, found).markdown()
     assert "- (lost)" in compared(asked, found).markdown()
 
 
@@ -241,5 +241,5 @@ def test_a_table_that_is_anothers_is_run_there(paper, tmp_path, monkeypatch, cap
     (tmp_path / "papers" / "other.yaml").write_text(other)
     monkeypatch.setattr(running, "fit", lambda *_: {Path("a"): summary("Mine", "written", 0, 0.25)})
     main(["benchmark", "other", "figure-9", f"--out={paper}", "--columns", "A"])
-    assert "25 (70.0)" in capsys.readouterr().out
+    assert "25.0 (70.0)" in capsys.readouterr().out
     assert state(read("other").tables["figure-9"], {}, None) == "as mine table-1"
