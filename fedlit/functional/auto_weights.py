@@ -135,7 +135,7 @@ def fedda_delta_squared(target_variance: float | Tensor, distance: float | Tenso
     Returns:
         Float64, of the shape that the arguments have together, in squared units of a gradient.
     """
-    variance, squared, weight = _of_delta(target_variance, distance, beta)
+    variance, squared, weight = _of_delta(target_variance, "distance (d^2)", distance, beta)
     return (1 - weight) ** 2 * variance + weight**2 * squared
 
 
@@ -164,21 +164,24 @@ def fedgp_delta_squared(
         target_square: Squared length of the target's expected gradient; counts if sources are filtered.
     """
     check(num_parameters >= 1, "num_parameters (m)", "at least 1", num_parameters)
-    variance, squared, weight = _of_delta(target_variance, residual, beta)
+    variance, squared, weight = _of_delta(target_variance, "residual (tau^2 d^2)", residual, beta)
     share = _shares("kept (delta)", kept)
     length = torch.as_tensor(target_square, dtype=torch.float64)
+    check_finite("target_square", length, "has the target's model diverged?")
     along = share * (2 * weight - weight**2) / num_parameters
     return ((1 - weight) ** 2 + along) * variance + weight**2 * (share * squared + (1 - share) * length)
 
 
 def _of_delta(
-    target_variance: float | Tensor, distance: float | Tensor, beta: float | Tensor
+    target_variance: float | Tensor, argument: str, distance: float | Tensor, beta: float | Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The arguments in float64, checked."""
     variance = torch.as_tensor(target_variance, dtype=torch.float64)
     fits = bool(variance.isfinite().all() and (variance >= 0).all())
     check_entries(fits, "target_variance (sigma^2)", "finite and not negative", variance)
-    return variance, torch.as_tensor(distance, dtype=torch.float64), _shares("beta", beta)
+    squared = torch.as_tensor(distance, dtype=torch.float64)
+    check_finite(argument, squared, "has a client's model diverged?")
+    return variance, squared, _shares("beta", beta)
 
 
 def _shares(argument: str, values: float | Tensor) -> Tensor:

@@ -231,15 +231,15 @@ class FedDA(HiddenUpdates):
         if self.federation.is_local(self.target):
             memory, name = self.memory(self.target), self.target.name
             batches = memory.statistics.count
-            if batches < 2:
-                error = RosterError(
-                    f"beta='auto' estimates a variance from the target's batches in a round, which needs at least 2 of "
-                    f"different samples; {name!r} had {batches}: lower its batch size, or take a fixed beta"
-                )
-            elif not memory.path:
+            if not memory.path:
                 error = RosterError(
                     f"beta='auto' compares updates by their learning rates, but those of {name!r} were 0 in a whole "
                     "round: give its schedule a higher start, or take a fixed beta"
+                )
+            elif batches < 2:
+                error = RosterError(
+                    f"beta='auto' estimates a variance from the target's batches in a round, which needs at least 2 of "
+                    f"different samples; {name!r} had {batches}: lower its batch size, or take a fixed beta"
                 )
             elif not all(bool(torch.isfinite(tensor).all()) for tensor in self.update(self.target).values()):
                 error = DivergedError(

@@ -195,6 +195,9 @@ def test_arguments_of_delta_errors() -> None:
     for argument, call in {
         "target_variance": lambda: fedda_delta_squared(-1.0, 1.0, 0.5),
         "beta": lambda: fedda_delta_squared(1.0, 1.0, 1.5),
+        "distance": lambda: fedda_delta_squared(1.0, float("nan"), 0.5),
+        "residual": lambda: fedgp_delta_squared(1.0, float("nan"), 0.5),
+        "target_square": lambda: fedgp_delta_squared(1.0, 1.0, 0.5, target_square=float("inf")),
         "kept": lambda: fedgp_delta_squared(1.0, 1.0, 0.5, kept=-0.1),
         "num_parameters": lambda: fedgp_delta_squared(1.0, 1.0, 0.5, num_parameters=0),
     }.items():

@@ -286,6 +286,13 @@ def test_weights_from_steps_are_those_of_auto_beta(rule: Literal["fedda", "fedgp
         assert logged[f"distance/{name}"] == pytest.approx(expected.distance[index].item(), rel=1e-3)
 
 
+@pytest.mark.parametrize("estimate_from", ["gradients", "steps"])
+def test_rates_of_0_are_told_as_such(estimate_from: str) -> None:
+    module = build(beta="auto", estimate_from=estimate_from, lr_scheduler=idle)
+    with pytest.raises(RosterError, match="were 0 in a whole round"):
+        fit(module)
+
+
 def test_repeated_passes_over_the_same_samples_tell_no_more() -> None:
     n = 8
     x = torch.randn(n, 500, generator=torch.Generator().manual_seed(0))

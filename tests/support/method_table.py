@@ -27,11 +27,14 @@ ARGUMENTS: dict[str, dict[str, Any]] = {name: {} for name in methods.__all__} | 
     "FedGP": {"target_lr_ratio": 0.5},
     "FedGP auto": {"beta": "auto"},
     "FedGP auto, exact": {"beta": "auto", "residual": "exact"},
+    "FedGP auto, steps": {"beta": "auto", "estimate_from": "steps", "filtered": False},
     "FedDANN": {"schedule_rounds": 3},
     "FedDANN, conditional": {"schedule_rounds": None, "conditional": True},
     "FedDaDiL": {"warmup_rounds": 1, "num_atoms": 2, "atom_size": 20, "atom_batch_size": 10, "penalty": 0.1},
+    "FedDaDiL, random": {"warmup_rounds": 1, "num_atoms": 2, "atom_size": 20, "atom_start": "random", "penalty": 0.1},
     "FedJDA": {"num_frequencies": 16, "num_components": 8},
     "FedMMD": {"warmup_rounds": 1, "degree": 1},
+    "FedMMD, classifiers last": {"warmup_rounds": 1, "degree": 1, "classifier_period": None},
     "FedMME": {"warmup_rounds": 1},
     "FedProx": {"mu": 0.1},
     "FedRFTCA": {"num_frequencies": 16, "num_components": 8, "classifier_period": 1},
@@ -69,7 +72,8 @@ ONE_PASS = ("FedJDA", "FedRFTCAClosedForm")
 LIKE_OTHERS = (
     *("APFL", "AdaBN", "AdaBN, mixing", "CoMDA", "CoMDA, votes", "Ditto", "FADA", "FADA, disentangling", "FADE"),
     *("FedCORAL", "FedDA", "FedDA auto", "FedDAN", "FedDAN, pairwise", "FedDANN, conditional", "FedGP", "FedJDA"),
-    *("FedGP auto, exact", "FedMME", "FedProx", "FedWDGRL", "FinetuneOffline", "KD3A, shapley", "KD3A, soft votes"),
+    *("FedDaDiL, random", "FedGP auto, exact", "FedGP auto, steps", "FedMMD, classifiers last", "FedMME", "FedProx"),
+    *("FedWDGRL", "FinetuneOffline", "KD3A, shapley", "KD3A, soft votes"),
     *("KD3A, votes", "KNNPer", "Oracle", "SourceOnly", "TargetOnly"),
 )
 """Rows that send and train as one of the others does: weights, a discriminator, atoms, updates, moments, votes, one

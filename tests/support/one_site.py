@@ -64,6 +64,14 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "warmup_rounds": 2,
         "encoder": PhaseSettings(partial(SGD, lr=0.1), batch_size=16, local_steps=3),
     },
+    "FedDaDiL, phases, random": {
+        "num_atoms": 2,
+        "atom_size": 20,
+        "penalty": 0.1,
+        "warmup_rounds": 2,
+        "atom_start": "random",
+    },
+    "FedMMD, phases": {"degree": 1, "warmup_rounds": 2, "classifier_period": None},
     "FedMMD, pairwise": {"degree": 1, "exchange": "pairwise", "warmup_rounds": 0},
     "CoMDA, groups": {"warmup_rounds": 0, "param_groups": [{"part": "peer", "lr": 0.02}]},
 }
