@@ -41,7 +41,7 @@ def page(folder: Path, benchmarks: Path | None) -> str:
         found = {table: ours(name, table, folder, benchmarks) for table in paper.tables}
         small = read_results(folder / f"{STAND_IN}.json").get(name, {})
         spent = hours(read_results(folder / f"{name}.json"))
-        told = f"Trained for {spent:.1f} hours of one core." if spent else ""
+        told = f"Its runs took {spent:.1f} hours together, each by the clock." if spent else ""
         parts.append("\n\n".join(filter(None, (f"## {name}", f"{paper.paper}.", paper.settings.strip(), told))) + "\n")
         rows = []
         for table, asked in paper.tables.items():

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from zlib import crc32
 
 import yaml
 
@@ -58,8 +59,11 @@ def run(
     more = [*arguments, *([f"--seeds={list(seeds)}"] if seeds else []), f"--jobs={max(1, jobs // side_by_side)}"]
 
     def one(each: Fit) -> str:
+        given = _given(each)
+        settings = crc32(" ".join([*given, *arguments]).encode())  # runs of others are no runs of this cell
+        place = kept and kept / f"{paper}_{table}_{asked.runs.index(each)}_{settings:08x}"
         try:
-            summaries = _summaries([*_given(each), *more], kept and kept / f"{paper}_{table}_{asked.runs.index(each)}")
+            summaries = [one for one in _summaries([*given, *more], place) if not seeds or one["seed"] in seeds]
         except RuntimeError as error:
             return f"{each.column or each.row or ', '.join(each.configs)}: {error}"
         for column, cells in _columns(summaries, each, asked.measures).items():

@@ -149,6 +149,20 @@ def test_runs_become_cells_by_column_and_by_target(paper, monkeypatch):
     assert "- (lost)" in compared(asked, found).markdown()
 
 
+def test_runs_with_other_settings_or_seeds_that_are_kept_are_no_part_of_a_cell(paper, tmp_path, monkeypatch):
+    places = []
+
+    def fit(folder: str, *_: str) -> dict[Path, dict[str, Any]]:
+        places.append(folder)
+        return {Path(str(seed)): summary("Mine", "written", seed, 0.5 + seed / 10) for seed in (0, 1)}
+
+    monkeypatch.setattr(running, "fit", fit)
+    for arguments in ([], [], ["--trainer.max_epochs=1"]):
+        run("mine", "table-1", paper, columns=["A"], seeds=[1], kept=tmp_path / "kept", arguments=arguments)
+    assert places[0] == places[1] != places[2]
+    assert ours("mine", "table-1", paper, None) == {"Theirs": {"A": {"mean": 60.0, "std": 0.0}}}
+
+
 def test_a_column_that_is_run_alone_leaves_the_others(paper, monkeypatch):
     monkeypatch.setattr(running, "fit", lambda *_: {Path("a"): summary("Mine", "written", 0, 0.25)})
     run("mine", "table-1", paper, columns=["A"])
@@ -199,6 +213,19 @@ def test_mistakes_are_named(paper, tmp_path):
     (tmp_path / "papers" / "wrong.yaml").write_text("paper: x\ntables: {table-1: {title: x}}")
     with pytest.raises(ArgumentError, match="one of runs, from, same and shows"):
         read.__wrapped__("wrong")
+
+
+def test_arguments_say_nothing_to_a_benchmark_behind_a_table():
+    told = refusal("benchmark", "fedgp", "table-12", "--stand-in", "--seeds", "0")
+    assert "--stand-in, --seeds says nothing: run fedlit benchmark fedgp --parts noise" in told
+
+
+def test_files_that_cannot_be_read_or_written_are_told(paper, tmp_path):
+    paper.mkdir()
+    (paper / "mine.json").write_text('{"results": ')
+    assert "cannot be read (Expecting value" in refusal("benchmark", "mine", "table-1", f"--out={paper}")
+    assert "File exists" in refusal("benchmark", "mine", "table-1", f"--out={paper / 'mine.json'}")
+    assert "the page cannot be written" in refusal("benchmark", "--page", str(tmp_path))
 
 
 def test_an_experiment_that_fails_is_told_with_what_it_printed(paper, monkeypatch):
