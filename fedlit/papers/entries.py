@@ -71,6 +71,7 @@ class Paper:
     paper: str  # authors, title, where and when
     settings: str  # what holds for all its tables
     tables: Mapping[str, Entry]
+    own: Sequence[str] = ()  # what names of the rows of its own methods start with
 
 
 def names() -> list[str]:

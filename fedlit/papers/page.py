@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from fedlit.papers.entries import Cells, Entry, Fit, names, read, same_as
-from fedlit.papers.running import STAND_IN, compared, ours, read_results
+from fedlit.papers.running import STAND_IN, compared, ours, read_made, read_results
 from fedlit.tables import Table
+
+Averaged = TypeVar("Averaged", float, tuple[float, float])
 
 _INTRODUCTION = """\
 # The papers
@@ -46,12 +48,13 @@ def page(folder: Path, benchmarks: Path | None) -> str:
         rows = []
         for table, asked in paper.tables.items():
             run_here = state(asked, found[table], small.get(table))
-            means = averages(asked, found[table])
+            means = averages(asked, found[table], paper.own)
             rows.append([_linked(name, table, asked), asked.title, _configurations(asked), run_here, *means])
         titles = ("table or figure", "what it shows", "configuration", "run here", "ours", "the paper's")
         parts.append(_grid(titles, rows))
+        made = read_made(folder / f"{name}.json")
         parts += [
-            _section(name, table, asked, found[table]) for table, asked in paper.tables.items() if not asked.shows
+            _section(name, table, asked, found[table], made) for table, asked in paper.tables.items() if not asked.shows
         ]
     return "\n".join(parts)
 
@@ -78,36 +81,54 @@ def state(asked: Entry, found: Cells, small: Mapping[str, Any] | None) -> str:
     return "not run"
 
 
-def averages(asked: Entry, found: Cells) -> tuple[str, str]:
-    """Our average and the paper's over the columns that both have, of the last row of which that is so.
+def averages(asked: Entry, found: Cells, own: Sequence[str] = ()) -> tuple[str, str]:
+    """Our average and the paper's: the printed one, or else over the columns that both have.
 
-    The paper's alone, of its last row, where there is none.
+    Of the last row that both have and whose name starts with one of ``own``, or else of the last that both have. The
+    paper's alone, where there is none.
     """
-    for row in reversed(list(asked.paper)):
-        told = [
-            (mine, printed)
+    rows = sorted(reversed(list(asked.paper)), key=lambda row: not row.startswith(tuple(own)))
+    for row in rows:
+        told = {
+            column: (mine, printed)
             for column, cell in asked.paper[row].items()
             if (mine := _number(found.get(row, {}).get(column))) is not None and (printed := _number(cell)) is not None
-        ]
+        }
         if told:
-            mine, printed = (fmean(each) for each in zip(*told, strict=True))
+            mine, printed = (fmean(each) for each in zip(*_averaged(told), strict=True))
             return f"{row}: {mine:.1f}", f"{printed:.1f}"
-    for row in reversed(list(asked.paper)):
-        if printed_alone := [number for cell in asked.paper[row].values() if (number := _number(cell)) is not None]:
-            return "-", f"{row}: {fmean(printed_alone):.1f}"
+    for row in rows:
+        printed_alone = {
+            column: number for column, cell in asked.paper[row].items() if (number := _number(cell)) is not None
+        }
+        if printed_alone:
+            return "-", f"{row}: {fmean(_averaged(printed_alone)):.1f}"
     return "-", "-"
 
 
-def _section(paper: str, table: str, asked: Entry, found: Cells) -> str:
+def _averaged(cells: Mapping[str, Averaged]) -> list[Averaged]:
+    """The column of averages alone, if there is one; else all."""
+    return [cells[column] for column in ("average", "Avg") if column in cells] or list(cells.values())
+
+
+def _section(paper: str, table: str, asked: Entry, found: Cells, made: Mapping[str, Any]) -> str:
     lines = [f"### {paper}: {table}\n", f"{asked.title}.\n"]
     command = f"fedlit benchmark {asked.script}" if asked.script else f"fedlit benchmark {paper} {table}"
     needs = f" Needs {', '.join(asked.data)}." if asked.data else ""
     lines.append(f"`{command}`{needs}\n")
     lines += [f"{text.strip()}\n" for text in (asked.departs, asked.difference) if text]
+    runs = (now for piece, now in made.items() if piece.startswith(f"{table}, "))
+    other = dict.fromkeys(_made_by(now) for now in runs if found and now["command"] != command)
+    if other:  # in another setting, or of other seeds
+        lines.append(f"These figures were made by {' and '.join(other)}.\n")
     if asked.paper or found:
-        made = compared(asked, found)
-        lines.append(f"Ours (the paper's):\n\n{replace(made, caption=None).markdown()}\n")
+        both = compared(asked, found)
+        lines.append(f"Ours (the paper's):\n\n{replace(both, caption=None).markdown()}\n")
     return "\n".join(lines)
+
+
+def _made_by(now: Mapping[str, Any]) -> str:
+    return f"`{now['command']}`" + (f" ({now['gpu']})" if "gpu" in now else "")
 
 
 def _linked(paper: str, table: str, asked: Entry) -> str:

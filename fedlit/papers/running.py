@@ -162,6 +162,11 @@ def read_results(path: Path) -> Any:
     return whole.get("results", whole)
 
 
+def read_made(path: Path) -> Any:
+    """By which command each piece of a file of figures was made; nothing, if there is none."""
+    return json.loads(path.read_text(encoding="utf-8")).get("made", {}) if path.is_file() else {}
+
+
 def _results(folder: Path, name: str) -> Results:
     folder.mkdir(parents=True, exist_ok=True)
     return Results(folder / f"{name}.json", "torch", "lightning", "fedlit")

@@ -163,6 +163,25 @@ def test_runs_with_other_settings_or_seeds_that_are_kept_are_no_part_of_a_cell(p
     assert ours("mine", "table-1", paper, None) == {"Theirs": {"A": {"mean": 60.0, "std": 0.0}}}
 
 
+def test_averages_are_the_printed_ones_of_the_papers_own_method():
+    printed = {"Ours": {"A": 80.0, "B": "0.9 (as printed)", "Avg": 85.0}, "Theirs": {"A": 50.0, "Avg": 60.0}}
+    asked = Entry("A table", paper=printed)
+    assert averages(asked, {}, ["Our"]) == ("-", "Ours: 85.0")
+    mine = {row: {"A": 70.0, "B": 80.0, "Avg": 75.0} for row in printed}
+    assert averages(asked, mine, ["Our"]) == ("Ours: 75.0", "85.0")
+    assert averages(asked, {"Theirs": mine["Theirs"]}, ["Our"]) == ("Theirs: 75.0", "60.0")
+
+
+def test_the_page_tells_by_which_arguments_figures_were_made(paper, monkeypatch):
+    monkeypatch.setattr(running, "fit", lambda *_: {Path("a"): summary("Mine", "written", 0, 0.25)})
+    monkeypatch.setattr("sys.argv", ["fedlit", "benchmark", "mine", "table-1", "--seeds", "0"])
+    run("mine", "table-1", paper, columns=["A"])
+    assert "These figures were made by `fedlit benchmark mine table-1 --seeds 0`." in page(paper, None)
+    monkeypatch.setattr("sys.argv", ["fedlit", "benchmark", "mine", "table-1"])
+    run("mine", "table-1", paper, columns=["A"])
+    assert "were made by" not in page(paper, None)
+
+
 def test_a_column_that_is_run_alone_leaves_the_others(paper, monkeypatch):
     monkeypatch.setattr(running, "fit", lambda *_: {Path("a"): summary("Mine", "written", 0, 0.25)})
     run("mine", "table-1", paper, columns=["A"])
