@@ -19,9 +19,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from experiments import Results, fit, options_of
 from torch import Tensor
 from torch.optim import Adam
+
+from fedlit.papers.experiments import Results, fit, options_of
 
 EXPERIMENT = ["--config=configs/experiments/office_caltech_feddadil.yaml", "--compare=null"]
 STEPS = (1, 2, 5, 10)

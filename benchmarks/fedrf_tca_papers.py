@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from experiments import Results, fit, options_of
 from sklearn.svm import SVC
 
+from fedlit.papers.experiments import Results, fit, options_of
 from office_caltech_shallow import TASKS, load, nearest, unit
 
 SHALLOW = Path(__file__).with_name("office_caltech_shallow.json")
