@@ -44,6 +44,8 @@ def normalise(args: list[str]) -> list[str]:
             arg = f"--{arg}"  # wandb's ${args_no_hyphens}
         if arg.endswith("=None") or (arg == "None" and previous.startswith("--")):
             arg = arg.removesuffix("None") + "null"  # wandb writes Python's None
+        if arg == "null" and previous.startswith("--") and "=" not in previous and _is_deep(previous[2:]):
+            arg = f"{result.pop()}=null"
         key, _, value = arg.removeprefix("--").partition("=")
         # jsonargparse would make it the text "None" there
         result.append(f"--config={flow(nested(key, None))}" if value == "null" and _is_deep(key) else arg)

@@ -59,7 +59,11 @@ def benchmark(args: list[str]) -> None:
         from fedlit.papers.page import page
 
         with _shipped() as results:
-            options.page.write_text(page(results, _folder()), encoding="utf-8")
+            text = page(results, _folder())
+        try:
+            options.page.write_text(text, encoding="utf-8")
+        except OSError as error:
+            sys.exit(f"fedlit: the page cannot be written: {error}")
     elif options.list or options.name is None:
         _list()
     elif table.startswith(("table", "figure")):
@@ -111,6 +115,10 @@ def _paper(name: str, table: str, args: list[str]) -> None:
     if asked.same:
         return None
     if asked.script:
+        given = [each.partition("=")[0] for each in args if each.startswith("-")]
+        if given:
+            way_out = f"run fedlit benchmark {asked.script}, which has arguments of its own (--help)"
+            sys.exit(f"fedlit: {name} {table} is a benchmark's, to which {', '.join(given)} says nothing: {way_out}")
         print(f"fedlit benchmark {asked.script}")
         return _script(asked.script.split()[0], asked.script.split()[1:])
     unknown = set(options.columns) - {each.column for each in asked.runs}
@@ -125,12 +133,17 @@ def _paper(name: str, table: str, args: list[str]) -> None:
             arguments = [f"--{each}" for each in options.fit]
             run(name, table, options.out, seeds=options.seeds, columns=options.columns, jobs=options.jobs,
                 arguments=arguments, kept=options.folder)  # fmt: skip
-    except RuntimeError as error:
-        problem = f"fedlit: {error}"
+        found = ours(name, table, options.out, _folder())
+    except RuntimeError as error:  # the other experiments' figures are shown
+        problem, found = f"fedlit: {error}", ours(name, table, options.out, _folder())
+    except OSError as error:
+        sys.exit(f"fedlit: {error}")
+    except json.JSONDecodeError as error:
+        sys.exit(f"fedlit: the figures in --out={options.out} cannot be read ({error}): remove the file, or mend it")
     if options.stand_in and problem is None:
         print(f"{name} {table} ran on made data of the same layout; see {options.out / 'stand_ins.json'}")
         return None
-    if found := ours(name, table, options.out, _folder()):
+    if found:
         show(compared(asked, found))
     with _shipped() as results:
         kept = read_results(results / f"{name}.json").get(table, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,15 +85,19 @@ def _read_all(root: Path, argument: str, pattern: str) -> dict[str, dict[int, li
 def _read(root: Path, file: Path) -> dict[int, list[str]]:
     """Images by label; their paths start at the root or, if none is there, at the list's folder."""
     lines: list[tuple[str, int]] = []
-    for count, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    text = file.read_text(encoding="utf-8-sig", errors="replace")
+    for count, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
-        name, label = [*line.rsplit(maxsplit=1), ""][:2]
+        name, label = [*line.strip().rsplit(maxsplit=1), ""][:2]
         fits = label.isdecimal() and not name.startswith("/") and ".." not in name.split("/")
         rule = "a path below root, a blank and a whole number"
         check_data(fits, f"{file} (line {count})", rule, repr(line), "mend the line")
         lines.append((normpath(name), int(label)))
     check_data(bool(lines), str(file), "lines of a path and a whole number", "none", "get it again")
+    twice = [name for name, times in Counter(name for name, _ in lines).items() if times > 1]
+    shown = f"{len(twice)} named again: {some(twice)}"  # one copy would be trained on, and another tested on
+    check_data(not twice, str(file), "each image once", shown, "leave one line of each")
     base = next((each for each in (root, file.parent) if any((each / name).is_file() for name, _ in lines)), root)
     start = (base / "x").as_posix()[:-1]  # empty for the working directory, as in the text of a Path
     found: dict[int, list[str]] = {}

@@ -341,7 +341,11 @@ def load_cifar10(root: str, download: bool) -> tuple[Tensor, Tensor]:
     names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     for folder in (Path(root), Path(root) / "cifar-10-batches-bin"):
         if all((folder / name).is_file() for name in names):
-            rows = torch.cat([_read_rows(folder / name) for name in names])
+            parts = [_read_rows(folder / name) for name in names]
+            counts = {name: len(part) for name, part in zip(names, parts, strict=True)}
+            fits = len({*counts.values()}) == 1
+            check_data(fits, str(folder), "files of as many images each", counts, "get the archive again")
+            rows = torch.cat(parts)
             return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].long()
     folder = Path(root) / Published.base_folder
     if download and not folder.exists():
@@ -363,7 +367,9 @@ def _read_rows(file: Path) -> Tensor:
     """Label and pixels of each image, shape (n, 3073), of a file of the binary version."""
     content = file.read_bytes()
     rule, width = "images of 3073 bytes, each with a label from 0 to 9 first", 1 + 3 * 32 * 32
-    check_data(len(content) % width == 0, str(file), rule, f"{len(content)} bytes", "get the archive again")
+    check_data(
+        bool(content) and len(content) % width == 0, str(file), rule, f"{len(content)} bytes", "get the archive again"
+    )
     rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, width)
     check_data(
         bool((rows[:, 0] < 10).all()), str(file), rule, f"label {int(rows[:, 0].max())}", "get the archive again"

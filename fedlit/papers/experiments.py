@@ -76,7 +76,9 @@ class Results:
                 self.found.setdefault(part, {})[name] = value
             self.made[part if name is None else f"{part}, {name}"] = self.now
             whole = {"results": self.found, **self.facts, "made": self.made}
-            self.out.write_text(json.dumps(whole, indent=2) + "\n")
+            writing = self.out.with_name(f"{self.out.name}.writing")  # so that an end in between leaves the file whole
+            writing.write_text(json.dumps(whole, indent=2) + "\n")
+            os.replace(writing, self.out)
 
 
 def options_of(description: str | None, script: str, jobs: int = 1) -> argparse.ArgumentParser:

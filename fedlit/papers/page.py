@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from fedlit.papers.entries import Cells, Entry, names, read, same_as
-from fedlit.papers.running import STAND_IN, compared, ours, read_results
+from fedlit.papers.running import STAND_IN, compared, ours, read_made, read_results
 from fedlit.tables import Table
+
+Averaged = TypeVar("Averaged", float, tuple[float, float])
 
 _INTRODUCTION = """\
 # The papers
@@ -41,15 +43,16 @@ def page(folder: Path, benchmarks: Path | None) -> str:
         found = {table: ours(name, table, folder, benchmarks) for table in paper.tables}
         small = read_results(folder / f"{STAND_IN}.json").get(name, {})
         spent = hours(read_results(folder / f"{name}.json"))
-        told = f"Trained for {spent:.1f} hours of one core." if spent else ""
+        told = f"Its runs took {spent:.1f} hours together, each by the clock." if spent else ""
         parts.append("\n\n".join(filter(None, (f"## {name}", f"{paper.paper}.", paper.settings.strip(), told))) + "\n")
+        made = read_made(folder / f"{name}.json")
         rows, sections = [], []
         for table, asked in paper.tables.items():
             run_here = state(asked, found[table], small.get(table))
             linked, means = asked.title, averages(asked, found[table], paper.own)
             if not asked.shows and not asked.same:
                 linked = f"[{asked.title}](#{name}-{table})"
-                sections.append(_section(name, table, asked, found[table], run_here))
+                sections.append(_section(name, table, asked, found[table], run_here, made))
             rows.append([table.replace("-", " ").capitalize(), linked, run_here, *means])
         titles = ("", "what it shows", "run here", "ours", "the paper's")
         parts += [Table.of(titles, rows, words=len(titles)).markdown(escaped=False) + "\n", *sections]
@@ -79,38 +82,55 @@ def state(asked: Entry, found: Cells, small: Mapping[str, Any] | None) -> str:
 
 
 def averages(asked: Entry, found: Cells, own: Sequence[str] = ()) -> tuple[str, str]:
-    """Our average and the paper's over the columns that both have, of the first row of which that is so.
+    """Our average and the paper's: the printed one, or else over the columns that both have.
 
-    Rows of the paper's method go first. Where there is none the paper's average is given alone.
+    Of the first row that both have; those of the paper's method, whose names start with one of ``own``, go first in its
+    order. The paper's alone, where there is none.
     """
     ranks = {
         row: next((rank for rank, name in enumerate(own) if row.startswith(name)), len(own)) for row in asked.paper
     }
     rows = sorted(asked.paper, key=ranks.__getitem__)
     for row in rows:
-        told = [
-            (mine, printed)
+        told = {
+            column: (mine, printed)
             for column, cell in asked.paper[row].items()
             if (mine := _number(found.get(row, {}).get(column))) is not None and (printed := _number(cell)) is not None
-        ]
+        }
         if told:
-            mine, printed = (fmean(each) for each in zip(*told, strict=True))
+            mine, printed = (fmean(each) for each in zip(*_averaged(told), strict=True))
             return f"{row}: {mine:.1f}", f"{printed:.1f}"
     for row in rows:
-        if alone := [number for cell in asked.paper[row].values() if (number := _number(cell)) is not None]:
-            return "-", f"{row}: {fmean(alone):.1f}"
+        printed_alone = {
+            column: number for column, cell in asked.paper[row].items() if (number := _number(cell)) is not None
+        }
+        if printed_alone:
+            return "-", f"{row}: {fmean(_averaged(printed_alone)):.1f}"
     return "-", "-"
 
 
-def _section(paper: str, table: str, asked: Entry, found: Cells, run_here: str) -> str:
+def _averaged(cells: Mapping[str, Averaged]) -> list[Averaged]:
+    """The column of averages alone, if there is one; else all."""
+    return [cells[column] for column in ("average", "Avg") if column in cells] or list(cells.values())
+
+
+def _section(paper: str, table: str, asked: Entry, found: Cells, run_here: str, made: Mapping[str, Any]) -> str:
+    lines = [f"### {paper}: {table}", f"{asked.title}. Here: {run_here}."]
     command = f"fedlit benchmark {asked.script}" if asked.script else f"fedlit benchmark {paper} {table}"
     needs = f" Needs {', '.join(asked.data)}." if asked.data else ""
-    lines = [f"### {paper}: {table}", f"{asked.title}. Here: {run_here}."]
     lines.append(f"`{command}`, of {_configurations(asked)}.{needs}")
     lines += [text.strip() for text in (asked.departs, asked.difference) if text]
+    runs = (now for piece, now in made.items() if piece.startswith(f"{table}, "))
+    other = dict.fromkeys(_made_by(now) for now in runs if found and now["command"] != command)
+    if other:  # in another setting, or of other seeds
+        lines.append(f"These figures were made by {' and '.join(other)}.")
     if asked.paper or found:
         lines += ["Ours (the paper's):", replace(compared(asked, found), caption=None).markdown()]
     return "\n\n".join(lines) + "\n"
+
+
+def _made_by(now: Mapping[str, Any]) -> str:
+    return f"`{now['command']}`" + (f" ({now['gpu']})" if "gpu" in now else "")
 
 
 def _configurations(asked: Entry) -> str:

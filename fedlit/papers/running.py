@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from zlib import crc32
 
 import yaml
 
@@ -58,8 +59,11 @@ def run(
     more = [*arguments, *([f"--seeds={list(seeds)}"] if seeds else []), f"--jobs={max(1, jobs // side_by_side)}"]
 
     def one(each: Fit) -> str:
+        given = _given(each)
+        settings = crc32(" ".join([*given, *arguments]).encode())  # runs of others are no runs of this cell
+        place = kept and kept / f"{paper}_{table}_{asked.runs.index(each)}_{settings:08x}"
         try:
-            summaries = _summaries([*_given(each), *more], kept and kept / f"{paper}_{table}_{asked.runs.index(each)}")
+            summaries = [one for one in _summaries([*given, *more], place) if not seeds or one["seed"] in seeds]
         except RuntimeError as error:
             return f"{each.column or each.row or ', '.join(each.configs)}: {error}"
         with results.lock:  # other experiments fill other rows of a column
@@ -157,6 +161,11 @@ def read_results(path: Path) -> Any:
         return {}
     whole = json.loads(path.read_text(encoding="utf-8"))
     return whole.get("results", whole)
+
+
+def read_made(path: Path) -> Any:
+    """By which command each piece of a file of figures was made; nothing, if there is none."""
+    return json.loads(path.read_text(encoding="utf-8")).get("made", {}) if path.is_file() else {}
 
 
 def _results(folder: Path, name: str) -> Results:

@@ -539,5 +539,7 @@ def test_a_null_for_a_part_of_a_part_is_none(tmp_path, monkeypatch):
             "--config={model: {extractor: {init_args: {weights: null}}}}",
             "--data.num_workers=null",
         ]
+        words = ["--model.extractor.init_args.weights", null, "--data.num_workers", null]
+        assert normalise([*given[:3], *words]) == [*args[:4], "--data.num_workers", "null"]
     arguments = Experiment(args[:4]).parsed.arguments
     assert arguments.model.init_args.extractor.init_args.weights is None

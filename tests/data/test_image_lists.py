@@ -78,6 +78,15 @@ def test_labels_of_two_digits_are_in_the_order_of_numbers(tmp_path):
     assert ImageDomains(str(tmp_path), lists="{domain}.txt").classes == [str(label) for label in range(11)]
 
 
+def test_lists_from_windows_are_read_as_the_others(domainnet):
+    whole = ImageDomains(str(domainnet), **DOMAINNET, image_size=20).load("real")
+    for path in domainnet.glob("*.txt"):
+        text = "".join(f" {line} \r\n\r\n" for line in path.read_text().splitlines())
+        path.write_bytes(b"\xef\xbb\xbf" + text.encode())  # the mark of its editor
+    read = ImageDomains(str(domainnet), **DOMAINNET, image_size=20).load("real")
+    assert (read.x, read.y.tolist()) == (whole.x, whole.y.tolist())
+
+
 def test_images_that_a_list_names_and_are_missing_are_counted_and_the_first_named(domainnet):
     for path in sorted((domainnet / "real" / "dog").iterdir()):
         path.unlink()
@@ -101,6 +110,7 @@ REAL = "real/dog/dog_0009.jpg 0\nreal/bird/bird_0009.jpg 1\n"
         ("clipart_train.txt", _append("clipart_train.txt", "clipart/bird/bird_0000.jpg\n")),
         ("clipart_train.txt", _append("clipart_train.txt", "clipart/bird/bird_0000.jpg -1\n")),
         ("clipart_train.txt", _append("clipart_train.txt", "../bird_0000.jpg 1\n")),
+        ("clipart_train.txt", _append("clipart_train.txt", "./clipart/bird/bird_0000.jpg 0\n")),
         ("real_test.txt", lambda root: (root / "real_test.txt").write_text("\n")),
         ("test_lists", lambda root: (root / "real_test.txt").unlink()),
         ("test_lists", _append("real_test.txt", "real/bird/bird_0000.jpg 0\n")),

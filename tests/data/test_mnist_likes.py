@@ -299,10 +299,18 @@ def test_cifar10_is_downloaded_through_torchvision(tmp_path, monkeypatch):
         CIFAR10(str(tmp_path), download=True).train_dataloader()
 
 
-@pytest.mark.parametrize("content", [b"\0" * 3072, b"\x0a" + b"\0" * 3072])
+@pytest.mark.parametrize("content", [b"", b"\0" * 3072, b"\x0a" + b"\0" * 3072])
 def test_cifar10s_binary_files_of_another_kind_are_refused(tmp_path, content):
     write_cifar10(tmp_path, 20)
     file = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
     file.write_bytes(content)
     with refused(str(file), DatasetLayoutError):
+        CIFAR10(str(tmp_path)).train_dataloader()
+
+
+def test_a_binary_file_of_cifar10_that_is_cut_short_is_refused(tmp_path):
+    write_cifar10(tmp_path, 20)
+    file = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
+    file.write_bytes(file.read_bytes()[: 3073 * 19])
+    with refused(str(file.parent), DatasetLayoutError):
         CIFAR10(str(tmp_path)).train_dataloader()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,14 @@ def test_figures_are_of_rows_and_columns_that_the_paper_has(name):
             assert columns & printed, (table, columns, printed)
 
 
+def test_benchmarks_behind_tables_import_what_is_there():
+    scripts = {asked.script.split()[0] for name in COUNTS for asked in read(name).tables.values() if asked.script}
+    for script in sorted(scripts):
+        tree = ast.parse((BENCHMARKS / f"{script}.py").read_text())
+        for name in (node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module):
+            assert (BENCHMARKS / f"{name}.py").is_file() or find_spec(name), (script, name)
+
+
 def test_the_page_is_made_of_the_files():
     assert (ROOT / "docs" / "papers.md").read_text() == page(RESULTS, BENCHMARKS)
 
@@ -149,6 +159,39 @@ def test_runs_become_cells_by_column_and_by_target(paper, monkeypatch):
     assert "- (lost)" in compared(asked, found).markdown()
 
 
+def test_runs_with_other_settings_or_seeds_that_are_kept_are_no_part_of_a_cell(paper, tmp_path, monkeypatch):
+    places = []
+
+    def fit(folder: str, *_: str) -> dict[Path, dict[str, Any]]:
+        places.append(folder)
+        return {Path(str(seed)): summary("Mine", "written", seed, 0.5 + seed / 10) for seed in (0, 1)}
+
+    monkeypatch.setattr(running, "fit", fit)
+    for arguments in ([], [], ["--trainer.max_epochs=1"]):
+        run("mine", "table-1", paper, columns=["A"], seeds=[1], kept=tmp_path / "kept", arguments=arguments)
+    assert places[0] == places[1] != places[2]
+    assert ours("mine", "table-1", paper, None) == {"Theirs": {"A": {"mean": 60.0, "std": 0.0}}}
+
+
+def test_averages_are_the_printed_ones_of_the_papers_own_method():
+    printed = {"Ours": {"A": 80.0, "B": "0.9 (as printed)", "Avg": 85.0}, "Theirs": {"A": 50.0, "Avg": 60.0}}
+    asked = Entry("A table", paper=printed)
+    assert averages(asked, {}, ["Our"]) == ("-", "Ours: 85.0")
+    mine = {row: {"A": 70.0, "B": 80.0, "Avg": 75.0} for row in printed}
+    assert averages(asked, mine, ["Our"]) == ("Ours: 75.0", "85.0")
+    assert averages(asked, {"Theirs": mine["Theirs"]}, ["Our"]) == ("Theirs: 75.0", "60.0")
+
+
+def test_the_page_tells_by_which_arguments_figures_were_made(paper, monkeypatch):
+    monkeypatch.setattr(running, "fit", lambda *_: {Path("a"): summary("Mine", "written", 0, 0.25)})
+    monkeypatch.setattr("sys.argv", ["fedlit", "benchmark", "mine", "table-1", "--seeds", "0"])
+    run("mine", "table-1", paper, columns=["A"])
+    assert "These figures were made by `fedlit benchmark mine table-1 --seeds 0`." in page(paper, None)
+    monkeypatch.setattr("sys.argv", ["fedlit", "benchmark", "mine", "table-1"])
+    run("mine", "table-1", paper, columns=["A"])
+    assert "were made by" not in page(paper, None)
+
+
 def test_a_column_that_is_run_alone_leaves_the_others(paper, monkeypatch):
     monkeypatch.setattr(running, "fit", lambda *_: {Path("a"): summary("Mine", "written", 0, 0.25)})
     run("mine", "table-1", paper, columns=["A"])
@@ -199,6 +242,19 @@ def test_mistakes_are_named(paper, tmp_path):
     (tmp_path / "papers" / "wrong.yaml").write_text("paper: x\ntables: {table-1: {title: x}}")
     with pytest.raises(ArgumentError, match="one of runs, from, same and shows"):
         read.__wrapped__("wrong")
+
+
+def test_arguments_say_nothing_to_a_benchmark_behind_a_table():
+    told = refusal("benchmark", "fedgp", "table-12", "--stand-in", "--seeds", "0")
+    assert "--stand-in, --seeds says nothing: run fedlit benchmark fedgp --parts noise" in told
+
+
+def test_files_that_cannot_be_read_or_written_are_told(paper, tmp_path):
+    paper.mkdir()
+    (paper / "mine.json").write_text('{"results": ')
+    assert "cannot be read (Expecting value" in refusal("benchmark", "mine", "table-1", f"--out={paper}")
+    assert "File exists" in refusal("benchmark", "mine", "table-1", f"--out={paper / 'mine.json'}")
+    assert "the page cannot be written" in refusal("benchmark", "--page", str(tmp_path))
 
 
 def test_an_experiment_that_fails_is_told_with_what_it_printed(paper, monkeypatch):
