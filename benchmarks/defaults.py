@@ -19,7 +19,7 @@ from typing import Any
 
 from baselines_accuracy import kept_in
 from fedlit.papers.experiments import Results, fit, options_of
-from validators import methods, needs_no_label
+from validators import methods
 
 STEPS = "--trainer.strategy.init_args.local_steps=10"
 DATA: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
@@ -41,7 +41,7 @@ WITHOUT = ("source_only", "adabn", "adabn_autodial", "fed_dan_one_kernel", "fed_
 
 def names() -> list[str]:
     """Of configs/methods."""
-    return [name for name in methods() if needs_no_label(name) and name not in WITHOUT]
+    return [name for name in methods() if name not in WITHOUT]
 
 
 def gains(

@@ -9,6 +9,7 @@ clock and of CPU for each command, and how long the page's words take to read, a
 ends the benchmark.
 """
 
+# ruff: noqa: E402  (what the tests share, which the lines below find)
 from __future__ import annotations
 
 import argparse
@@ -23,6 +24,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from fedlit.papers.experiments import Results
 from pages import PAGES, TUTORIALS, Block, blocks, steps

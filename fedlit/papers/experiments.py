@@ -26,7 +26,7 @@ def fit(folder: str, *arguments: str) -> dict[Path, dict[str, Any]]:
     Raises:
         RuntimeError: If it fails; with the end of what it printed.
     """
-    command = [str(Path(sys.executable).with_name("fedlit")), "fit", *arguments]
+    command = [sys.executable, "-m", "fedlit.cli", "fit", *arguments]
     command.append(f"--trainer.default_root_dir={folder}")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -92,13 +92,14 @@ def run_stand_in(paper: str, table: str, folder: Path) -> None:
     asked = entry(paper, table)
     results = _results(folder, STAND_IN)
     started, methods = time.monotonic(), set[str]()
-    different = {(tuple(each.configs), each.needs): each for each in reversed(asked.runs)}
+    keys = [(*each.configs, each.needs, str(each.set.get("model"))) for each in asked.runs]
+    different = dict(zip(reversed(keys), reversed(asked.runs), strict=True))
     for each in reversed(different.values()):
         with tempfile.TemporaryDirectory() as place:
-            keys = STAND_INS[each.needs](Path(place)) if each.needs else {}
+            given = STAND_INS[each.needs](Path(place)) if each.needs else {}
             methods |= {
                 str(one["method"])
-                for one in _summaries([*_given(each, place), *(f"--{key}={text}" for key, text in keys.items())])
+                for one in _summaries([*_given(each, place), *(f"--{key}={text}" for key, text in given.items())])
             }
     found = {"fits": len(different), "methods": sorted(methods), "seconds": round(time.monotonic() - started, 1)}
     results.keep(found, paper, table)

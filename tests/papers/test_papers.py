@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +90,6 @@ def test_figures_are_of_rows_and_columns_that_the_paper_has(name):
             assert asked.departs or set(found) & set(asked.paper), (table, list(found), list(asked.paper))
             columns, printed = ({c for cells in each.values() for c in cells} for each in (found, asked.paper))
             assert columns & printed, (table, columns, printed)
-
-
-def test_benchmarks_behind_tables_import_what_is_there():
-    scripts = {asked.script.split()[0] for name in COUNTS for asked in read(name).tables.values() if asked.script}
-    for script in sorted(scripts):
-        tree = ast.parse((BENCHMARKS / f"{script}.py").read_text())
-        for name in (node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module):
-            assert (BENCHMARKS / f"{name}.py").is_file() or find_spec(name), (script, name)
 
 
 def test_the_page_is_made_of_the_files():
