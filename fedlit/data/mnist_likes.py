@@ -356,7 +356,7 @@ def load_cifar10(root: str, download: bool) -> tuple[Tensor, Tensor]:
             "folder in which CIFAR-10's archive was unpacked"
         )
     try:
-        parts = [Published(root, train=train) for train in (True, False)]
+        parts: list[Any] = [Published(root, train=train) for train in (True, False)]
     except RuntimeError as error:  # at other sums of MD5, before anything in the files is unpickled
         refuse_data(str(folder), "the published files, by their MD5", str(error), "get the archive again")
     images = torch.cat([torch.from_numpy(part.data) for part in parts]).permute(0, 3, 1, 2)
