@@ -356,11 +356,11 @@ def load_cifar10(root: str, download: bool) -> tuple[Tensor, Tensor]:
             "folder in which CIFAR-10's archive was unpacked"
         )
     try:
-        parts: list[Any] = [Published(root, train=train) for train in (True, False)]
+        published = [Published(root, train=train) for train in (True, False)]
     except RuntimeError as error:  # at other sums of MD5, before anything in the files is unpickled
         refuse_data(str(folder), "the published files, by their MD5", str(error), "get the archive again")
-    images = torch.cat([torch.from_numpy(part.data) for part in parts]).permute(0, 3, 1, 2)
-    return images, torch.tensor([label for part in parts for label in part.targets])
+    images = torch.cat([torch.from_numpy(each.data) for each in published]).permute(0, 3, 1, 2)
+    return images, torch.tensor([label for each in published for label in each.targets])
 
 
 def _read_rows(file: Path) -> Tensor:
