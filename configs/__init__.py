@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 def flat(tree: object, prefix: str = "") -> dict[str, object]:
     """Leaves of nested mappings and lists of mappings by dotted key: ``{"a": [{"b": 1}]}`` has ``"a.0.b"``.
@@ -19,3 +21,11 @@ def flat(tree: object, prefix: str = "") -> dict[str, object]:
         for name, branch in items
         for key, leaf in flat(branch, f"{prefix}.{name}" if prefix else str(name)).items()
     }
+
+
+def flow(value: object) -> str:
+    """YAML in one line, as the command line takes it."""
+    import yaml  # where it is not installed yet, the files can be found all the same
+
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").strip()

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from fedlit.configs import flat
+from fedlit.configs import flat, flow
 
 LINKED = ("clients", "target", "num_classes", "task")
 """Arguments of the model that come from the data module."""
@@ -48,7 +48,7 @@ def normalise(args: list[str]) -> list[str]:
             arg = f"{result.pop()}=null"
         key, _, value = arg.removeprefix("--").partition("=")
         # jsonargparse would make it the text "None" there
-        result.append(f"--config={flow(nested(key, None))}" if value == "null" and _is_deep(key) else arg)
+        result.append(as_word(key, None) if value == "null" and _is_deep(key) else arg)
     return result
 
 
@@ -85,12 +85,6 @@ def nested(key: str, value: object) -> Any:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
-
-
-def flow(value: object) -> str:
-    """YAML in one line."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
-    return text.removesuffix("...\n").strip()
 
 
 def _reads_as(text: str, value: object) -> bool:

@@ -20,7 +20,7 @@ from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report.run_folder import read_runs
 from fedlit.callbacks.run_record import write_whole
 from fedlit.callbacks.selection import as_json, select
-from fedlit.cli.arguments import as_word, content_of, find_config, flow, options, refuse_linked, trees
+from fedlit.cli.arguments import as_word, content_of, find_config, options, refuse_linked, trees
 from fedlit.cli.command import is_question
 from fedlit.cli.folders import SELECTED, ExperimentFolder, fingerprint, first_process
 from fedlit.cli.known import did_you_mean
@@ -28,7 +28,7 @@ from fedlit.cli.lightning_cli import FedlitCLI, in_sweep
 from fedlit.cli.mistakes import installed
 from fedlit.cli.parsed import Parsed, in_plain_words
 from fedlit.cli.plan import Plan, print_table, say
-from fedlit.configs import flat
+from fedlit.configs import flat, flow
 
 _ENTRY = ("class_path", "init_args", "name", "data", "trainer")
 """What a mapping in ``compare`` may hold."""

@@ -19,9 +19,10 @@ from typing import Any
 import yaml
 
 from fedlit.checks import check, check_one_of, refuse
-from fedlit.cli.arguments import as_word, find_config, flow, type_true
+from fedlit.cli.arguments import as_word, find_config, type_true
 from fedlit.cli.distributions import Parameter, mark, read_parameters
 from fedlit.cli.known import did_you_mean, load
+from fedlit.configs import flow
 
 _KEYS = (
     *("method", "metric", "parameters", "program", "command", "run_cap", "early_terminate"),

@@ -9,10 +9,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fedlit.cli.arguments import flow
 from fedlit.cli.new.signals import Signals
 from fedlit.cli.new.studies import Features, Images, Kind, Study
 from fedlit.cli.new.tables import Tables
+from fedlit.configs import flow
 
 _DESCRIPTION = """
 Write a folder with experiment.yaml, which trains and compares methods, and README.md, which has the commands from

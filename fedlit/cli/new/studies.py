@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedlit.cli.arguments import flow
+from fedlit.configs import flow
 
 
 @dataclass(frozen=True)

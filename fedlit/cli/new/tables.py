@@ -11,8 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlit.cli.arguments import flow
 from fedlit.cli.new.studies import Kind, Study, check_target, seen_from
+from fedlit.configs import flow
 
 if TYPE_CHECKING:
     from fedlit.data import Domain
