@@ -124,12 +124,12 @@ class CombinedUpdates(FederatedModule):
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Take a step, and note for its clients the learning rate of their first group with gradients."""
-        observed: Update = {}
-        if self.observes_steps and self.federation.is_local(self.target):
+        warming_up, observed = self.run.clock.warming_up, Update()
+        if self.observes_steps and not warming_up and self.federation.is_local(self.target):
             observed = self.parameters_of(self.target)
         before = {name: param.detach().clone() for name, param in observed.items()}
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        if self.run.clock.warming_up:
+        if warming_up:
             return
         rates: dict[str, float] = {}
         for group in optimizer.param_groups:

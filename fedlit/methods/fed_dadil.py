@@ -439,8 +439,8 @@ class FedDaDiL(FederatedModule):
     def on_fit_start(self) -> None:
         """Forget the dictionary of an earlier run."""
         super().on_fit_start()
-        within = self.federation.round_idx == self.warmup_rounds and self.federation.batch_idx > 0
-        if self.federation.round_idx <= self.warmup_rounds and not (within and self.atom_start == "random"):
+        last_step = 0 if self.atom_start == "random" else math.inf  # of the first round, that there are no atoms yet
+        if (self.federation.round_idx, self.federation.batch_idx) <= (self.warmup_rounds, last_step):
             for client in self.federation.local_clients:
                 replica = self.replicas[client]
                 replica.started.fill_(False)
