@@ -18,6 +18,7 @@ from typing import Any
 
 import fedgp
 import leaderboard
+from fedlit.papers.entries import entry
 from fedlit.tables import COLLAPSED, Table
 from refine import FORMS, OTHERS
 
@@ -26,12 +27,19 @@ PAGES = (HERE.parent / "README.md", HERE / "RESULTS.md", *sorted((HERE.parent / 
 OFFICE = ("amazon", "caltech10", "dslr", "webcam")
 SELECTION = {"round_by_score": "round by score", "round_by_oracle": "round by oracle"}
 DADIL = ("FedAvg", "FedProx", "FedRFTCA", "FedDaDiL, E", "FedDaDiL, R")
-DADIL_PAPER = {
-    # Montesuma et al. 2024: the averages of Table 2a (Office-Caltech-10), and of Table 3 (Office-31) by E
-    "average": {"FedAvg": 92.8, "FedProx": 96.6, "FedDaDiL, E": 98.7, "FedDaDiL, R": 98.6},
-    "FedDaDiL, E": {"1": 89.9, "2": 89.9, "4": 89.2, "5": 89.8, "10": 88.9},
-    "FedDaDiL, R": {"1": 89.8, "2": 90.4, "4": 89.4, "5": 90.0, "10": 89.4},
-}
+PRINTED = {
+    # tables of averages over Office-Caltech-10 in fedlit/papers, and their names of methods: Montesuma et al. 2024,
+    # Table 2a, and Feng et al. 2023, Table IV, whose FedRF-TCA (III) has a random subset of the sources and averages
+    # classifiers seldom, as is shipped
+    "fed_dadil": ("table-2a", {
+        "FedAvg": "FedAVG", "FedProx": "FedProx", "FedDaDiL, E": "FedDaDiL-E", "FedDaDiL, R": "FedDaDiL-R",
+        "FedDaDiL": "FedDaDiL-R", "FedWDGRL": "f-WDGRL", "KD3A": "KD3A", "CoMDA": "Co-MDA",
+    }),
+    "fedrf_tca_v1": ("table-4", {
+        "SourceOnly": "ResNet101", "AdaBN": "AdaBN", "FedDAN": "f-DAN", "FedDANN": "f-DANN", "FADA": "FADA",
+        "FedRFTCA": "FedRF-TCA (III)",
+    }),
+}  # fmt: skip
 Results = dict[str, Any]
 
 TEN = (10.0,)
@@ -53,6 +61,12 @@ CLASS_SHARES: dict[str, dict[str, tuple[float, ...]]] = {
     },
 }  # fmt: skip
 """By part of fedgp.json and column: percent of the target's test samples that a class has."""
+
+
+def printed(paper: str, method: str) -> float | None:
+    """The average over Office-Caltech-10 that a paper printed of a method; ``None`` where it has none."""
+    table, names = PRINTED[paper]
+    return float(entry(paper, table).paper[names[method]]["average"]) if method in names else None
 
 
 def cell(figure: Any, shares: Sequence[float] = ()) -> str:
@@ -134,7 +148,7 @@ def dadil_methods(experiment: str, corner: str, targets: tuple[str, ...], paper:
         rows = []
         for method in DADIL:
             cells = [cell(found[method].get(key)) for key in keys]
-            rows.append((method, cells + ([str(DADIL_PAPER["average"].get(method, "-"))] if paper else [])))
+            rows.append((method, cells + ([str(printed("fed_dadil", method) or "-")] if paper else [])))
         headings = [*targets, "average", *SELECTION.values()]
         return grid(corner, headings + (["the paper's average"] if paper else []), rows)
 
@@ -145,10 +159,12 @@ def dadil_parallelism(results: Results) -> str:
     """By E; in brackets the paper's, on another data set."""
     found = {name.removeprefix("E = "): row for name, row in results["parallelism"].items()}
     numbers = sorted(found, key=int)
-    rows = [
-        (method, [f"{cell(found[number][method]['average'])} ({DADIL_PAPER[method][number]})" for number in numbers])
-        for method in ("FedDaDiL, E", "FedDaDiL, R")
-    ]
+    paper = entry("fed_dadil", "table-3").paper
+    rows = []
+    for method, theirs in (("FedDaDiL, E", "DaDiL-E"), ("FedDaDiL, R", "DaDiL-R")):
+        ours = (cell(found[number][method]["average"]) for number in numbers)
+        in_paper = (paper[theirs][f"E = {number}"] for number in numbers)
+        rows.append((method, [f"{mine} ({other})" for mine, other in zip(ours, in_paper, strict=True)]))
     return grid("local epochs in a round", numbers, rows)
 
 
@@ -308,16 +324,16 @@ HEADLINES: list[Headline] = [
     *(
         (
             name, "dadil_accuracy", ("methods", "office_caltech_feddadil", name, "average"), OFFICE_FEATURES,
-            "office_caltech_feddadil", printed, MONTESUMA,
+            "office_caltech_feddadil", printed("fed_dadil", name), MONTESUMA,
         )
-        for name, printed in (("FedAvg", 92.8), ("FedProx", 96.6), ("FedDaDiL, R", 98.6), ("FedDaDiL, E", 98.7))
+        for name in ("FedAvg", "FedProx", "FedDaDiL, R", "FedDaDiL, E")
     ),
     *(
         (
             name, "fed_rf_tca", ("accuracy", "office_caltech_fedrftca", name, "average"), OFFICE_FEATURES,
-            "office_caltech_fedrftca", printed, FENG,
+            "office_caltech_fedrftca", printed("fedrf_tca_v1", name), FENG,
         )
-        for name, printed in (("SourceOnly", 85.6), ("FedRFTCA", 95.5))
+        for name in ("SourceOnly", "FedRFTCA")
     ),
     *(
         (
@@ -329,13 +345,20 @@ HEADLINES: list[Headline] = [
     *(
         (
             name, "baselines_accuracy", ("office_caltech", name, "average"), OFFICE_FEATURES,
-            "office_caltech_baselines", printed, where,
+            "office_caltech_baselines", printed(paper, name), where,
         )
-        for name, printed, where in (
-            ("AdaBN", 85.7, FENG), ("FedDAN", 85.9, FENG), ("FedDANN", 86.3, FENG), ("FADA", 87.1, FENG),
-            ("KD3A", 97.9, MONTESUMA), ("CoMDA", 98.8, MONTESUMA), ("FedWDGRL", 97.6, MONTESUMA),
-            ("FedCORAL", None, ""), ("FADE", None, ""),
+        for paper, where, names in (
+            ("fedrf_tca_v1", FENG, ("AdaBN", "FedDAN", "FedDANN", "FADA")),
+            ("fed_dadil", MONTESUMA, ("KD3A", "CoMDA", "FedWDGRL")),
         )
+        for name in names
+    ),
+    *(
+        (
+            name, "baselines_accuracy", ("office_caltech", name, "average"), OFFICE_FEATURES,
+            "office_caltech_baselines", None, "",
+        )
+        for name in ("FedCORAL", "FADE")
     ),
     (
         "FedMME", "leaderboard", ("few labels", "office_caltech", "FedMME", "average"),
@@ -465,13 +488,6 @@ def shallow(results: Results) -> str:
     return grid("1-NN / MLP", columns, rows)
 
 
-BASELINES_PAPERS = {
-    # averages on Office-Caltech-10 with other networks: Montesuma et al. 2024, Table 2a (*), Feng et al. 2023, Table
-    # IV, whose FedRF-TCA (III) has a random subset of the sources and averages classifiers seldom, as is shipped
-    **{"FedAvg": "92.8*", "FedProx": "96.6*", "FedWDGRL": "97.6*", "KD3A": "97.9*", "CoMDA": "98.8*"},
-    **{"FedDaDiL": "98.6*", "SourceOnly": "85.6", "AdaBN": "85.7", "FedDAN": "85.9", "FedDANN": "86.3"},
-    **{"FADA": "87.1", "FedRFTCA": "95.5"},
-}
 BASELINES_SHARES: dict[str, dict[str, tuple[float, ...]]] = {"hearts": HEARTS}
 """By part and target; ten classes have about as many samples elsewhere."""
 
@@ -490,7 +506,9 @@ def baselines(part: str, targets: tuple[str, ...], papers: bool = False) -> Call
                 f"{sum(row['megabytes'].values()):.1f}",
                 f"{row['seconds'] / len(row['seeds']) / len(targets):.0f}",
             ]
-            rows.append((method, cells + ([BASELINES_PAPERS.get(method, "-")] if papers else [])))
+            starred, other = (printed(paper, method) for paper in PRINTED)
+            in_papers = str(other or "-") if starred is None else f"{starred}*"
+            rows.append((method, cells + ([in_papers] if papers else [])))
         columns = [*targets, "average", *SELECTION.values(), "MB", "s"]
         return grid(part.replace("_", " "), columns + (["the papers'"] if papers else []), rows)
 
