@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-from fedlit.papers.experiments import Results, fit, options_of
+from fedlit.papers.experiments import fit, run_parts
 
 EXPERIMENT = ["--config=configs/experiments/office_caltech_feddadil.yaml", "--compare=null"]
 STEPS = (1, 2, 5, 10)
@@ -127,17 +127,5 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def main() -> None:
-    """Run the chosen parts, and write the JSON after each."""
-    parser = options_of(__doc__, __file__)
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    options = parser.parse_args()
-    results = Results(options.out, "torch", "lightning", "POT")
-    torch.set_num_threads(1)
-    for part in options.parts:
-        results.keep(PARTS[part](), part)
-        print(part, results.found[part], flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, __file__, PARTS, "torch", "lightning", "POT")

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from sklearn.svm import SVC
 
-from fedlit.papers.experiments import Results, fit, options_of
+from fedlit.papers.experiments import fit, run_parts
 from office_caltech_shallow import TASKS, load, nearest, unit
 
 SHALLOW = Path(__file__).with_name("office_caltech_shallow.json")
@@ -225,16 +225,5 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def main() -> None:
-    """Run the chosen parts, and write the JSON after each."""
-    parser = options_of(__doc__, __file__)
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    options = parser.parse_args()
-    results = Results(options.out, "torch", "lightning", "scikit-learn")
-    torch.set_num_threads(1)
-    for part in options.parts:
-        results.keep(PARTS[part](), part)
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, __file__, PARTS, "torch", "lightning", "scikit-learn")

@@ -10,7 +10,9 @@ import shlex
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -90,6 +92,29 @@ def options_of(description: str | None, script: str, jobs: int = 1) -> argparse.
     return parser
 
 
+def run_parts(
+    description: str | None, script: str, parts: Mapping[str, Callable[[], dict[str, Any]]], *libraries: str
+) -> None:
+    """Run the parts of a benchmark that its command line chooses, on one thread, and write the JSON after each.
+
+    Args:
+        description: What the benchmark is about.
+        script: Its file.
+        parts: What makes the results of each, by its name.
+        libraries: Whose versions are told.
+    """
+    import torch  # which `fedlit benchmark --list` does without
+
+    parser = options_of(description, script)
+    parser.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
+    options = parser.parse_args()
+    results = Results(options.out, *libraries)
+    torch.set_num_threads(1)
+    for part in options.parts:
+        results.keep(parts[part](), part)
+        print(part, results.found[part], flush=True)
+
+
 def show(label: str, row: dict[str, Any]) -> None:
     """Print the means of one row."""
     cells = {name: cell for name, cell in row.items() if isinstance(cell, dict) and "mean" in cell}
@@ -103,6 +128,17 @@ def spread(values: list[float], factor: float = 100.0, places: int = 1) -> dict[
     return {"mean": round(factor * statistics.fmean(values), places), "std": round(factor * deviation, places)}
 
 
+def by_target(
+    runs: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float], factor: float = 100.0
+) -> dict[str, dict[str, float]]:
+    """Spread over seeds of a value of a method's runs, by target, and of its "average" over targets in each seed."""
+    targets, seeds = (sorted({run[key] for run in runs}) for key in ("target", "seed"))
+    found = {(run["target"], run["seed"]): value(run) for run in runs}
+    of_target = {target: spread([found[target, seed] for seed in seeds], factor) for target in targets}
+    means = [statistics.fmean(found[target, seed] for target in targets) for seed in seeds]
+    return of_target | {"average": spread(means, factor)}
+
+
 def by_method(runs: list[dict[str, Any]], measure: str = "oracle_accuracy") -> dict[str, dict[str, Any]]:
     """Per method: accuracy by target, their average within each seed, what label-free selection comes to, the score.
 
@@ -111,11 +147,8 @@ def by_method(runs: list[dict[str, Any]], measure: str = "oracle_accuracy") -> d
     result: dict[str, dict[str, Any]] = {}
     for method in sorted({run["method"] for run in runs}):
         own = [run for run in runs if run["method"] == method]
-        targets = sorted({run["target"] for run in own})
         seeds = sorted({run["seed"] for run in own})
-        accuracy = {(run["target"], run["seed"]): run[measure] for run in own}
-        row: dict[str, Any] = {t: spread([accuracy[t, seed] for seed in seeds]) for t in targets}
-        row["average"] = spread([statistics.fmean(accuracy[t, seed] for t in targets) for seed in seeds])
+        row: dict[str, Any] = {**by_target(own, itemgetter(measure))}
         for name, key in (
             ("round_by_score", "selected_accuracy"),
             ("round_by_oracle", "best_accuracy"),

@@ -43,8 +43,8 @@ def page(folder: Path, benchmarks: Path | None) -> str:
         found = {table: ours(name, table, folder, benchmarks) for table in paper.tables}
         small = read_results(folder / f"{STAND_IN}.json").get(name, {})
         spent = hours(read_results(folder / f"{name}.json"))
-        told = f"Its runs took {spent:.1f} hours together, each by the clock." if spent else ""
-        parts.append("\n\n".join(filter(None, (f"## {name}", f"{paper.paper}.", paper.settings.strip(), told))) + "\n")
+        cost = f"Its runs took {spent:.1f} hours together, each by the clock." if spent else ""
+        parts.append("\n\n".join(filter(None, (f"## {name}", f"{paper.paper}.", paper.settings.strip(), cost))) + "\n")
         made = read_made(folder / f"{name}.json")
         rows, sections = [], []
         for table, asked in paper.tables.items():
@@ -92,13 +92,13 @@ def averages(asked: Entry, found: Cells, own: Sequence[str] = ()) -> tuple[str, 
     }
     rows = sorted(asked.paper, key=ranks.__getitem__)
     for row in rows:
-        told = {
+        pairs = {
             column: (mine, printed)
             for column, cell in asked.paper[row].items()
             if (mine := _number(found.get(row, {}).get(column))) is not None and (printed := _number(cell)) is not None
         }
-        if told:
-            mine, printed = (fmean(each) for each in zip(*_averaged(told), strict=True))
+        if pairs:
+            mine, printed = (fmean(each) for each in zip(*_averaged(pairs), strict=True))
             return f"{row}: {mine:.1f}", f"{printed:.1f}"
     for row in rows:
         printed_alone = {

@@ -7,16 +7,17 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 from zlib import crc32
 
 import yaml
 
+from fedlit.configs import flow
 from fedlit.papers.entries import Cells, Entry, Fit, entry
-from fedlit.papers.experiments import Results, fit, spread
+from fedlit.papers.experiments import Results, by_target, fit
 from fedlit.tables import Table
 
 STAND_IN = "stand_ins"
@@ -232,8 +233,7 @@ def shrunk(given: Any) -> Any:
 
 
 def _options(values: Mapping[str, Any]) -> list[str]:
-    dumped = ((key, yaml.safe_dump(value, default_flow_style=True, width=1 << 20)) for key, value in values.items())
-    return [f"--{key}={text.removesuffix('...' + chr(10)).strip()}" for key, text in dumped]
+    return [f"--{key}={flow(value)}" for key, value in values.items()]
 
 
 def _columns(summaries: Sequence[dict[str, Any]], each: Fit, measures: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -243,20 +243,22 @@ def _columns(summaries: Sequence[dict[str, Any]], each: Fit, measures: Sequence[
         label = "" if len(measures) == 1 else f", {measure.removeprefix('oracle_').replace('_', ' ')}"
         for method in dict.fromkeys(str(one["method"]) for one in summaries):
             own = [one for one in summaries if one["method"] == method]
-            targets, seeds = ({one[key] for one in own} for key in ("target", "seed"))
-            value = {(one["target"], one["seed"]): _value(one, measure) for one in own}
-            factor = _UNITS.get(measure, 100.0)
-            of_target = {each.targets.get(t, t): [t] for t in sorted(targets)}
-            if each.column or len(of_target) > 1:
-                of_target = ({} if each.column else of_target) | {each.column or "average": sorted(targets)}
-            for column, among in of_target.items():
-                means = [fmean(value[t, seed] for t in among) for seed in sorted(seeds)]
+            *targets, average = by_target(own, partial(_value, measure=measure), _UNITS.get(measure, 100.0)).items()
+            if each.column:
+                found = {each.column: (average[1], own)}
+            else:
+                found = {
+                    each.targets.get(target, target): (figure, [one for one in own if one["target"] == target])
+                    for target, figure in targets
+                }
+                if len(targets) > 1:
+                    found["average"] = (average[1], [])  # of runs that the others have
+            for column, (figure, runs) in found.items():
                 cells = result.setdefault(column + label, {})
-                cells[each.row or method] = spread(means, factor)
-                counts = measure == measures[0] and (column == each.column or len(among) == 1)  # each run once
-                spent = sum(one["seconds_total"] for one in own if one["target"] in among) if counts else 0.0
-                told = {"seeds": sorted(seeds), "seconds": round(spent, 1)}
-                cells.setdefault("run", {})[each.row or method] = told
+                cells[each.row or method] = figure
+                spent = sum(one["seconds_total"] for one in runs) if measure == measures[0] else 0.0  # each run once
+                seeds = sorted({one["seed"] for one in own})
+                cells.setdefault("run", {})[each.row or method] = {"seeds": seeds, "seconds": round(spent, 1)}
     return result
 
 

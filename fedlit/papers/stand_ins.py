@@ -140,20 +140,30 @@ def write_digit_five(folder: Path, sizes: tuple[int, int] = (200, 60)) -> Overri
     return {"data.init_args.path": str(folder), "data.init_args.published": "false"}
 
 
-def write_widar3(folder: Path) -> Overrides:
-    """Write BVP files of six gestures at five locations by the users of the papers' experiments, in three rooms."""
+_WIDAR3 = {"20181130-VS": range(10, 18), "20181209-VS/6-link": (2, 3, 6), "20181211-VS/6-link": (3, 7, 8, 9)}
+"""Users of the papers' experiments, in three rooms."""
+
+
+def write_widar3(
+    folder: Path,
+    users: Mapping[str, Iterable[int]] = _WIDAR3,
+    gestures: int = 6,
+    locations: int = 5,
+    repetitions: int = 1,
+) -> Overrides:
+    """Write BVP files of users by folder, with some repetitions of each gesture at each location."""
     from scipy.io import savemat
 
-    users = {"20181130-VS": range(10, 18), "20181209-VS/6-link": (2, 3, 6), "20181211-VS/6-link": (3, 7, 8, 9)}
     for place, numbers in users.items():
         for user in numbers:
             inner = folder / place / f"user{user}"
             inner.mkdir(parents=True)
-            rng = np.random.default_rng(user)
-            for number in range(30):
-                gesture, location = number % 6 + 1, number // 6 + 1
+            for number in range(gestures * locations * repetitions):
+                gesture, location = number % gestures + 1, number // gestures % locations + 1
+                repetition = number // gestures // locations + 1
+                rng = np.random.default_rng(100 * user + number)
                 x = rng.random((20, 20, 10 + number % 5)) + 3 * (np.arange(20) == 2 * gesture)[:, None, None]
-                name = f"user{user}-{gesture}-{location}-1-1-1-1e-07-100-20-100000-L0.mat"
+                name = f"user{user}-{gesture}-{location}-1-{repetition}-1-1e-07-100-20-100000-L0.mat"
                 savemat(inner / name, {"velocity_spectrum_ro": x})
     return {"data.init_args.path": str(folder)}
 

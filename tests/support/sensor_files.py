@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedlit.papers import stand_ins
+
 CHEST_GYRO_Y = 28
 """Column of PAMAP2's files, from 0: after time, activity and heart rate, 17 of the hand, and temperature and 7 more."""
 
@@ -58,17 +60,5 @@ def write_pamap2(folder: Path, stretch: int = 200) -> dict[str, npt.NDArray[np.f
 
 def write_widar3(folder: Path, users: dict[str, tuple[int, ...]] | None = None, gestures: int = 6) -> None:
     """Write BVP files of users by folder, two repetitions of each gesture at two locations; frames differ in number."""
-    from scipy.io import savemat
-
     usual = {"20181130-VS": (5, 10), "20181204-VS/6-link": (1,), "20181211-VS/6-link": (3,)}
-    for place, numbers in (users or usual).items():
-        for user in numbers:
-            inner = folder / place / f"user{user}"
-            inner.mkdir(parents=True)
-            for number in range(gestures * 4):
-                gesture, location = number % gestures + 1, number // gestures % 2 + 1
-                repetition = number // gestures // 2 + 1
-                rng = np.random.default_rng(100 * user + number)
-                x = rng.random((20, 20, 10 + number % 5)) + 3 * (np.arange(20) == 2 * gesture)[:, None, None]
-                name = f"user{user}-{gesture}-{location}-1-{repetition}-1-1e-07-100-20-100000-L0.mat"
-                savemat(inner / name, {"velocity_spectrum_ro": x})
+    stand_ins.write_widar3(folder, users or usual, gestures, locations=2, repetitions=2)
