@@ -1,8 +1,9 @@
 """Backends that carry a sum of clients' vectors; they know tensors and bytes, not Lightning."""
 
-from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, PlainAffine, TwoPartyAffine
+from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, TwoPartyAffine
 from fedlit.privacy.affine_ckks import CKKSAffine
 from fedlit.privacy.affine_paillier import PaillierAffine
+from fedlit.privacy.affine_plain import PlainAffine
 from fedlit.privacy.base import AggregationClient, AggregationServer, Description, RoundId, SecureAggregation
 from fedlit.privacy.differential import Accountant, GaussianMechanism
 from fedlit.privacy.errors import (

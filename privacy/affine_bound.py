@@ -29,6 +29,12 @@ from torch import Tensor
 from fedlit.checks import refuse
 from fedlit.privacy.errors import SolvableError
 
+COLLUSION = (
+    "receivers of one source may, whom its one key pair serves: what it grants about the same moments is counted over "
+    "all of them. The channel to each must be authenticated"
+)
+"""Who must not join forces, as a text for privacy reports."""
+
 _DIGEST_BYTES = 16
 
 

@@ -39,8 +39,9 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
-from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, TwoPartyAffine, read_floats
-from fedlit.privacy.affine_bound import of_moments, of_outputs
+from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, TwoPartyAffine
+from fedlit.privacy.affine_bound import COLLUSION, of_moments, of_outputs
+from fedlit.privacy.affine_plain import read_floats
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import DecodeError, RangeError
 from fedlit.privacy.tenseal_keys import Context, Parameters, join, load_tenseal, refusing, split
@@ -194,7 +195,7 @@ class CKKSAffine(TwoPartyAffine):
             "both; y, to the source, behind a mask of 18 bits, under "
             "which two values of a number differ by their distance / 2^19 in total variation; to a source that studies "
             "the noise of what it decrypts, about one linear combination of each row of A per exchange",
-            collusion="not applicable: there are two parties, and the channel between them must be authenticated",
+            collusion=COLLUSION,
             dropouts="none: both parties are needed",
             bytes_per_number=PARAMETERS.ciphertext_bytes(PARAMETERS.levels) / _BLOCK,
             error=f"noise with a standard deviation of {_ANSWER_NOISE:.1e}, and below {self.error_bound(100):.1e} for "

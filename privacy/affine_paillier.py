@@ -29,7 +29,7 @@ from torch import Tensor
 from fedlit.checks import check
 from fedlit.privacy import cores
 from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, TwoPartyAffine
-from fedlit.privacy.affine_bound import of_moments, of_outputs
+from fedlit.privacy.affine_bound import COLLUSION, of_moments, of_outputs
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import DecodeError, KeyCheckError
 from fedlit.privacy.links import field_of, pack_fields, unpack_fields
@@ -198,7 +198,7 @@ class PaillierAffine(TwoPartyAffine):
             hidden=f"{of_moments(self.reveal_moments)}; A, b and y, from the source, whatever it computes",
             revealed=f"{of_outputs(self.reveal_moments)}. A malicious target obtains no more bits than these numbers "
             "have, but chooses what they say, also of earlier moments under the same key; the sizes of A, to both",
-            collusion="not applicable: there are two parties, and the channel between them must be authenticated",
+            collusion=COLLUSION,
             dropouts="none: both parties are needed",
             bytes_per_number=self.key_bits / 4,
             error=self.grid.error_text(),

@@ -128,7 +128,7 @@ def _paper(name: str, table: str, args: list[str]) -> None:
     problem = None
     try:
         if options.stand_in:
-            run_stand_in(name, table, options.out)
+            run_stand_in(name, table, options.out, options.columns)
         else:
             arguments = [f"--{each}" for each in options.fit]
             run(name, table, options.out, seeds=options.seeds, columns=options.columns, jobs=options.jobs,

@@ -356,8 +356,10 @@ def _without_colour(rgb: Image, mode: str, transparency: Any, path: Path, file: 
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Return folders in a folder, sorted, but hidden ones."""
-    return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+    """Return folders in a folder, sorted, but hidden ones, and what archives of macOS add."""
+    return sorted(
+        child for child in folder.iterdir() if child.is_dir() and not child.name.startswith((".", "__MACOSX"))
+    )
 
 
 def loose_images(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedlit.checks import check
+from fedlit.checks import check, check_one_of
 from fedlit.data import dicom
 from fedlit.data.decoding import check_size, form_of, read_image, read_unidentified, refuse_unreadable
 from fedlit.data.intensities import Reading
@@ -72,9 +72,15 @@ def _first(texts: Sequence[str], between: str) -> str:
     return between.join(texts[:_NAMED]) + more
 
 
+def check_published(published: Mapping[str, int], domains: Sequence[str]) -> None:
+    """Refuse published numbers of domains that there are none of, which would check nothing."""
+    for name in published:
+        check_one_of("published", name, tuple(dict.fromkeys(domains)))
+
+
 def check_number(domain: str, number: int, published: Mapping[str, int]) -> None:
     """Refuse a domain with another number of images than the published one, where that is given."""
-    rule, way_out = f"{published.get(domain)}", "get the published archive, or leave published out"
+    rule, way_out = f"{published.get(domain)}", "get the published archive, or set published=None, as for some classes"
     check_data(published.get(domain, number) == number, f"published (images of {domain!r})", rule, number, way_out)
 
 

@@ -20,6 +20,7 @@ from fedlit.data.image_checks import (
     check_depths,
     check_images,
     check_number,
+    check_published,
     checked_colours,
     warn_of_depths,
     warn_of_window,
@@ -88,7 +89,8 @@ class ImageDomains(DomainDataModule):
         protocol: ``"domainbed"``: images are scaled to squares whatever their shape; those that sources train on are
             augmented (a random part of 70 to 100 % of the area, mirrored, with other colours, or grey), and are
             decoded each time; and splits are DomainBed's, drawn by ``seed`` and not stratified.
-        published: Number of images of each domain (of ``classes``) as published; another number is refused.
+        published: Number of images of each domain (of ``classes``) as published; another number is refused. ``None``
+            or ``{}`` takes any.
         classes: Names of the classes to keep, in the order of their labels. ``None`` keeps all, which must be the same
             in each labelled domain. Images of other classes are left out.
         cache_limit_mb: Memory for decoded images of all clients, in MiB; 0 always decodes on the fly.
@@ -171,12 +173,15 @@ class ImageDomains(DomainDataModule):
         self._scaling: dict[str, tuple[Scale, Sequence[float], Sequence[float]]] = {}
         self._decoded: dict[tuple[str, int, bytes], Tensor] = {}
         self.check_roster()
+        check_published(self.published, [*self.domain_names(), *(client.name for client in self.check_roster())])
         self.class_names()
 
     @cached_property
     def _listed(self) -> ImageLists | None:
         """What list files name."""
-        return None if self.lists is None or self.elsewhere else read_lists(self.root, self.lists, self.test_lists)
+        if self.lists is None or self.elsewhere:
+            return None
+        return read_lists(self.root, self.lists, self.test_lists, self._client_names)
 
     @cached_property
     def _folders(self) -> dict[str, dict[str, Path | list[str]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from posixpath import normpath
@@ -21,7 +21,7 @@ class ImageLists:
     """Images of each domain by class; paths are texts with forward slashes, of which there may be 600,000.
 
     Attributes:
-        images: Paths by class, in the order of the files, those for training first.
+        images: Paths by class, in the order of the files, those for training first; none of domains that are not read.
         tests: Paths that the domain's list for testing has.
         numbers: Label of each class in the files.
     """
@@ -31,26 +31,36 @@ class ImageLists:
     numbers: dict[str, int]
 
 
-def read_lists(root: Path, lists: str, test_lists: str | None) -> ImageLists:
-    """Read the list files of all domains below ``root``; `ImageDomains` documents both patterns.
+def read_lists(root: Path, lists: str, test_lists: str | None, wanted: Collection[str] | None = None) -> ImageLists:
+    """Read the list files of domains below ``root``; `ImageDomains` documents both patterns.
+
+    Args:
+        root: Folder of the data set.
+        lists: Path of a list file below it.
+        test_lists: The same, of images to test on.
+        wanted: Domains to read, ``None`` for all; of others, whose files may be no lists of images, only the names are.
 
     Raises:
         DatasetNotFoundError: If there is no such file.
         DatasetLayoutError: If a file has other lines, or files do not fit together.
     """
-    train = _read_all(root, "lists", lists)
-    test = {} if test_lists is None else _read_all(root, "test_lists", test_lists)
+    of_train = _files(root, "lists", lists)
+    of_test = {} if test_lists is None else _files(root, "test_lists", test_lists)
+    train, test = (
+        {name: _read(root, file) for name, file in files.items() if wanted is None or name in wanted}
+        for files in (of_train, of_test)
+    )
     rule = f"files of the domains that lists has, {sorted(train)}"
-    check_data(not test or {*test} == {*train}, "test_lists", rule, f"files of {sorted(test)}")
+    fits = test_lists is None or {*test} == {*train}
+    check_data(fits, "test_lists", rule, f"files of {sorted(test)}", "name the domains in clients, or mend the pattern")
     tests = {name: frozenset(path for paths in each.values() for path in paths) for name, each in test.items()}
     for name, each in train.items():
         both = [path for paths in each.values() for path in paths if path in tests.get(name, ())]
         rule, shown = "without images for training", f"{len(both)} of them, {some(both)}"
         check_data(not both, f"test_lists ({name})", rule, shown)
     names = _names({(name, part): each for part, of in enumerate((train, test)) for name, each in of.items()})
-    images: dict[str, dict[str, list[str]]] = {}
+    images: dict[str, dict[str, list[str]]] = {name: {} for name in of_train}
     for name in train:
-        images[name] = {}
         for of in (train, test):
             for number, paths in sorted(of.get(name, {}).items()):
                 images[name].setdefault(names.get(number, str(number)), []).extend(paths)
@@ -66,14 +76,14 @@ def check_there(domain: str, paths: list[Path]) -> None:
     check_data(not missing, f"lists ({domain})", "images that are there", shown, way_out)
 
 
-def _read_all(root: Path, argument: str, pattern: str) -> dict[str, dict[int, list[str]]]:
-    """Images by label, of each domain whose file has the name that ``pattern`` gives."""
+def _files(root: Path, argument: str, pattern: str) -> dict[str, Path]:
+    """The files that have the name that ``pattern`` gives, by domain."""
     rule = f"a path below root with {DOMAIN} in it, once"
     check(pattern.count(DOMAIN) == 1 and not Path(pattern).is_absolute(), argument, rule, pattern)
     before, after = map(re.escape, pattern.split(DOMAIN))
     matches = {path: re.fullmatch(f"{before}([^/]+){after}", path.relative_to(root).as_posix())
                for path in sorted(root.glob(pattern.replace(DOMAIN, "*"))) if path.is_file()}  # fmt: skip
-    found = {match[1]: _read(root, path) for path, match in matches.items() if match}
+    found = {match[1]: path for path, match in matches.items() if match}
     if not found:
         raise DatasetNotFoundError(
             f"no list files {argument}={pattern!r} in root={str(root)!r} (looked for {str(root.absolute())!r}), with "

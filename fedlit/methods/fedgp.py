@@ -294,6 +294,7 @@ class FedGP(FedDA):
         check_granularity(granularity)
         check_one_of("projection", projection, ("orthogonal", "cosine"))
         check_one_of("residual", residual, ("isotropic", "exact"))
+        check_one_of("filtered", filtered, (True, False))
         self.granularity = granularity
         self.projection = projection
         self.residual = residual

@@ -98,6 +98,8 @@ class Head(nn.Module):
         self, in_features: int, num_classes: int, hidden: Sequence[int] = (100, 100), unit_norm: bool = False
     ) -> None:
         super().__init__()
+        is_list = isinstance(hidden, Sequence) and not isinstance(hidden, str)
+        check(is_list, "hidden", "a list of widths", hidden, "give [100] for one hidden layer of 100", TypeError)
         for argument, size in (("in_features", in_features), *(("hidden", width) for width in hidden)):
             check_at_least(argument, size, 1)
         check_at_least("num_classes", num_classes, 2)

@@ -63,7 +63,7 @@ class Results:
             if place_of in given:
                 place = given.index(place_of)
                 del given[place : place + 2]
-        given = [Path(each).name if os.path.isabs(each) else each for each in given]  # no machine's folders
+        given = [_without_folders(each) for each in given]
         self.now = {
             "command": f"{self.facts['command']} {shlex.join(given)}".strip(),
             "versions": {"python": platform.python_version(), **{name: version(name) for name in libraries}},
@@ -81,6 +81,14 @@ class Results:
             writing = self.out.with_name(f"{self.out.name}.writing")  # so that an end in between leaves the file whole
             writing.write_text(json.dumps(whole, indent=2) + "\n")
             os.replace(writing, self.out)
+
+
+def _without_folders(argument: str) -> str:
+    """An argument, or what follows its equals sign, with the last name alone of a machine's path."""
+    key, equals, value = argument.partition("=")
+    if equals and os.path.isabs(value):
+        return f"{key}={Path(value).name}"
+    return Path(argument).name if os.path.isabs(argument) else argument
 
 
 def options_of(description: str | None, script: str, jobs: int = 1) -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from fedlit.papers.entries import Cells, Entry, names, read, same_as
-from fedlit.papers.running import STAND_IN, compared, ours, read_made, read_results
+from fedlit.papers.running import STAND_IN, compared, label_of, ours, read_made, read_results, seeds_of
 from fedlit.tables import Table
 
 Averaged = TypeVar("Averaged", float, tuple[float, float])
@@ -52,7 +52,8 @@ def page(folder: Path, benchmarks: Path | None) -> str:
             linked, means = asked.title, averages(asked, found[table], paper.own)
             if not asked.shows and not asked.same:
                 linked = f"[{asked.title}](#{name}-{table})"
-                sections.append(_section(name, table, asked, found[table], run_here, made))
+                seeds = seeds_of(name, table, folder, benchmarks)
+                sections.append(_section(name, table, asked, found[table], run_here, seeds, made))
             rows.append([table.replace("-", " ").capitalize(), linked, run_here, *means])
         titles = ("", "what it shows", "run here", "ours", "the paper's")
         parts += [Table.of(titles, rows, words=len(titles)).markdown(escaped=False) + "\n", *sections]
@@ -84,17 +85,19 @@ def state(asked: Entry, found: Cells, small: Mapping[str, Any] | None) -> str:
 def averages(asked: Entry, found: Cells, own: Sequence[str] = ()) -> tuple[str, str]:
     """Our average and the paper's: the printed one, or else over the columns that both have.
 
-    Of the first row that both have; those of the paper's method, whose names start with one of ``own``, go first in its
-    order. The paper's alone, where there is none.
+    Of the first measure, and of the first row that both have; those of the paper's method, whose names start with one
+    of ``own``, go first in its order. The paper's alone, where there is none.
     """
     ranks = {
         row: next((rank for rank, name in enumerate(own) if row.startswith(name)), len(own)) for row in asked.paper
     }
     rows = sorted(asked.paper, key=ranks.__getitem__)
+    label = label_of(asked.measures[0]) if len(asked.measures) > 1 else ""
+    cells = {row: {column: cell for column, cell in asked.paper[row].items() if column.endswith(label)} for row in rows}
     for row in rows:
         pairs = {
-            column: (mine, printed)
-            for column, cell in asked.paper[row].items()
+            column.removesuffix(label): (mine, printed)
+            for column, cell in cells[row].items()
             if (mine := _number(found.get(row, {}).get(column))) is not None and (printed := _number(cell)) is not None
         }
         if pairs:
@@ -102,7 +105,9 @@ def averages(asked: Entry, found: Cells, own: Sequence[str] = ()) -> tuple[str, 
             return f"{row}: {mine:.1f}", f"{printed:.1f}"
     for row in rows:
         printed_alone = {
-            column: number for column, cell in asked.paper[row].items() if (number := _number(cell)) is not None
+            column.removesuffix(label): number
+            for column, cell in cells[row].items()
+            if (number := _number(cell)) is not None
         }
         if printed_alone:
             return "-", f"{row}: {fmean(_averaged(printed_alone)):.1f}"
@@ -114,7 +119,15 @@ def _averaged(cells: Mapping[str, Averaged]) -> list[Averaged]:
     return [cells[column] for column in ("average", "Avg") if column in cells] or list(cells.values())
 
 
-def _section(paper: str, table: str, asked: Entry, found: Cells, run_here: str, made: Mapping[str, Any]) -> str:
+def _section(
+    paper: str,
+    table: str,
+    asked: Entry,
+    found: Cells,
+    run_here: str,
+    seeds: Mapping[str, int],
+    made: Mapping[str, Any],
+) -> str:
     lines = [f"### {paper}: {table}", f"{asked.title}. Here: {run_here}."]
     command = f"fedlit benchmark {asked.script}" if asked.script else f"fedlit benchmark {paper} {table}"
     needs = f" Needs {', '.join(asked.data)}." if asked.data else ""
@@ -124,9 +137,23 @@ def _section(paper: str, table: str, asked: Entry, found: Cells, run_here: str, 
     other = dict.fromkeys(_made_by(now) for now in runs if found and now["command"] != command)
     if other:  # in another setting, or of other seeds
         lines.append(f"These figures were made by {' and '.join(other)}.")
+    if found and seeds:
+        lines.append(_over(seeds))
     if asked.paper or found:
         lines += ["Ours (the paper's):", replace(compared(asked, found), caption=None).markdown()]
     return "\n\n".join(lines) + "\n"
+
+
+def _over(seeds: Mapping[str, int]) -> str:
+    """Over how many seeds the means are."""
+    rows: dict[int, list[str]] = {}
+    for row, number in seeds.items():
+        rows.setdefault(number, []).append(row)
+    most, *others = sorted(rows.items(), key=lambda each: -len(each[1]))
+    text = f"Means are over {most[0]} seeds" if most[0] > 1 else "Figures are of one seed"
+    less = (f"of {', '.join(names)} over {number}" if number > 1 else f"of {', '.join(names)} of one seed"
+            for number, names in others)  # fmt: skip
+    return "; ".join((text, *less)) + "."
 
 
 def _made_by(now: Mapping[str, Any]) -> str:

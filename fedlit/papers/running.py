@@ -55,7 +55,7 @@ def run(
     """
     asked = entry(paper, table)
     results = _results(folder, paper)
-    fits = [each for each in asked.runs if not columns or each.column in columns]
+    fits = _chosen(asked, columns)
     side_by_side = max(1, min(jobs, len(fits)))
     more = [*arguments, *([f"--seeds={list(seeds)}"] if seeds else []), f"--jobs={max(1, jobs // side_by_side)}"]
 
@@ -80,21 +80,23 @@ def run(
         raise RuntimeError(f"{len(failed)} of {len(fits)} experiments failed{needs}:\n" + "\n".join(failed))
 
 
-def run_stand_in(paper: str, table: str, folder: Path) -> None:
+def run_stand_in(paper: str, table: str, folder: Path, columns: Sequence[str] = ()) -> None:
     """Run each configuration of a table once on small data of the same layout, and keep that it ran, no accuracies.
 
     Args:
         paper: Its name.
         table: Name of its table or figure.
         folder: Of the files of results.
+        columns: Only runs of these; all by default.
     """
     from fedlit.papers.stand_ins import STAND_INS  # with Pillow and scipy
 
     asked = entry(paper, table)
     results = _results(folder, STAND_IN)
     started, methods = time.monotonic(), set[str]()
-    keys = [(*each.configs, each.needs, str(each.set.get("model"))) for each in asked.runs]
-    different = dict(zip(reversed(keys), reversed(asked.runs), strict=True))
+    different: dict[tuple[str, ...], Fit] = {}
+    for each in reversed(_chosen(asked, columns)):
+        different[(*each.configs, each.needs, str(each.set.get("model")))] = each
     for each in reversed(different.values()):
         with tempfile.TemporaryDirectory() as place:
             given = STAND_INS[each.needs](Path(place)) if each.needs else {}
@@ -117,20 +119,25 @@ def ours(paper: str, table: str, folder: Path, benchmarks: Path | None) -> Cells
     """
     asked = entry(paper, table)
     names = {name: row for row, name in asked.rows.items()}
-    if asked.source:
-        if benchmarks is None:
-            return {}
-        found = read_results(benchmarks / f"{asked.source['file']}.json")
-        for key in asked.source["part"].split("/"):
-            found = found.get(key, {})
-        by_column = asked.source.get("by") == "column"
-    else:
-        found, by_column = read_results(folder / f"{paper}.json").get(table, {}), True
+    by_column = not asked.source or asked.source.get("by") == "column"
     cells: dict[str, dict[str, Any]] = {}
-    for outer, inner, figure in _pairs(found):
+    for outer, inner, figure in _pairs(_kept(paper, table, folder, benchmarks)):
         row, column = (inner, outer) if by_column else (outer, inner)
         cells.setdefault(names.get(row, row), {})[column] = figure
     return cells
+
+
+def _kept(paper: str, table: str, folder: Path, benchmarks: Path | None) -> Any:
+    """What a table's own file, or that of the benchmark which it takes its figures from, has for it."""
+    asked = entry(paper, table)
+    if not asked.source:
+        return read_results(folder / f"{paper}.json").get(table, {})
+    if benchmarks is None:
+        return {}
+    found = read_results(benchmarks / f"{asked.source['file']}.json")
+    for key in asked.source["part"].split("/"):
+        found = found.get(key, {})
+    return found
 
 
 def compared(asked: Entry, found: Cells) -> Table:
@@ -157,6 +164,30 @@ def shown(figure: Any) -> str:
     return f"{figure:g}" if isinstance(figure, float) else str(figure)
 
 
+def label_of(measure: str) -> str:
+    """What a column's name ends with, where there are several measures."""
+    return f", {measure.removeprefix('oracle_').replace('_', ' ')}"
+
+
+def seeds_of(paper: str, table: str, folder: Path, benchmarks: Path | None) -> Mapping[str, int]:
+    """Number of seeds that the figures of each row are over, at least, with the rows' names of the paper."""
+    names = {name: row for row, name in entry(paper, table).rows.items()}
+    numbers: dict[str, int] = {}
+    for method, number in _seeds(_kept(paper, table, folder, benchmarks)):
+        row = names.get(method, method)
+        numbers[row] = min(number, numbers.get(row, number))
+    return numbers
+
+
+def _seeds(found: Any) -> Iterator[tuple[str, int]]:
+    """Row and number of seeds, at any depth."""
+    for key, value in found.items() if isinstance(found, Mapping) else ():
+        seeds = value.get("seeds", value.get("by_seed")) if isinstance(value, Mapping) else None
+        if isinstance(seeds, list | Mapping):
+            yield key, len(seeds)
+        yield from _seeds(value)
+
+
 def read_results(path: Path) -> Any:
     """What a file of figures has; nothing, if there is none."""
     if not path.is_file():
@@ -168,6 +199,11 @@ def read_results(path: Path) -> Any:
 def read_made(path: Path) -> Any:
     """By which command each piece of a file of figures was made; nothing, if there is none."""
     return json.loads(path.read_text(encoding="utf-8")).get("made", {}) if path.is_file() else {}
+
+
+def _chosen(asked: Entry, columns: Sequence[str]) -> list[Fit]:
+    """The runs of some columns, or all."""
+    return [each for each in asked.runs if not columns or each.column in columns]
 
 
 def _results(folder: Path, name: str) -> Results:
@@ -240,7 +276,7 @@ def _columns(summaries: Sequence[dict[str, Any]], each: Fit, measures: Sequence[
     """Figures by column and method."""
     result: dict[str, dict[str, Any]] = {}
     for measure in measures:
-        label = "" if len(measures) == 1 else f", {measure.removeprefix('oracle_').replace('_', ' ')}"
+        label = "" if len(measures) == 1 else label_of(measure)
         for method in dict.fromkeys(str(one["method"]) for one in summaries):
             own = [one for one in summaries if one["method"] == method]
             *targets, average = by_target(own, partial(_value, measure=measure), _UNITS.get(measure, 100.0)).items()

@@ -41,7 +41,8 @@ class WarmUp(Phase):
     @property
     def channels(self) -> tuple[Channel, ...]:
         """The weights, if there is a warm-up."""
-        return (Summed("weights", "weights, while warming up", up="sources"),) if self.rounds else ()
+        contents = "weights" if self._parts is None else f"weights of the {' and the '.join(self._parts)}"
+        return (Summed("weights", f"{contents}, while warming up", up="sources"),) if self.rounds else ()
 
     def learners(self, round_idx: int) -> tuple[Client, ...]:
         """Return the sources."""

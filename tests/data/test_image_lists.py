@@ -60,10 +60,10 @@ def test_flat_lists_name_classes_by_number_and_lists_beside_images_start_there(t
     assert (module.domain_names(), module.classes) == (["b", "c", "i", "p"], ["0", "1", "2"])
     assert module.labels("b").tolist() == [label for _, label in lines(tmp_path / "clef/list/bList.txt")]
     STAND_INS["VisDA-C"](tmp_path / "visda")
-    for given in ({}, {"clients": ["train", "validation"]}):
+    for given in ({"clients": ["train", "validation"]}, {}):
         module = ImageDomains(str(tmp_path / "visda"), lists="{domain}/image_list.txt", target="validation", **given)
         assert module.classes == ["bird", "dog", "mug"]
-    folders = sorted(path.parent.name for path in module.load("test").x) if module.is_here("test") else []
+    folders = sorted(path.parent.name for path in module.load("test").x)
     assert folders[::3] == [f"trunk{number:02d}" for number in range(12)]
 
 
@@ -144,6 +144,26 @@ def test_another_number_of_images_than_the_published_one_is_refused(tmp_path):
     with pytest.raises(DatasetLayoutError, match="must be 498, got 36") as caught:
         module.split("dslr")
     assert caught.value.argument == "published"
+
+
+def test_published_numbers_of_domains_that_are_none_are_refused(tmp_path):
+    STAND_INS["Office-31"](tmp_path)
+    with refused("published") as caught:
+        ImageDomains(str(tmp_path), published={"amazn": 36})
+    assert "amazon" in str(caught.value)
+    (tmp_path / "__MACOSX" / "amazon").mkdir(parents=True)  # as archives have it that were made there
+    assert ImageDomains(str(tmp_path), published={"amazon": 36}).domain_names() == ["amazon", "dslr", "webcam"]
+
+
+def test_files_that_are_lists_of_no_client_are_left_alone(domainnet):
+    (domainnet / "readme_train.txt").write_text("What this is, in words.\n")
+    (domainnet / "quickdraw_test.txt").unlink()
+    with refused(str(domainnet / "readme_train.txt"), DatasetLayoutError):
+        ImageDomains(str(domainnet), **DOMAINNET)
+    module = ImageDomains(str(domainnet), **DOMAINNET, clients=["clipart", "real"], image_size=20)
+    assert len(module.labels("real")) == 36
+    with refused("test_lists", DatasetLayoutError):
+        ImageDomains(str(domainnet), **DOMAINNET, clients=["quickdraw", "real"])
 
 
 @pytest.fixture

@@ -142,3 +142,9 @@ def test_bad_values_are_refused(argument: str, call: Callable[[], object]) -> No
 def test_an_extractor_has_to_state_its_width(extractor: nn.Module) -> None:
     with pytest.raises(TypeError, match=r"in_features|out_features"):
         feature_width(extractor)
+
+
+@pytest.mark.parametrize("hidden", [100, "100"])
+def test_widths_of_a_head_are_a_list(hidden: Any) -> None:
+    with refused("hidden", TypeError):
+        Head(6, 3, hidden=hidden)

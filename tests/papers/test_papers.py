@@ -172,6 +172,48 @@ def test_averages_are_the_printed_ones_of_the_papers_own_method():
     assert averages(asked, {"Theirs": mine["Theirs"]}, ["Our"]) == ("Theirs: 75.0", "60.0")
 
 
+def test_of_several_measures_the_first_is_averaged():
+    columns = {"A, accuracy": 70.0, "A, f1": 10.0, "average, accuracy": 80.0, "average, f1": 20.0}
+    asked = Entry("A table", measure=["oracle_accuracy", "oracle_f1"], paper={"Ours": columns})
+    assert averages(asked, {}) == ("-", "Ours: 80.0")
+    assert averages(asked, {"Ours": {**columns, "average, accuracy": 75.0}}) == ("Ours: 75.0", "80.0")
+
+
+def test_the_page_tells_over_how_many_seeds_means_are(paper, monkeypatch):
+    def fit(_: str, *arguments: str) -> dict[Path, dict[str, Any]]:
+        seeds = (0, 1, 2) if "--config=experiments/digits" in arguments[:1] else (0,)
+        found = [summary(method, "left", seed, 0.25) for seed in seeds for method in ("Mine", f"Of {len(seeds)}")]
+        return {Path(str(number)): each for number, each in enumerate(found)}
+
+    monkeypatch.setattr(running, "fit", fit)
+    run("mine", "table-1", paper, columns=["A"])
+    assert "Means are over 3 seeds." in page(paper, None)
+    run("mine", "table-1", paper)  # of "Mine", a column is of one seed now
+    assert "Figures are of one seed; of Of 3 over 3." in page(paper, None)
+
+
+def test_folders_of_a_machine_are_no_part_of_how_figures_were_made(paper, monkeypatch):
+    monkeypatch.setattr(running, "fit", lambda *_: {Path("a"): summary("Mine", "written", 0, 0.25)})
+    given = ["--out", "/home/me/out", "--fit", "data.init_args.root=/home/me/mnist", "trainer.max_epochs=1"]
+    monkeypatch.setattr("sys.argv", ["fedlit", "benchmark", "mine", "table-1", *given])
+    run("mine", "table-1", paper, columns=["A"])
+    made = json.loads((paper / "mine.json").read_text())["made"]["table-1, A"]["command"]
+    assert made == "fedlit benchmark mine table-1 --fit data.init_args.root=mnist trainer.max_epochs=1"
+
+
+def test_a_column_runs_on_its_stand_in_alone(paper, monkeypatch):
+    given = []
+
+    def summaries(arguments: list[str], *_: Any) -> list[dict[str, Any]]:
+        given.append(arguments)
+        return [summary("Mine", "written", 0, 0.25)]
+
+    monkeypatch.setattr(running, "_summaries", summaries)
+    running.run_stand_in("mine", "table-1", paper, columns=["A"])
+    assert len(given) == 1
+    assert "--data.init_args.target=written" in given[0]
+
+
 def test_the_page_tells_by_which_arguments_figures_were_made(paper, monkeypatch):
     monkeypatch.setattr(running, "fit", lambda *_: {Path("a"): summary("Mine", "written", 0, 0.25)})
     monkeypatch.setattr("sys.argv", ["fedlit", "benchmark", "mine", "table-1", "--seeds", "0"])

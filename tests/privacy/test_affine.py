@@ -28,8 +28,9 @@ from fedlit.privacy import (
 from fedlit.privacy import affine as affine_module
 from fedlit.privacy import affine_paillier as exchange_module
 from fedlit.privacy import paillier_arithmetic as arithmetic
-from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, PlainAffine, TwoPartyAffine
+from fedlit.privacy.affine import AffineGrid, AffineSource, AffineTarget, TwoPartyAffine
 from fedlit.privacy.affine_paillier import PaillierAffine
+from fedlit.privacy.affine_plain import PlainAffine
 from fedlit.privacy.links import pack_fields, unpack_fields
 from refused import refused
 

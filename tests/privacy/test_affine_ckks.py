@@ -22,8 +22,9 @@ from fedlit.privacy import (
     RoundId,
 )
 from fedlit.privacy import affine_ckks as exchange
-from fedlit.privacy.affine import AffineGrid, PlainAffine
+from fedlit.privacy.affine import AffineGrid
 from fedlit.privacy.affine_ckks import LARGEST_OUTPUT, PARAMETERS, RESCALING_PRIME, CKKSAffine
+from fedlit.privacy.affine_plain import PlainAffine
 from fedlit.privacy.tenseal_keys import Context, join
 
 BACKEND = CKKSAffine(reveal_moments=True)

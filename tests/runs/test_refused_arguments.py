@@ -56,7 +56,10 @@ VALUES: dict[type[FederatedModule], dict[str, list[Any]]] = {
         "simplex_lr": [-1.0], "penalty": [0.0], "sampling": ["sorted"], "sample_weights": ["sorted"],
         "predict_with": ["both"], "entropy": [0.0], "label_cost": [-2.0],
     },
-    methods.FedGP: {"granularity": ["network"], "projection": ["euclid"], "residual": ["full"], "weighting": ["size"]},
+    methods.FedGP: {
+        "granularity": ["network"], "projection": ["euclid"], "residual": ["full"], "weighting": ["size"],
+        "filtered": ["no"],
+    },
     methods.FedJDA: {"num_iterations": [0], "scaling": ["none"], "gamma": [None, -1.0], "num_components": [17]},
     methods.FedMMD: {
         "degree": [4], "alpha": [-1.0], "center": [-1.0], "within": ["all"], "mmd_weight": [nan],
