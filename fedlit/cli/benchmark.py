@@ -16,6 +16,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+from fedlit.checks import ArgumentError
 from fedlit.tables import Table, show
 
 
@@ -136,7 +137,7 @@ def _paper(name: str, table: str, args: list[str]) -> None:
         found = ours(name, table, options.out, _folder())
     except RuntimeError as error:  # the other experiments' figures are shown
         problem, found = f"fedlit: {error}", ours(name, table, options.out, _folder())
-    except OSError as error:
+    except (OSError, ArgumentError) as error:
         sys.exit(f"fedlit: {error}")
     except json.JSONDecodeError as error:
         sys.exit(f"fedlit: the figures in --out={options.out} cannot be read ({error}): remove the file, or mend it")

@@ -72,13 +72,14 @@ def state(asked: Entry, found: Cells, small: Mapping[str, Any] | None) -> str:
         return f"nothing to run: {asked.shows.strip()}"
     if asked.same:
         return f"as {' and '.join(' '.join(other) for other in same_as(asked))}"
+    tried = "" if small is None else f"{small['fits']} of its fits ran on stand-ins"
     if found:
         cells = {(row, column) for row, of_row in asked.paper.items() for column in of_row}
         done = sum(column in found.get(row, {}) for row, column in cells)
         here = "yes" if done in (0, len(cells)) else f"{done} of {len(cells)} cells"
-        return here if not asked.departs else f"{here}, in another setting"
-    if small is not None:
-        return f"not run on the paper's data; {small['fits']} of its fits ran on stand-ins"
+        return "; ".join(filter(None, (here if not asked.departs else f"{here}, in another setting", tried)))
+    if tried:
+        return f"not run on the paper's data; {tried}"
     return "not run"
 
 

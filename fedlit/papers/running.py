@@ -15,6 +15,7 @@ from zlib import crc32
 
 import yaml
 
+from fedlit.checks import check
 from fedlit.configs import flow
 from fedlit.papers.entries import Cells, Entry, Fit, entry
 from fedlit.papers.experiments import Results, by_target, fit
@@ -81,13 +82,16 @@ def run(
 
 
 def run_stand_in(paper: str, table: str, folder: Path, columns: Sequence[str] = ()) -> None:
-    """Run each configuration of a table once on small data of the same layout, and keep that it ran, no accuracies.
+    """Run each configuration whose data are to be fetched once, on small data of that layout; keep that it ran alone.
 
     Args:
         paper: Its name.
         table: Name of its table or figure.
         folder: Of the files of results.
         columns: Only runs of these; all by default.
+
+    Raises:
+        ValueError: If all data of these runs come with fedlit.
     """
     from fedlit.papers.stand_ins import STAND_INS  # with Pillow and scipy
 
@@ -95,11 +99,12 @@ def run_stand_in(paper: str, table: str, folder: Path, columns: Sequence[str] = 
     results = _results(folder, STAND_IN)
     started, methods = time.monotonic(), set[str]()
     different: dict[tuple[str, ...], Fit] = {}
-    for each in reversed(_chosen(asked, columns)):
+    for each in reversed([one for one in _chosen(asked, columns) if one.needs]):
         different[(*each.configs, each.needs, str(each.set.get("model")))] = each
+    check(bool(different), "stand_in", "for a table whose data are to be fetched", table, "run it on its data")
     for each in reversed(different.values()):
         with tempfile.TemporaryDirectory() as place:
-            given = STAND_INS[each.needs](Path(place)) if each.needs else {}
+            given = STAND_INS[each.needs](Path(place))
             methods |= {
                 str(one["method"])
                 for one in _summaries([*_given(each, place), *(f"--{key}={text}" for key, text in given.items())])

@@ -201,17 +201,36 @@ def test_folders_of_a_machine_are_no_part_of_how_figures_were_made(paper, monkey
     assert made == "fedlit benchmark mine table-1 --fit data.init_args.root=mnist trainer.max_epochs=1"
 
 
-def test_a_column_runs_on_its_stand_in_alone(paper, monkeypatch):
+NEEDY = """
+paper: Somebody, Somewhere
+tables:
+  table-1:
+    title: Accuracy
+    runs:
+      - {config: experiments/digits, column: A}
+      - {config: [data/office31, methods/fedavg], column: B, needs: Office-31}
+      - {config: [data/office31, methods/fedgp], column: C, needs: Office-31}
+"""
+
+
+def test_stand_ins_are_for_runs_of_a_column_whose_data_are_to_be_fetched(paper, tmp_path, monkeypatch):
+    (tmp_path / "papers" / "mine.yaml").write_text(NEEDY)
     given = []
 
     def summaries(arguments: list[str], *_: Any) -> list[dict[str, Any]]:
-        given.append(arguments)
+        given.append(Path(arguments[0].removeprefix("--config=")).read_text() + " ".join(arguments[2:]))
         return [summary("Mine", "written", 0, 0.25)]
 
     monkeypatch.setattr(running, "_summaries", summaries)
-    running.run_stand_in("mine", "table-1", paper, columns=["A"])
+    running.run_stand_in("mine", "table-1", paper, columns=["B"])
     assert len(given) == 1
-    assert "--data.init_args.target=written" in given[0]
+    assert "image_size: 32" in given[0]
+    assert "--data.init_args.root=" in given[0]
+    running.run_stand_in("mine", "table-1", paper)
+    assert len(given) == 1 + 2
+    with pytest.raises(ArgumentError, match="run it on its data"):
+        running.run_stand_in("mine", "table-1", paper, columns=["A"])
+    assert "stand_in must be" in refusal("benchmark", "mine", "table-1", "--stand-in", "--columns", "A")
 
 
 def test_the_page_tells_by_which_arguments_figures_were_made(paper, monkeypatch):
