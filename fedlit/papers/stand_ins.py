@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import colorsys
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,27 +23,34 @@ _CLASSES = ("bird", "dog", "mug")
 _PER_CLASS = 12
 
 
+def _numbered(count: int) -> tuple[str, ...]:
+    """Names of as many classes as the published data have, where a configuration gives their number."""
+    return tuple(f"class_{number:02d}" for number in range(count))
+
+
 def write_images(
     root: Path,
     domains: Iterable[str],
     layout: str = "{domain}/{name}/{name}_{number:04d}.jpg",
     lists: Mapping[str, tuple[int, int]] | None = None,
+    classes: Sequence[str] = _CLASSES,
 ) -> Overrides:
-    """Write 12 images of 32x32 pixels of each of three classes and each domain, and list files of them.
+    """Write 12 images of 32x32 pixels of each class and each domain, and list files of them.
 
     Args:
         root: Folder of the data set.
         domains: Their names.
         layout: Path of an image, of ``domain``, ``name`` and ``label`` of its class, and ``number`` from 0.
         lists: Path of a list by ``domain``, and the numbers of the first image in it and the first beyond.
+        classes: Their names.
     """
     from PIL import Image
 
     rng = np.random.default_rng(0)
     for place, domain in enumerate(domains):
         paths = []
-        for label, name in enumerate(_CLASSES):
-            colour = 255 * np.array(colorsys.hsv_to_rgb(label / len(_CLASSES), 0.8, 0.9 - 0.15 * (place % 4)))
+        for label, name in enumerate(classes):
+            colour = 255 * np.array(colorsys.hsv_to_rgb(label / len(classes), 0.8, 0.9 - 0.15 * (place % 4)))
             for number in range(_PER_CLASS):
                 pixels = (colour + rng.normal(scale=40, size=(32, 32, 3))).clip(0, 255).astype(np.uint8)
                 paths.append((layout.format(domain=domain, name=name, label=label, number=number), label, number))
@@ -60,13 +67,14 @@ def write_images(
 
 
 def _office31(root: Path) -> Overrides:
-    return write_images(root, ("amazon", "dslr", "webcam"), "{domain}/images/{name}/frame_{number:04d}.jpg")
+    layout = "{domain}/images/{name}/frame_{number:04d}.jpg"
+    return write_images(root, ("amazon", "dslr", "webcam"), layout, classes=_numbered(31))
 
 
 def _visda(root: Path) -> Overrides:
     lists = {"{domain}/image_list.txt": (0, _PER_CLASS)}
-    write_images(root, ("test",), "{domain}/trunk{number:02d}/{name}.jpg", lists)
-    return write_images(root, ("train", "validation"), lists=lists)
+    write_images(root, ("test",), "{domain}/trunk{number:02d}/{name}.jpg", lists, _numbered(12))
+    return write_images(root, ("train", "validation"), lists=lists, classes=_numbered(12))
 
 
 def _images_of(*domains: str, **options: Any) -> Callable[[Path], Overrides]:
@@ -201,7 +209,7 @@ STAND_INS: dict[str, Callable[[Path], Overrides]] = {
     "PACS": _images_of("art_painting", "cartoon", "photo", "sketch"),
     "VLCS": _images_of("Caltech101", "LabelMe", "SUN09", "VOC2007"),
     "TerraIncognita": _images_of("location_38", "location_43", "location_46", "location_100"),
-    "Office-Caltech-10": _images_of("amazon", "caltech10", "dslr", "webcam"),
+    "Office-Caltech-10": _images_of("amazon", "caltech10", "dslr", "webcam", classes=_numbered(10)),
     "Fashion-MNIST": partial(write_idx, number=15_000),
     "ColoredMNIST": write_idx,
     "Widar3.0": write_widar3,

@@ -230,7 +230,7 @@ class SampleCheck:
         read = isinstance(labels, Tensor) and (client != run.target.name or run.target.labelled)
         places = tuple(labels.shape[1:]) if read and not isinstance(task, Regression) else ()
         wanted, reason = (2, number, *places), ""
-        if type(replica).forward.__qualname__ == "Replica.forward":
+        if type(replica).forward.__qualname__ in ("Replica.forward", "AlignedReplica.forward"):
             try:
                 outputs = self._outputs(replica, pair)
                 shape = tuple(getattr(outputs, "shape", ()))

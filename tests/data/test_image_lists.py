@@ -62,9 +62,9 @@ def test_flat_lists_name_classes_by_number_and_lists_beside_images_start_there(t
     STAND_INS["VisDA-C"](tmp_path / "visda")
     for given in ({"clients": ["train", "validation"]}, {}):
         module = ImageDomains(str(tmp_path / "visda"), lists="{domain}/image_list.txt", target="validation", **given)
-        assert module.classes == ["bird", "dog", "mug"]
+        assert module.classes == [f"class_{number:02d}" for number in range(12)]
     folders = sorted(path.parent.name for path in module.load("test").x)
-    assert folders[::3] == [f"trunk{number:02d}" for number in range(12)]
+    assert folders[::12] == [f"trunk{number:02d}" for number in range(12)]
 
 
 def test_labels_of_two_digits_are_in_the_order_of_numbers(tmp_path):
@@ -138,21 +138,27 @@ def test_lists_that_are_not_there_or_not_named_are_refused(domainnet):
 
 
 def test_another_number_of_images_than_the_published_one_is_refused(tmp_path):
-    STAND_INS["Office-31"](tmp_path)
-    module = ImageDomains(str(tmp_path), image_size=20, published={"amazon": 36, "dslr": 498, "webcam": 36})
-    assert len(module.labels("amazon")) == 36
-    with pytest.raises(DatasetLayoutError, match="must be 498, got 36") as caught:
-        module.split("dslr")
+    STAND_INS["Adaptiope"](tmp_path)
+    module = ImageDomains(
+        str(tmp_path), image_size=20, published={"synthetic": 36, "real_life": 12300, "product_images": 36}
+    )
+    assert len(module.labels("synthetic")) == 36
+    with pytest.raises(DatasetLayoutError, match="must be 12300, got 36") as caught:
+        module.split("real_life")
     assert caught.value.argument == "published"
 
 
 def test_published_numbers_of_domains_that_are_none_are_refused(tmp_path):
-    STAND_INS["Office-31"](tmp_path)
+    STAND_INS["Adaptiope"](tmp_path)
     with refused("published") as caught:
-        ImageDomains(str(tmp_path), published={"amazn": 36})
-    assert "amazon" in str(caught.value)
-    (tmp_path / "__MACOSX" / "amazon").mkdir(parents=True)  # as archives have it that were made there
-    assert ImageDomains(str(tmp_path), published={"amazon": 36}).domain_names() == ["amazon", "dslr", "webcam"]
+        ImageDomains(str(tmp_path), published={"synthetc": 36})
+    assert "synthetic" in str(caught.value)
+    (tmp_path / "__MACOSX" / "synthetic").mkdir(parents=True)  # as archives have it that were made there
+    assert ImageDomains(str(tmp_path), published={"synthetic": 36}).domain_names() == [
+        "product_images",
+        "real_life",
+        "synthetic",
+    ]
 
 
 def test_files_that_are_lists_of_no_client_are_left_alone(domainnet):

@@ -17,8 +17,8 @@ from faulty_samples import CLIENTS, NUM_CLASSES, TARGET, WIDTH, load, parts
 from fedlit import FederatedModule
 from fedlit.data import FederatedLoader
 from fedlit.federation import RosterError, SampleError
-from fedlit.methods import FedAvg, FedDAN, FedRFTCAClosedForm, SourceOnly
-from fedlit.models import MLP, Bottleneck, Features, SmallCNN
+from fedlit.methods import FedAvg, FedDAN, FedRFTCA, FedRFTCAClosedForm, SourceOnly
+from fedlit.models import MLP, Bottleneck, Features, Head, SmallCNN
 from helpers import build, digits, layers, loader, shards, trainer, unequal
 from own_modules import Simple
 from refused import refused
@@ -74,6 +74,14 @@ def test_networks_that_do_not_fit_together_or_to_inputs_are_named(
 ) -> None:
     with pytest.raises(error, match=message):
         fit(extractor, classifier=classifier)
+
+
+def test_a_classifier_of_aligned_features_with_other_outputs_than_classes_is_refused() -> None:
+    sizes = {"num_frequencies": 8, "num_components": 4}
+    fit(MLP(WIDTH, [8]), FedRFTCA, classifier=Head(4, NUM_CLASSES), **sizes)
+    with refused("classifier") as caught:
+        fit(MLP(WIDTH, [8]), FedRFTCA, classifier=Head(4, NUM_CLASSES + 1), **sizes)
+    assert f"outputs of shape (2, {NUM_CLASSES})" in str(caught.value)
 
 
 def test_a_classifier_may_pool_what_the_extractor_makes() -> None:
