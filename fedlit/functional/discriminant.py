@@ -8,8 +8,9 @@ from torch import Tensor
 from fedlit.checks import check, check_positive
 from fedlit.functional.checks import check_finite, check_shape
 
-_MIN_PRIOR = 1e-12
-_NEVER = -1e9
+MIN_PRIOR = 1e-12
+"""Shares below are divided by this."""
+NEVER = -1e9
 """Logit of a class that no sample has: finite, and far below all others."""
 
 
@@ -43,7 +44,7 @@ def linear_discriminant(
     for name, tensor in (("second_moment", second_moment), ("class_moments", class_moments), ("priors", priors)):
         check_finite(name, tensor, "have the features diverged?")
     moments, shares = class_moments.double(), priors.double()
-    means = moments / shares.clamp(min=_MIN_PRIOR)
+    means = moments / shares.clamp(min=MIN_PRIOR)
     within = second_moment.double() - means @ moments.T
     within = (within + within.T) / 2
     level = float(within.trace()) / width
@@ -51,9 +52,9 @@ def linear_discriminant(
     check(level > 0, "second_moment", rule, level, way_out)
     covariance = (1 - shrinkage) * within + shrinkage * level * torch.eye(width).to(within)
     weights = torch.linalg.solve(covariance, means).T
-    biases = shares.clamp(min=_MIN_PRIOR).log() - 0.5 * (weights * means.T).sum(dim=1)
+    biases = shares.clamp(min=MIN_PRIOR).log() - 0.5 * (weights * means.T).sum(dim=1)
     unseen = shares <= 0
-    return weights.masked_fill(unseen[:, None], 0.0), biases.masked_fill(unseen, _NEVER)
+    return weights.masked_fill(unseen[:, None], 0.0), biases.masked_fill(unseen, NEVER)
 
 
 def softmax_regression(x: Tensor, y: Tensor, penalty: float = 1e-3, num_iterations: int = 200) -> tuple[Tensor, Tensor]:

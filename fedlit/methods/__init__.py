@@ -5,6 +5,7 @@ from fedlit.methods.adabn import AdaBN
 from fedlit.methods.baselines import FinetuneOffline, Oracle, SourceOnly, TargetOnly
 from fedlit.methods.co_mda import CoMDA
 from fedlit.methods.fada import FADA
+from fedlit.methods.fed_analytic import FedAnalytic
 from fedlit.methods.fed_dadil import FedDaDiL
 from fedlit.methods.fed_dann import FADE, FedDANN
 from fedlit.methods.fed_mmd import FedMMD
@@ -23,8 +24,8 @@ from fedlit.methods.personalised import APFL, Ditto
 
 # fmt: off
 __all__ = [
-    "APFL", "FADA", "FADE", "KD3A", "AdaBN", "CoMDA", "Ditto", "FedAvg", "FedCORAL", "FedDA", "FedDAN", "FedDANN",
-    "FedDaDiL", "FedGP", "FedJDA", "FedMMD", "FedMME", "FedProx", "FedRFTCA", "FedRFTCAClosedForm", "FedRep",
-    "FedWDGRL", "FinetuneOffline", "KNNPer", "Oracle", "SourceOnly", "TargetOnly",
+    "APFL", "FADA", "FADE", "KD3A", "AdaBN", "CoMDA", "Ditto", "FedAnalytic", "FedAvg", "FedCORAL", "FedDA",
+    "FedDAN", "FedDANN", "FedDaDiL", "FedGP", "FedJDA", "FedMMD", "FedMME", "FedProx", "FedRFTCA",
+    "FedRFTCAClosedForm", "FedRep", "FedWDGRL", "FinetuneOffline", "KNNPer", "Oracle", "SourceOnly", "TargetOnly",
 ]
 # fmt: on

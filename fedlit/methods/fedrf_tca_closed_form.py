@@ -14,25 +14,17 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from fedlit import FederatedModule, ReplicaSpec, Requires, Run
+from fedlit import ReplicaSpec, Requires
 from fedlit.checks import check, check_at_least, check_one_of, refuse
-from fedlit.federation import Channel, Client, DivergedError, Open, RosterError, Summed
-from fedlit.federation.lone_classes import (
-    CLASS_SOURCES,
-    LoneClasses,
-    check_lone_classes,
-    class_sources,
-    find_lone_classes,
-)
+from fedlit.federation import Client
+from fedlit.federation.lone_classes import LoneClasses
 from fedlit.functional import (
     Kernel,
     RandomFeatureSums,
@@ -42,17 +34,14 @@ from fedlit.functional import (
     rf_tca_from_sums,
     sample_frequencies,
 )
+from fedlit.methods.closed_form import ClosedForm
 from fedlit.models import AlignedReplica, feature_width
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
-from fedlit.module import Batch
 from fedlit.run.replicas import Replicas
 from fedlit.run.weights import Weighting
 
-_MODEL = ("aligner.weight", "classifier.weight", "classifier.bias")
-"""What is handed out, by name in a replica's state."""
 
-
-class FedRFTCAClosedForm(FederatedModule):
+class FedRFTCAClosedForm(ClosedForm):
     """RF-TCA from one secure mean of moments (own; RF-TCA is of Feng et al., arXiv 2311.04686, Algorithm 1).
 
     Its extractor is fixed (the identity on features computed beforehand, or a pretrained network): every client goes
@@ -97,7 +86,9 @@ class FedRFTCAClosedForm(FederatedModule):
     )
     replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=STAYS_LOCAL, frozen_statistics=True)
     problem: ClassVar[str] = "RF-TCA"
-    """What is solved, in errors."""
+    contents: ClassVar[str] = "mean random features, their products, and sums by class"
+    solution: ClassVar[tuple[str, ...]] = ("aligner.weight", "classifier.weight", "classifier.bias")
+    solution_words: ClassVar[str] = "W and the classifier"
 
     def __init__(
         self,
@@ -121,11 +112,11 @@ class FedRFTCAClosedForm(FederatedModule):
         check(0 < shrinkage <= 1, "shrinkage", "in (0, 1]", shrinkage, "it is the weight of the identity")
         if gamma is not None and not 0 < gamma < math.inf:
             refuse("gamma", "positive and finite, or null to take the useful scale from the data", gamma)
-        if kwargs.get("local_norm"):
-            refuse("local_norm", "False, as moments of different extractors do not add up", True, "leave it out")
-        check_lone_classes(lone_classes)
         classifier = nn.Linear(num_components, num_classes)
-        super().__init__(clients, target, num_classes, extractor, classifier, weighting=weighting, **kwargs)
+        super().__init__(
+            clients, target, num_classes, extractor, classifier,
+            lone_classes=lone_classes, weighting=weighting, **kwargs,
+        )  # fmt: skip
         self.num_frequencies = num_frequencies
         self.num_components = num_components
         self.bandwidth = bandwidth
@@ -133,140 +124,20 @@ class FedRFTCAClosedForm(FederatedModule):
         self.unit_norm = unit_norm
         self.gamma = gamma
         self.shrinkage = shrinkage
-        self.lone_classes = lone_classes
-        self._sums: dict[str, RandomFeatureSums] = {}
-        self._class_sums: dict[str, Tensor] = {}
+
+    def features(self, client: Client, inputs: Any) -> Tensor:
+        """Return random features of a batch of a local client, shape (b, 2N)."""
+        return self.replicas[client].random_features(inputs)
 
     @property
-    def channels(self) -> tuple[Channel, ...]:
-        """Moments to the target, and the model that it makes of them."""
-        contents = "mean random features, their products, and sums by class"
-        moments = Summed("moments", contents, "sources", "target", "once", fixed=True)
-        first = (class_sources(moments),) if self.lone_classes == "leave_out" else ()
-        return moments, *first, Open("model", "W and the classifier", up="target", to="sources", how_often="once")
-
-    def learners(self, round_idx: int) -> tuple[Client, ...]:
-        """Everyone, in the first round after a warm-up."""
-        return self.clients if round_idx == self.warmup_rounds else ()
-
-    @torch.no_grad()
-    def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Add a batch's moments; nothing is trained, so there are no losses."""
-        for client, samples in self.run.in_streams(batch):
-            replica = self.replicas[client]
-            replica.eval()
-            features = replica.random_features(samples[0])
-            name = client.name
-            if not features.isfinite().all():  # every process is to know why the run ends
-                self.federation.fail(
-                    DivergedError(
-                        f"the features of client {name!r} hold NaN or infinity: scale its inputs, or take another "
-                        "extractor"
-                    )
-                )
-                continue
-            self.add_(client, features, None if client.is_target else samples[1])
-        return {}
-
-    def add_(self, client: Client, features: Tensor, labels: Tensor | None) -> None:
-        """Add a batch's random features, shape (b, 2N), to a client's sums; ``labels`` are a source's."""
-        name = client.name
-        sums = RandomFeatureSums.of(features)
-        self._sums[name] = self._sums[name] + sums if name in self._sums else sums
-        if labels is not None:
-            members = F.one_hot(labels, self.num_classes).double()
-            ones = torch.ones(len(features), 1, dtype=torch.float64, device=features.device)
-            by_class = torch.cat([features.double(), ones], dim=1).T @ members  # the last row counts
-            self._class_sums[name] = self._class_sums.get(name, torch.zeros_like(by_class)) + by_class
-
-    def on_round_start(self, run: Run) -> None:
-        """Clients that were away fetch a warm-up's result; sources that return after the end, the model."""
-        run.weights.finish_warmup()
-        target, returned = self.target.name, run.federation.roster.returned
-        if not returned or target in returned:
-            return
-        sent = (
-            {target: {name: run.weights.of(target)[name] for name in _MODEL}} if run.federation.is_local(target) else {}
-        )
-        received = run.federation.exchange("model", sent, to=sorted(returned))
-        run.weights.load_({name: messages[target] for name, messages in received.items()})
-
-    @torch.no_grad()
-    def on_round_end(self, run: Run) -> None:
-        """One secure mean over the sources, to the target; one model from there to everyone."""
-        if run.clock.round_idx > self.warmup_rounds:
-            return
-        self._check_complete()
-        federation = self.federation
-        lone = self.leave_out_()
-        received = federation.mean(
-            "moments",
-            {client.name: self.moments(client) for client in self.sources if client.name in self._sums},
-            weights=self.run.weights.mean_weights,
-        )
-        solved: dict[str, dict[str, Tensor]] = {}
-        try:
-            solved = {name: self.solve(_whole(mean) if name in lone else mean) for name, mean in received.items()}
-        except ValueError as error:  # on one process; the next exchange raises it on all
-            federation.fail(RosterError(f"{self.problem} cannot be solved for these data: {error}"))
-        handed_out = federation.exchange("model", solved)
-        models = {**solved, **{name: messages[self.target.name] for name, messages in handed_out.items()}}
-        self.run.weights.load_(models)
-        self.forget_()
-        self.trainer.should_stop = True
-
-    def leave_out_(self) -> dict[str, Tensor]:
-        """Take samples of classes that one source alone has out of its sums; return these classes by local client.
-
-        Out of all sums: the mean of all features less those of the other classes would be the class's.
-        """
-        counts = {name: each[-1] for name, each in self._class_sums.items()}
-        found = find_lone_classes(self.federation, CLASS_SOURCES, counts, "nobody will predict them")
-        lone = {name: classes for name, classes in found.items() if bool(classes.any())}
-        for client in (each for each in self.sources if each.name in lone and each.name in counts):
-            name, own = client.name, lone[client.name].to(counts[client.name].device)
-            if not bool((own & (counts[name] > 0)).any()):
-                continue
-            before = self._sums[name]
-            zeros = torch.zeros_like(before.second_moment), torch.zeros_like(before.total)
-            self._sums[name], self._class_sums[name] = RandomFeatureSums(*zeros, 0), 0 * self._class_sums[name]
-            replica = self.replicas[client].eval()
-            for _, inputs, labels in self.run.samples.labelled([client]):
-                kept = ~own[labels]
-                with self.trainer.precision_plugin.forward_context():
-                    features = replica.random_features(inputs)[kept]
-                if len(features):
-                    self.add_(client, features, labels[kept])
-        return lone
-
-    def forget_(self) -> None:
-        """Leave no sums for another run."""
-        self._sums.clear()
-        self._class_sums.clear()
-
-    def moments(self, client: Client) -> dict[str, Tensor]:
-        """Return what a source sends: means over its samples, all in [-1, 1].
-
-        Outer products are multiplied by N, as their entries are of the order 1/N and fixed-point grids are absolute; of
-        the symmetric matrix the upper half is sent.
-        """
-        sums = self._sums[client.name]
-        count = max(sums.count, 1)  # 0 if it alone has each of its classes: zeros are added
-        rows, columns = torch.triu_indices(len(sums.total), len(sums.total), device=sums.total.device)
-        return {
-            "second": sums.second_moment[rows, columns] * (self.num_frequencies / count),
-            "first": sums.total / count,
-            "by_class": self._class_sums[client.name] / count,
-        }
+    def factor(self) -> float:
+        """N: entries of the outer products are of the order 1/N, and all that is sent is then in [-1, 1]."""
+        return self.num_frequencies
 
     def solve(self, mean: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return aligner and classifier, as entries of a replica's state, from the sources' mean `moments`."""
         own = self._sums[self.target.name]
-        first = mean["first"].double()
-        width = len(first)
-        second = first.new_zeros(width, width)
-        rows, columns = torch.triu_indices(width, width, device=first.device)
-        second[rows, columns] = second[columns, rows] = mean["second"].double() / self.num_frequencies
+        first, second = mean["first"].double(), self.second_moment(mean)
         present = self.federation.present("moments")
         count = sum(client.num_samples or 0 for client in present if not client.is_target)
         pooled = RandomFeatureSums(second * count, first * count, count)
@@ -275,7 +146,7 @@ class FedRFTCAClosedForm(FederatedModule):
         weight, bias = linear_discriminant(
             aligner.T @ second @ aligner, aligner.T @ by_class[:-1], by_class[-1], self.shrinkage
         )
-        model = zip(_MODEL, (aligner.T, weight, bias), strict=True)
+        model = zip(self.solution, (aligner.T, weight, bias), strict=True)
         return {name: tensor.float().contiguous() for name, tensor in model}
 
     def align(self, sources: RandomFeatureSums, by_class: Tensor, own: RandomFeatureSums) -> Tensor:
@@ -297,41 +168,6 @@ class FedRFTCAClosedForm(FederatedModule):
         sample = partial(sample_frequencies, self.num_frequencies, width, self.bandwidth, self.kernel)
         aligner = nn.Linear(2 * self.num_frequencies, self.num_components, bias=False)
         return AlignedReplica(extractor, sample, self.federation.seed, aligner, classifier, self.unit_norm)
-
-    def on_fit_start(self) -> None:
-        """Start with empty sums, and warn if nobody trains the extractor; a resumed run may have nothing left to do."""
-        super().on_fit_start()
-        self.forget_()
-        rounds = self.trainer.max_epochs or 0
-        if not self.warmup_rounds and rounds > 1 and any(p.requires_grad for p in self.originals[0].parameters()):
-            rank_zero_warn(
-                f"{type(self).__name__} takes its extractor as it is and stops after one round of {rounds}: one that "
-                "is not pretrained stays at its first weights. "
-                f"Give warmup_rounds={rounds - 1}, in which FedAvg trains it"
-            )
-        if self.federation.round_idx > self.warmup_rounds:
-            self.trainer.should_stop = True
-
-    def _check_complete(self) -> None:
-        """Raise on every process unless each participating local client has been through all of its samples."""
-        federation = self.federation
-        participants = federation.present("moments")
-        error: RosterError | None = None
-        if len({client.is_target for client in participants}) < 2:
-            error = RosterError(
-                f"round {federation.round_idx} gathers the moments of the target and at least one source, but only "
-                f"{[client.name for client in participants]} participate: give no participation, which means everyone"
-            )
-        for client in participants:
-            if federation.is_local(client):
-                seen = self._sums[client.name].count if client.name in self._sums else 0
-                if seen != client.num_samples and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-                    error = RosterError(
-                        f"the moments of client {client.name!r} cover {seen} of {client.num_samples} training samples: "
-                        "give drop_last=False, FederatedStrategy(local_steps=None) and no limit_train_batches, and "
-                        "do not resume within the round"
-                    )
-        federation.check("moments", error)
 
 
 class FedJDA(FedRFTCAClosedForm):
@@ -386,9 +222,3 @@ class FedJDA(FedRFTCAClosedForm):
         return jda_from_sums(
             *sums, self.num_components, self.gamma, num_iterations=self.num_iterations, scaling=self.scaling
         ).aligner
-
-
-def _whole(mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the mean over the sources that have sent moments and not zeros: those whose class shares are above 0."""
-    share = mean["by_class"][-1].sum()
-    return {name: tensor / share for name, tensor in mean.items()}

@@ -1,6 +1,6 @@
 """Small files in place of data sets that have to be fetched, in their layouts, so that the papers' experiments run.
 
-Classes differ in colour, or in where an image is bright, so that something can be learnt. No figure of them is one of
+Classes differ in colour and in where an image is bright, so that something can be learnt. No figure of them is one of
 the paper's data.
 """
 
@@ -50,9 +50,12 @@ def write_images(
     for place, domain in enumerate(domains):
         paths = []
         for label, name in enumerate(classes):
-            colour = 255 * np.array(colorsys.hsv_to_rgb(label / len(classes), 0.8, 0.9 - 0.15 * (place % 4)))
+            colour = 255 * np.array(colorsys.hsv_to_rgb(label % 3 / 3, 0.8, 0.9 - 0.15 * (place % 4)))
+            top, left = divmod(label, 6)  # of a bright square in a grid of 6 x 6
             for number in range(_PER_CLASS):
-                pixels = (colour + rng.normal(scale=40, size=(32, 32, 3))).clip(0, 255).astype(np.uint8)
+                pixels = colour + rng.normal(scale=40, size=(32, 32, 3))
+                pixels[5 * top : 5 * top + 5, 5 * left : 5 * left + 5] += 150
+                pixels = pixels.clip(0, 255).astype(np.uint8)
                 paths.append((layout.format(domain=domain, name=name, label=label, number=number), label, number))
                 (root / paths[-1][0]).parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(pixels).save(root / paths[-1][0])

@@ -14,7 +14,7 @@ import processes
 from fedlit import FederatedModule
 from fedlit.methods import FedAvg
 from helpers import build, digits, loader, shards, trainer
-from method_table import METHODS, one_of_each
+from method_table import METHODS, ONE_PASS, one_of_each
 from own_modules import Simple
 
 NAMES = ["c0", "c1", "c2"]
@@ -45,7 +45,7 @@ def test_every_method_trains_with_extra_state(name: str) -> None:
     method, kwargs, options = METHODS[name]
     data = digits(**options)
     module = build(method, data, extractor=Counts(), **kwargs)
-    whole = name in ("FedJDA", "FedRFTCAClosedForm")  # which go through all samples
+    whole = name in ONE_PASS  # which go through all samples
     trainer(2, strategy={"local_steps": None if whole else 2}).fit(module, data)
     counters = [id(part.state) for part in module.modules() if isinstance(part, Counts)]
     assert len(set(counters)) == len(counters)  # no two copies count together

@@ -148,7 +148,8 @@ BACKENDS = {
         *(
             pytest.param(method, "masking", marks=SLOW)
             for method in (
-                *("FedJDA", "FedRFTCAClosedForm", "FedDAN", "FedCORAL", "KD3A", "KD3A, votes", "KD3A, soft votes"),
+                *ONE_PASS,
+                *("FedDAN", "FedCORAL", "KD3A", "KD3A, votes", "KD3A, soft votes"),
                 *("CoMDA, votes", "AdaBN, mixing", "FedAvg, moments"),
             )
         ),

@@ -38,6 +38,10 @@ VALUES: dict[type[FederatedModule], dict[str, list[Any]]] = {
         "hidden": [0], "identifier_weight": [-1.0], "mi_weight": [inf], "identifier_lr": [0.0], "temperature": [nan],
         "reverse": ["source"], "attention": ["gap"], "attention_samples": [1],
     },
+    methods.FedAnalytic: {
+        "head": ["svm"], "penalty": [0.0, inf, "best"], "shrinkage": [0.0], "num_frequencies": [-1],
+        "class_shares": ["even", "equal"], "bandwidth": [0.0], "kernel": ["rbf"],
+    },
     methods.FedCORAL: {"mmd_weight": [nan], "feature_variance": [-1.0, "max"]},
     methods.FedDA: {
         "beta": [1.5, -0.1, nan, "Auto", {"a": 0.5}, {"a": 0.5, "b": 2}, {"a": 0.5, "b": 0.5, "t": 0.5}],
@@ -95,6 +99,9 @@ COMBINATIONS: list[tuple[type[FederatedModule], dict[str, Any], str]] = [
     (methods.FedAvg, {"batchnorm_average": "moments", "local_norm": True}, "local_norm"),
     (methods.AdaBN, {"mixing": 0.8, "task": "regression"}, "regression"),
     (methods.AdaBN, {"local_norm": True}, "local_norm"),
+    (methods.FedAnalytic, {"class_weights": "balanced"}, "class_weights|would do nothing"),
+    (methods.FedAnalytic, {"local_norm": True}, "local_norm"),
+    (methods.FedAnalytic, {"head": "lda", "penalty": "leave_one_out"}, "no ridge"),
     (methods.FedDANN, {"conditional": True, "task": "regression"}, "conditional"),
     (methods.FedDaDiL, {"class_weights": "balanced"}, "class_weights|would do nothing"),
     (methods.FedJDA, {"class_weights": "balanced"}, "class_weights|would do nothing"),

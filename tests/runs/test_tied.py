@@ -19,7 +19,7 @@ from fedlit.federation import Everyone
 from fedlit.methods import FedAvg, FedCORAL, FedGP, FedProx, FedRep, SourceOnly
 from fedlit.models import MLP, Features
 from helpers import assert_resumes, build, digits, layers, loader, same, shards, trainer, weights
-from method_table import METHODS, one_of_each
+from method_table import METHODS, ONE_PASS, one_of_each
 from own_modules import Simple
 
 NAMES = ["c0", "c1", "c2"]
@@ -71,7 +71,7 @@ def test_a_method_keeps_weights_tied_or_refuses_them_by_name(name: str) -> None:
     given = {key: value for key, value in kwargs.items() if key != "classifier"}
     if name.startswith("AdaBN"):
         head = nn.Sequential(nn.BatchNorm1d(10), head)
-    if name in ("FedJDA", "FedRFTCAClosedForm"):
+    if name in ONE_PASS:
         pytest.skip("makes its classifier")
     if name.split(",")[0] in ("CoMDA", "FedMMD", "FedMME", "FedRFTCA", "FedRep", "KD3A"):
         with pytest.raises(ValueError, match=r"^'extractor\.second\.weight' and 'classifier\.weight' are one weight"):

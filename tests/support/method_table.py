@@ -20,6 +20,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {name: {} for name in methods.__all__} | 
     "FADA": {"attention_samples": 50},
     "FADA, disentangling": {"attention_samples": 50, "disentangle": True},
     "FADE": {"schedule_rounds": 3},
+    "FedAnalytic, leave one out": {"penalty": "leave_one_out"},
+    "FedAnalytic, squares": {"head": "qda_diagonal", "num_frequencies": 8},
     "FedDA": {"target_lr_ratio": 0.5, "align_magnitudes": True},
     "FedDA auto": {"beta": "auto"},
     "FedDAN": {"num_frequencies": 20},
@@ -66,12 +68,23 @@ def row(name: str) -> Row:
 METHODS: dict[str, Row] = {name: row(name) for name in ARGUMENTS}
 """Every method of fedlit, with arguments: a new one is tested without a row, where its defaults will do."""
 
-ONE_PASS = ("FedJDA", "FedRFTCAClosedForm")
+ONE_PASS = ("FedAnalytic", "FedAnalytic, leave one out", "FedAnalytic, squares", "FedJDA", "FedRFTCAClosedForm")
 """Methods of a single round, which needs all samples of everyone and ends the run."""
 
 LIKE_OTHERS = (
     *("APFL", "AdaBN", "AdaBN, mixing", "CoMDA", "CoMDA, votes", "Ditto", "FADA", "FADA, disentangling", "FADE"),
-    *("FedCORAL", "FedDA", "FedDA auto", "FedDAN", "FedDAN, pairwise", "FedDANN, conditional", "FedGP", "FedJDA"),
+    *(
+        "FedAnalytic",
+        "FedAnalytic, squares",
+        "FedCORAL",
+        "FedDA",
+        "FedDA auto",
+        "FedDAN",
+        "FedDAN, pairwise",
+        "FedDANN, conditional",
+        "FedGP",
+        "FedJDA",
+    ),
     *("FedDaDiL, random", "FedGP auto, exact", "FedGP auto, steps", "FedMMD, classifiers last", "FedMME", "FedProx"),
     *("FedWDGRL", "FinetuneOffline", "KD3A, shapley", "KD3A, soft votes"),
     *("KD3A, votes", "KNNPer", "Oracle", "SourceOnly", "TargetOnly"),

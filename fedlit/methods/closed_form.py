@@ -1,0 +1,272 @@
+"""Methods without training: every client goes once through its samples, and one secure mean of moments follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+
+from fedlit import FederatedModule, Requires, Run
+from fedlit.checks import refuse
+from fedlit.federation import Channel, Client, DivergedError, Open, RosterError, Summed
+from fedlit.federation.lone_classes import (
+    CLASS_SOURCES,
+    LoneClasses,
+    check_lone_classes,
+    class_sources,
+    find_lone_classes,
+)
+from fedlit.functional import RandomFeatureSums
+from fedlit.module import Batch
+
+
+class ClosedForm(FederatedModule):
+    """A method of one round: sums of features by client, their mean at the target, and a model of it for everyone.
+
+    The extractor is fixed (the identity on features computed beforehand, or a pretrained network). Then the run stops.
+    With ``warmup_rounds`` this is the round after them, and the extractor is the one trained in them. Sources that are
+    absent in it (by default nobody) are left out and get no model.
+
+    A subclass says what the `features` are, what a source sends (`moments`), and what follows from the mean (`solve`).
+
+    Args:
+        lone_classes: Where a backend hides the moments, those of a class that one source alone has are its own:
+            ``"leave_out"`` that source's samples of it, so that nobody predicts the class, or ``"send"`` them.
+        kwargs: See `FederatedModule`.
+
+    Raises:
+        RosterError: If the round did not go through all training samples of a client, or the target or every source is
+            absent in it.
+    """
+
+    requires: ClassVar[Requires] = Requires(unlabelled_target=True, tasks=("classification",), class_weights=False)
+    problem: ClassVar[str]
+    """What is solved, in errors."""
+    contents: ClassVar[str]
+    """What a source sends, in words."""
+    solution: ClassVar[tuple[str, ...]]
+    """Names in a replica's state of what is handed out."""
+    solution_words: ClassVar[str]
+    """The same, in words."""
+
+    def __init__(
+        self,
+        clients: Sequence[Client | str],
+        target: str,
+        num_classes: int,
+        extractor: nn.Module,
+        classifier: nn.Module,
+        *,
+        lone_classes: LoneClasses = "leave_out",
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.get("local_norm"):
+            refuse("local_norm", "False, as moments of different extractors do not add up", True, "leave it out")
+        check_lone_classes(lone_classes)
+        super().__init__(clients, target, num_classes, extractor, classifier, **kwargs)
+        self.lone_classes = lone_classes
+        self._sums: dict[str, RandomFeatureSums] = {}
+        self._class_sums: dict[str, Tensor] = {}
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Moments to the target, and the model that it makes of them."""
+        moments = Summed("moments", self.contents, "sources", "target", "once", fixed=True)
+        first = (class_sources(moments),) if self.lone_classes == "leave_out" else ()
+        return moments, *first, Open("model", self.solution_words, up="target", to="sources", how_often="once")
+
+    @property
+    def counted(self) -> tuple[Client, ...]:
+        """Clients of whose samples there are sums: everyone."""
+        return self.clients
+
+    def learners(self, round_idx: int) -> tuple[Client, ...]:
+        """Those whose samples are counted, in the first round after a warm-up."""
+        return self.counted if round_idx == self.warmup_rounds else ()
+
+    def features(self, client: Client, inputs: Any) -> Tensor:
+        """Return the features of a batch of a local client, shape (b, p), in evaluation mode."""
+        raise NotImplementedError
+
+    @property
+    def factor(self) -> float:
+        """What outer products of features are multiplied by, as fixed-point grids are absolute and products small."""
+        raise NotImplementedError
+
+    def solve(self, mean: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what is handed out, as entries of a replica's state, from the sources' mean `moments`."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Add a batch's moments; nothing is trained, so there are no losses."""
+        for client, samples in self.run.in_streams(batch):
+            self.replicas[client].eval()
+            features = self.features(client, samples[0])
+            name = client.name
+            if not features.isfinite().all():  # every process is to know why the run ends
+                self.federation.fail(
+                    DivergedError(
+                        f"the features of client {name!r} hold NaN or infinity: scale its inputs, or take another "
+                        "extractor"
+                    )
+                )
+                continue
+            self.add_(client, features, None if client.is_target else samples[1])
+        return {}
+
+    def add_(self, client: Client, features: Tensor, labels: Tensor | None) -> None:
+        """Add a batch's features, shape (b, p), to a client's sums; ``labels`` are a source's."""
+        name = client.name
+        sums = RandomFeatureSums.of(features)
+        self._sums[name] = self._sums[name] + sums if name in self._sums else sums
+        if labels is not None:
+            members = F.one_hot(labels, self.num_classes).double()
+            ones = torch.ones(len(features), 1, dtype=torch.float64, device=features.device)
+            by_class = torch.cat([features.double(), ones], dim=1).T @ members  # the last row counts
+            self._class_sums[name] = self._class_sums.get(name, torch.zeros_like(by_class)) + by_class
+
+    def on_round_start(self, run: Run) -> None:
+        """Clients that were away fetch a warm-up's result; sources that return after the end, the model."""
+        run.weights.finish_warmup()
+        target, returned = self.target.name, run.federation.roster.returned
+        if not returned or target in returned:
+            return
+        sent = (
+            {target: {name: run.weights.of(target)[name] for name in self.solution}}
+            if run.federation.is_local(target)
+            else {}
+        )
+        received = run.federation.exchange("model", sent, to=sorted(returned))
+        run.weights.load_({name: messages[target] for name, messages in received.items()})
+
+    @torch.no_grad()
+    def on_round_end(self, run: Run) -> None:
+        """One secure mean over the sources, to the target; one model from there to everyone."""
+        if run.clock.round_idx > self.warmup_rounds:
+            return
+        self._check_complete()
+        federation = self.federation
+        lone = self.leave_out_()
+        received = federation.mean(
+            "moments",
+            {client.name: self.moments(client) for client in self.sources if client.name in self._sums},
+            weights=self.run.weights.mean_weights,
+        )
+        self.choose_(received)
+        solved: dict[str, dict[str, Tensor]] = {}
+        try:
+            for name in {self.target.name} & received.keys():
+                solved[name] = self.solve(_whole(received[name]) if name in lone else received[name])
+        except ValueError as error:  # on one process; the next exchange raises it on all
+            federation.fail(RosterError(f"{self.problem} cannot be solved for these data: {error}"))
+        handed_out = federation.exchange("model", solved)
+        models = {**solved, **{name: messages[self.target.name] for name, messages in handed_out.items()}}
+        self.run.weights.load_(models)
+        self.forget_()
+        self.trainer.should_stop = True
+
+    def choose_(self, means: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Choose what the solution depends on, from sources' means by local receiver; all processes call it."""
+
+    def leave_out_(self) -> dict[str, Tensor]:
+        """Take samples of classes that one source alone has out of its sums; return these classes by local client.
+
+        Out of all sums: the mean of all features less those of the other classes would be the class's.
+        """
+        counts = {name: each[-1] for name, each in self._class_sums.items()}
+        found = find_lone_classes(self.federation, CLASS_SOURCES, counts, "nobody will predict them")
+        lone = {name: classes for name, classes in found.items() if bool(classes.any())}
+        for client in (each for each in self.sources if each.name in lone and each.name in counts):
+            name, own = client.name, lone[client.name].to(counts[client.name].device)
+            if not bool((own & (counts[name] > 0)).any()):
+                continue
+            self.forget_samples_(client)
+            self.replicas[client].eval()
+            for _, inputs, labels in self.run.samples.labelled([client]):
+                kept = ~own[labels]
+                with self.trainer.precision_plugin.forward_context():
+                    features = self.features(client, inputs)[kept]
+                if len(features):
+                    self.add_(client, features, labels[kept])
+        return lone
+
+    def forget_samples_(self, client: Client) -> None:
+        """Begin a client's sums anew."""
+        name = client.name
+        before = self._sums[name]
+        zeros = torch.zeros_like(before.second_moment), torch.zeros_like(before.total)
+        self._sums[name], self._class_sums[name] = RandomFeatureSums(*zeros, 0), 0 * self._class_sums[name]
+
+    def forget_(self) -> None:
+        """Leave no sums for another run."""
+        self._sums.clear()
+        self._class_sums.clear()
+
+    def moments(self, client: Client) -> dict[str, Tensor]:
+        """Return what a source sends: means over its samples, and of the symmetric matrix the upper half alone."""
+        sums = self._sums[client.name]
+        count = max(sums.count, 1)  # 0 if it alone has each of its classes: zeros are added
+        rows, columns = torch.triu_indices(len(sums.total), len(sums.total), device=sums.total.device)
+        return {
+            "second": sums.second_moment[rows, columns] * (self.factor / count),
+            "first": sums.total / count,
+            "by_class": self._class_sums[client.name] / count,
+        }
+
+    def second_moment(self, mean: Mapping[str, Tensor]) -> Tensor:
+        """Return the mean of outer products that a mean of `moments` has, shape (p, p), float64."""
+        return of_triangle(mean["second"].double() / self.factor, len(mean["first"]))
+
+    def on_fit_start(self) -> None:
+        """Start with empty sums, and warn if nobody trains the extractor; a resumed run may have nothing left to do."""
+        super().on_fit_start()
+        self.forget_()
+        rounds = self.trainer.max_epochs or 0
+        if not self.warmup_rounds and rounds > 1 and any(p.requires_grad for p in self.originals[0].parameters()):
+            rank_zero_warn(
+                f"{type(self).__name__} takes its extractor as it is and stops after one round of {rounds}: one that "
+                "is not pretrained stays at its first weights. "
+                f"Give warmup_rounds={rounds - 1}, in which FedAvg trains it"
+            )
+        if self.federation.round_idx > self.warmup_rounds:
+            self.trainer.should_stop = True
+
+    def _check_complete(self) -> None:
+        """Raise on every process unless each participating local client has been through all of its samples."""
+        federation = self.federation
+        participants = federation.present("moments")
+        error: RosterError | None = None
+        if len({client.is_target for client in participants}) < 2:
+            error = RosterError(
+                f"round {federation.round_idx} gathers the moments of the target and at least one source, but only "
+                f"{[client.name for client in participants]} participate: give no participation, which means everyone"
+            )
+        for client in participants:
+            if federation.is_local(client) and client in self.counted:
+                seen = self._sums[client.name].count if client.name in self._sums else 0
+                if seen != client.num_samples and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+                    error = RosterError(
+                        f"the moments of client {client.name!r} cover {seen} of {client.num_samples} training samples: "
+                        "give drop_last=False, FederatedStrategy(local_steps=None) and no limit_train_batches, and "
+                        "do not resume within the round"
+                    )
+        federation.check("moments", error)
+
+
+def of_triangle(triangle: Tensor, width: int) -> Tensor:
+    """Return the symmetric matrix, shape (width, width), whose upper half is given row by row."""
+    matrix = triangle.new_zeros(width, width)
+    rows, columns = torch.triu_indices(width, width, device=triangle.device)
+    matrix[rows, columns] = matrix[columns, rows] = triangle
+    return matrix
+
+
+def _whole(mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the mean over the sources that have sent moments and not zeros: those whose class shares are above 0."""
+    share = mean["by_class"][-1].sum()
+    return {name: tensor / share for name, tensor in mean.items()}

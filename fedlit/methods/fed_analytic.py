@@ -1,0 +1,287 @@
+"""FedAnalytic: heads in closed form from one secure mean (AFL, He et al., CVPR 2025; GH-OFL, Turazza et al., 2026).
+
+Sums of features, their outer products and the labels add up over clients, so that each head is that of the pooled data,
+however they are dealt out. AFL's clients send solutions of their own, whose merge by its absolute aggregation law has
+the same result; sums need none of its inversions, and travel through a secure mean.
+
+Differences from the papers:
+
+- An intercept, which is not penalised, and a penalty of means in place of sums: with n samples it is AFL's over n.
+- Logits of the ridge are its outputs over their mean squared error by class, so that probabilities are those of
+  Gaussian errors; AFL has outputs alone, whose largest is the same.
+- GH-OFL trains further heads on samples drawn from the classes' Gaussians; here are the two that need no training.
+- Random features, classes' shares and leaving one source out for the penalty are ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from fedlit import ReplicaSpec
+from fedlit.checks import check, check_at_least, check_one_of, check_positive
+from fedlit.federation import Channel, Client, RosterError, Summed
+from fedlit.federation.lone_classes import LoneClasses
+from fedlit.functional import (
+    Kernel,
+    LabelMoments,
+    RidgePath,
+    diagonal_discriminant,
+    linear_discriminant,
+    sample_frequencies,
+)
+from fedlit.methods.closed_form import ClosedForm
+from fedlit.models import feature_width
+from fedlit.models.closed_form import ClosedFormHead
+from fedlit.models.replica import Replica
+from fedlit.run.replicas import Replicas
+from fedlit.run.weights import Weighting
+
+Head = Literal["ridge", "lda", "qda_diagonal"]
+"""What is solved for."""
+
+PENALTIES = tuple(10.0**exponent for exponent in torch.arange(-6, 1.5, 0.5).tolist())
+"""Candidates of ``penalty="leave_one_out"``: the mean of the eigenvalues of features of length 1 is at most 1 / p."""
+
+_LARGEST_ERROR = 10.0
+"""At which the squared errors of candidates are cut, for fixed-point grids; that of equal outputs is below 1."""
+
+_FACTOR = 16.0
+"""Of outer products: entries of features of length 1 stay within the usual grids' bound of 32."""
+
+
+class FedAnalytic(ClosedForm):
+    """Ridge regression or Gaussian classes on fixed features, in one round (AFL, arXiv 2405.16240; GH-OFL, 2602.01186).
+
+    Every source goes once through its data and adds up features f, their outer products, and f by class; with
+    ``head="qda_diagonal"`` squares by class, too. The target receives the mean over sources, solves for the head, and
+    sends it to everyone. Then the run stops.
+
+    Args:
+        extractor: Network from inputs to features, used as it is; the identity on features computed beforehand.
+        head: ``"ridge"`` is regression on one-hot labels, ``"lda"`` Gaussian classes of one covariance,
+            ``"qda_diagonal"`` Gaussian classes with variances of their own and independent features.
+        penalty: Of the ridge's squared weights, next to mean squared errors, positive. ``"leave_one_out"`` takes the
+            candidate whose heads of all other sources have the least squared error on each source, summed up over
+            sources; these then receive the mean, too.
+        shrinkage: Of covariance or variances, in (0, 1]: see `linear_discriminant` and `diagonal_discriminant`.
+        class_shares: Priors of Gaussian classes: the sources' ``"samples"``, or ``"equal"`` ones.
+        num_frequencies: Number N of random Fourier features (2N numbers) that take the features' place, for boundaries
+            that are curved; 0 for none.
+        bandwidth: Kernel width of random features, in units of the features.
+        kernel: Kernel that they stand for.
+        unit_norm: Scale extracted features to length 1.
+        lone_classes: See `ClosedForm`.
+        weighting: Weights of sources in the mean: by ``"samples"`` (pooled data), ``"sqrt"`` or ``"uniform"``.
+        kwargs: See `FederatedModule`.
+
+    Raises:
+        RosterError: See `ClosedForm`; and if there is one source, which cannot be left out.
+
+    Notes:
+        The moments of p features and C classes are p (p + 3) / 2 + (p + 1) C numbers, 832,000 for 1,280 features and
+        10 classes; those of squares p C more.
+
+        With a privacy backend the target learns the sources' weighted mean moments (with one source, its own exactly);
+        with ``penalty="leave_one_out"`` so does each source, and of two sources each learns the other's. Differential
+        privacy of "moments" is of whole clients: noise on the sums, of which the nearest that moments can have are
+        taken.
+    """
+
+    replicas: Replicas[Replica]
+    replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=("classifier.frequencies",), frozen_statistics=True)
+    problem: ClassVar[str] = "the head"
+    contents: ClassVar[str] = "mean features, their products, and sums by class"
+    solution: ClassVar[tuple[str, ...]] = ("classifier.linear.weight", "classifier.linear.bias")
+    solution_words: ClassVar[str] = "the head"
+
+    def __init__(
+        self,
+        clients: Sequence[Client | str],
+        target: str,
+        num_classes: int,
+        extractor: nn.Module,
+        *,
+        head: Head = "ridge",
+        penalty: float | Literal["leave_one_out"] = 0.001,
+        shrinkage: float = 0.1,
+        class_shares: Literal["samples", "equal"] = "samples",
+        num_frequencies: int = 0,
+        bandwidth: float = 1.0,
+        kernel: Kernel = "gaussian",
+        unit_norm: bool = True,
+        lone_classes: LoneClasses = "leave_out",
+        weighting: Weighting = "samples",
+        **kwargs: Any,
+    ) -> None:
+        check_one_of("head", head, get_args(Head))
+        check_one_of("class_shares", class_shares, ("samples", "equal"))
+        check_at_least("num_frequencies", num_frequencies, 0)
+        sample_frequencies(1, 1, bandwidth, kernel)
+        check(0 < shrinkage <= 1, "shrinkage", "in (0, 1]", shrinkage, "it is what keeps covariances invertible")
+        self.leaves_out = penalty == "leave_one_out"
+        if isinstance(penalty, str):
+            check_one_of("penalty", penalty, ("leave_one_out",), "or give a positive number")
+            rule, way_out = "a number where head is no ridge, which alone has a penalty", "give shrinkage"
+            check(head == "ridge", "penalty", rule, penalty, way_out)
+        else:
+            check_positive("penalty", penalty)
+        rule = "'samples' with head='ridge', whose regression has no priors"
+        check(head != "ridge" or class_shares == "samples", "class_shares", rule, class_shares, "take head='lda'")
+        width = feature_width(extractor)
+        unknown = torch.zeros(num_frequencies, width) if num_frequencies else None
+        classifier = ClosedFormHead(width, num_classes, unknown, head == "qda_diagonal", unit_norm)
+        super().__init__(
+            clients, target, num_classes, extractor, classifier,
+            lone_classes=lone_classes, weighting=weighting, **kwargs,
+        )  # fmt: skip
+        rule, sources = "a number with one source, which cannot be left out", [each.name for each in self.sources]
+        check(len(sources) > 1 or not self.leaves_out, "penalty", rule, penalty, f"of {sources}", RosterError)
+        self.head, self.penalty, self.shrinkage, self.class_shares = head, penalty, shrinkage, class_shares
+        self.num_frequencies, self.bandwidth, self.kernel = num_frequencies, bandwidth, kernel
+        self._squares: dict[str, Tensor] = {}
+        self._errors: Tensor | None = None  # of candidates, on sources that were left out
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Moments to the target, and the head that it makes of them; errors of candidates in between."""
+        moments, *others = super().channels
+        if not self.leaves_out:
+            return moments, *others
+        contents = "squared errors of heads of the other sources, by penalty"
+        errors = Summed("errors", contents, "sources", "target", "once", fixed=True)
+        return Summed("moments", self.contents, "sources", "everyone", "once", fixed=True), errors, *others
+
+    @property
+    def counted(self) -> tuple[Client, ...]:
+        """The sources: the target's samples are not needed."""
+        return self.sources
+
+    @property
+    def factor(self) -> float:
+        """16; with random features N, as their products are of the order 1/N."""
+        return float(self.num_frequencies) or _FACTOR
+
+    def features(self, client: Client, inputs: Any) -> Tensor:
+        """Return features of a batch of a local client, shape (b, p)."""
+        replica = self.replicas[client]
+        return _head_of(replica).features(replica.extractor(inputs))
+
+    def add_(self, client: Client, features: Tensor, labels: Tensor | None) -> None:
+        """Add a batch to a client's sums; for variances by class its squares, too."""
+        super().add_(client, features, labels)
+        if self.head == "qda_diagonal" and labels is not None:
+            members = nn.functional.one_hot(labels, self.num_classes).double()
+            squares = features.double().square().T @ members
+            self._squares[client.name] = self._squares.get(client.name, torch.zeros_like(squares)) + squares
+
+    def forget_samples_(self, client: Client) -> None:
+        """Begin a client's sums anew."""
+        super().forget_samples_(client)
+        self._squares.pop(client.name, None)
+
+    def forget_(self) -> None:
+        """Leave no sums for another run."""
+        super().forget_()
+        self._squares.clear()
+        self._errors = None
+
+    def moments(self, client: Client) -> dict[str, Tensor]:
+        """Return what a source sends: means over its samples."""
+        found = super().moments(client)
+        if self.head != "qda_diagonal":
+            return found
+        zeros = torch.zeros_like(found["by_class"][:-1])
+        squares = self._squares.get(client.name, zeros) * (self.factor / max(self._sums[client.name].count, 1))
+        return {**found, "squares": squares}
+
+    # ---------------------------------------------------------------- the penalty, by leaving one source out
+
+    def choose_(self, means: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Sum up errors of all penalties, each source's by heads of all others, at the target."""
+        if not self.leaves_out:
+            return
+        senders = self.federation.senders("moments")
+        weights = self.run.weights.mean_weights or dict.fromkeys(senders, 1.0)
+        total = sum(weights[name] for name in senders)
+        errors: dict[str, dict[str, Tensor]] = {}
+        for client in self.sources:
+            if client.name in means and client.name in self._sums:
+                share = weights[client.name] / total
+                errors[client.name] = {"errors": self._left_out(client, means[client.name], share)}
+        received = self.federation.mean("errors", errors, weights=self.run.weights.mean_weights)
+        for mean in received.values():
+            self._errors = mean["errors"].double().cpu()
+
+    def _left_out(self, client: Client, mean: Mapping[str, Tensor], share: float) -> Tensor:
+        """Return squared errors on a source's moments by heads of the other sources', by penalty."""
+        own = self.moments(client)
+        others = {name: mean[name].double() - share * own[name].double() for name in own}
+        weight = others["by_class"][-1].sum()
+        if not own["by_class"][-1].any() or weight <= 0:  # all classes of one of both are left out
+            return torch.zeros(len(PENALTIES), dtype=torch.float64)
+        path = RidgePath(self._moments_of({name: each / weight for name, each in others.items()}))
+        moments = self._moments_of(own)
+        found = [moments.squared_error(*path.at(penalty)) for penalty in PENALTIES]
+        return torch.tensor(found, dtype=torch.float64).clamp(max=_LARGEST_ERROR)
+
+    # ---------------------------------------------------------------- the solution
+
+    def solve(self, mean: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the head, as entries of a replica's state, from the sources' mean `moments`."""
+        moments = self._moments_of(mean)
+        if self.head == "ridge":
+            weight, bias = self._ridge(moments)
+        else:
+            if self.head == "lda":
+                weight, bias = linear_discriminant(moments.second, moments.by_class, moments.priors, self.shrinkage)
+            else:
+                squares = mean["squares"].double() / self.factor
+                weight, bias = diagonal_discriminant(squares, moments.by_class, moments.priors, self.shrinkage)
+            seen = moments.priors > 0
+            if self.class_shares == "equal":
+                bias = torch.where(seen, bias - moments.priors.clamp(min=1e-12).log() - math.log(int(seen.sum())), bias)
+        return {name: tensor.float().contiguous() for name, tensor in zip(self.solution, (weight, bias), strict=True)}
+
+    def _ridge(self, moments: LabelMoments) -> tuple[Tensor, Tensor]:
+        """Weights and biases of outputs, over their mean squared error by class."""
+        if self._errors is None:
+            assert not isinstance(self.penalty, str)
+            weight, bias = RidgePath(moments).at(self.penalty)
+            error = moments.squared_error(weight, bias)
+        else:
+            best = int(self._errors.argmin())
+            self.chosen_penalty, error = PENALTIES[best], float(self._errors[best])
+            weight, bias = RidgePath(moments).at(self.chosen_penalty)
+        variance = max(error / self.num_classes, 1e-6)
+        return weight / variance, bias / variance
+
+    def _moments_of(self, mean: Mapping[str, Tensor]) -> LabelMoments:
+        """Moments as they were sent; the nearest that moments can have, where a mechanism has blurred them."""
+        first, by_class = mean["first"].double(), mean["by_class"].double()
+        second, by_class, priors = self.second_moment(mean), by_class[:-1], by_class[-1]
+        if self.federation.channels["moments"].mechanism is not None:
+            priors = priors.clamp(min=0)
+            priors, by_class = priors / priors.sum().clamp(min=1e-12), by_class * (priors > 0)
+            between = by_class / priors.clamp(min=1e-12) @ by_class.T
+            values, vectors = torch.linalg.eigh(second - between)
+            second = between + (vectors * values.clamp(min=0)) @ vectors.T
+        return LabelMoments(second, first, by_class, priors)
+
+    def build_replica(self) -> nn.Module:
+        """The extractor as given, frequencies from the seed, and room for the head."""
+        extractor, classifier = copy.deepcopy(self.originals)
+        if self.num_frequencies:
+            width = feature_width(extractor)
+            drawn = sample_frequencies(self.num_frequencies, width, self.bandwidth, self.kernel, self.federation.seed)
+            classifier.get_buffer("frequencies").copy_(drawn)
+        return Replica(extractor, classifier)
+
+
+def _head_of(replica: Replica) -> ClosedFormHead:
+    return cast(ClosedFormHead, replica.classifier)
