@@ -1,14 +1,15 @@
 """Leaderboard: methods on five data sets, and what is recommended beside them; accuracy, rank, bytes, seconds.
 
 Run from the repository root: python benchmarks/leaderboard.py [--parts office_caltech styles surf digits hearts]
-[--again] [--few-labels] [--folder runs] [--jobs 2]
+[--again] [--few-labels] [--methods FedAnalytic] [--folder runs] [--jobs 2]
 
 Every part is an experiment ``configs/experiments/*_baselines.yaml``: one backbone, as many rounds and the same batches
 for all methods, each domain in turn as the target. The row "recommended" is a configuration of ``configs/recipes`` on
 the same data, with its own rounds. What it does to the data (features by each client's ranks) is done for all methods,
 so that rows differ by what is trained alone. Rows of digits and hearts, whose data it takes as they are, are those of
 ``benchmarks/baselines_accuracy.json``; ``--again`` trains the methods of these parts anew, too. With ``--few-labels``
-the methods are those that take labels of the target, and have LABELS of them.
+the methods are those that take labels of the target, and have LABELS of them. With ``--methods``, named as in the
+experiments, those rows alone are made anew.
 
 Accuracies are those of the last round on all samples of the target, whose labels are hidden: an oracle, and nothing is
 chosen by it. "round_by_score" is the round that the label-free score chooses and "round_by_oracle" the best one, both
@@ -157,6 +158,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=[*EXPERIMENTS], default=[*EXPERIMENTS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--again", action="store_true", help="train every method, in place of the rows that are kept")
+    parser.add_argument("--methods", nargs="+", default=(), help="rows without target labels to make anew")
     parser.add_argument("--few-labels", action="store_true", help=f"methods that take {LABELS} labels of the target")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -165,6 +167,11 @@ def main() -> None:
     for part in options.parts:
         if options.few_labels:
             rows = few_labels(part, options.seeds, options.folder, options.jobs)
+        elif options.methods:
+            prepared, made = PREPARED.get(part, ()), kept[part]
+            if prepared:
+                made = experiment(part, options.methods, options.folder, options.jobs, *prepared)
+            rows = results.found["no labels"][part] | {name: made[name] for name in options.methods}
         else:
             prepared = PREPARED.get(part, ())
             rows = kept[part]

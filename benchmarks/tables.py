@@ -342,6 +342,10 @@ HEADLINES: list[Headline] = [
         )
         for name in ("FedRFTCAClosedForm", "FedJDA")
     ),
+    (
+        "FedAnalytic", "baselines_accuracy", ("office_caltech", "FedAnalytic", "average"), OFFICE_FEATURES,
+        "office_caltech_baselines", None, "",
+    ),
     *(
         (
             name, "baselines_accuracy", ("office_caltech", name, "average"), OFFICE_FEATURES,
