@@ -46,8 +46,6 @@ class ClosedForm(FederatedModule):
     requires: ClassVar[Requires] = Requires(unlabelled_target=True, tasks=("classification",), class_weights=False)
     problem: ClassVar[str]
     """What is solved, in errors."""
-    contents: ClassVar[str]
-    """What a source sends, in words."""
     solution: ClassVar[tuple[str, ...]]
     """Names in a replica's state of what is handed out."""
     solution_words: ClassVar[str]
@@ -71,6 +69,11 @@ class ClosedForm(FederatedModule):
         self.lone_classes = lone_classes
         self._sums: dict[str, RandomFeatureSums] = {}
         self._class_sums: dict[str, Tensor] = {}
+
+    @property
+    def contents(self) -> str:
+        """What a source sends, in words."""
+        raise NotImplementedError
 
     @property
     def channels(self) -> tuple[Channel, ...]:

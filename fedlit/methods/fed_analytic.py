@@ -42,10 +42,10 @@ from fedlit.models.replica import Replica
 from fedlit.run.replicas import Replicas
 from fedlit.run.weights import Weighting
 
-Head = Literal["ridge", "lda", "qda_diagonal"]
+HeadName = Literal["ridge", "lda", "qda_diagonal"]
 """What is solved for."""
 
-PENALTIES = tuple(10.0**exponent for exponent in torch.arange(-6, 1.5, 0.5).tolist())
+PENALTIES = tuple(10.0 ** (half / 2) for half in range(-12, 3))
 """Candidates of ``penalty="leave_one_out"``: the mean of the eigenvalues of features of length 1 is at most 1 / p."""
 
 _LARGEST_ERROR = 10.0
@@ -96,7 +96,6 @@ class FedAnalytic(ClosedForm):
     replicas: Replicas[Replica]
     replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=("classifier.frequencies",), frozen_statistics=True)
     problem: ClassVar[str] = "the head"
-    contents: ClassVar[str] = "mean features, their products, and sums by class"
     solution: ClassVar[tuple[str, ...]] = ("classifier.linear.weight", "classifier.linear.bias")
     solution_words: ClassVar[str] = "the head"
 
@@ -107,7 +106,7 @@ class FedAnalytic(ClosedForm):
         num_classes: int,
         extractor: nn.Module,
         *,
-        head: Head = "ridge",
+        head: HeadName = "ridge",
         penalty: float | Literal["leave_one_out"] = 0.001,
         shrinkage: float = 0.1,
         class_shares: Literal["samples", "equal"] = "samples",
@@ -119,7 +118,7 @@ class FedAnalytic(ClosedForm):
         weighting: Weighting = "samples",
         **kwargs: Any,
     ) -> None:
-        check_one_of("head", head, get_args(Head))
+        check_one_of("head", head, get_args(HeadName))
         check_one_of("class_shares", class_shares, ("samples", "equal"))
         check_at_least("num_frequencies", num_frequencies, 0)
         sample_frequencies(1, 1, bandwidth, kernel)
@@ -144,8 +143,15 @@ class FedAnalytic(ClosedForm):
         check(len(sources) > 1 or not self.leaves_out, "penalty", rule, penalty, f"of {sources}", RosterError)
         self.head, self.penalty, self.shrinkage, self.class_shares = head, penalty, shrinkage, class_shares
         self.num_frequencies, self.bandwidth, self.kernel = num_frequencies, bandwidth, kernel
+        self.unit_norm = unit_norm
         self._squares: dict[str, Tensor] = {}
         self._errors: Tensor | None = None  # of candidates, on sources that were left out
+
+    @property
+    def contents(self) -> str:
+        """Moments of features; for variances by class of their squares, too."""
+        squares = "of features and of their squares" if self.head == "qda_diagonal" else "of features"
+        return f"mean features, their products, and sums by class {squares}"
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -164,8 +170,8 @@ class FedAnalytic(ClosedForm):
 
     @property
     def factor(self) -> float:
-        """16; with random features N, as their products are of the order 1/N."""
-        return float(self.num_frequencies) or _FACTOR
+        """16 at length 1; N with random features, whose products are of the order 1/N; 1 where nothing bounds them."""
+        return float(self.num_frequencies) or (_FACTOR if self.unit_norm else 1.0)
 
     def features(self, client: Client, inputs: Any) -> Tensor:
         """Return features of a batch of a local client, shape (b, p)."""

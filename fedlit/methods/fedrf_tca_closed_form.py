@@ -86,7 +86,6 @@ class FedRFTCAClosedForm(ClosedForm):
     )
     replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=STAYS_LOCAL, frozen_statistics=True)
     problem: ClassVar[str] = "RF-TCA"
-    contents: ClassVar[str] = "mean random features, their products, and sums by class"
     solution: ClassVar[tuple[str, ...]] = ("aligner.weight", "classifier.weight", "classifier.bias")
     solution_words: ClassVar[str] = "W and the classifier"
 
@@ -124,6 +123,11 @@ class FedRFTCAClosedForm(ClosedForm):
         self.unit_norm = unit_norm
         self.gamma = gamma
         self.shrinkage = shrinkage
+
+    @property
+    def contents(self) -> str:
+        """Moments of random features."""
+        return "mean random features, their products, and sums by class"
 
     def features(self, client: Client, inputs: Any) -> Tensor:
         """Return random features of a batch of a local client, shape (b, 2N)."""
