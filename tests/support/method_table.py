@@ -21,7 +21,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {name: {} for name in methods.__all__} | 
     "FADA, disentangling": {"attention_samples": 50, "disentangle": True},
     "FADE": {"schedule_rounds": 3},
     "FedAnalytic, leave one out": {"penalty": "leave_one_out"},
-    "FedAnalytic, squares": {"head": "qda_diagonal", "num_frequencies": 8},
+    "FedAnalytic, squares": {"head": "qda_diagonal"},
     "FedDA": {"target_lr_ratio": 0.5, "align_magnitudes": True},
     "FedDA auto": {"beta": "auto"},
     "FedDAN": {"num_frequencies": 20},
