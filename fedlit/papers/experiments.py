@@ -59,7 +59,7 @@ class Results:
         if "versions" in there:
             self.facts["versions"] = there["versions"]  # of pieces from before each told its own
         given = sys.argv[1:]
-        for place_of in ("--out", "--folder"):
+        for place_of in ("--out", "--folder", "--jobs"):
             if place_of in given:
                 place = given.index(place_of)
                 del given[place : place + 2]
