@@ -126,6 +126,11 @@ def _paper(name: str, table: str, args: list[str]) -> None:
     if unknown:
         known = ", ".join(each.column for each in asked.runs if each.column)
         sys.exit(f"fedlit: columns must be of {known or 'no run, which have a column for each target'}, got {unknown}")
+    more = [name for name in ("seeds", "folder", "fit") if getattr(options, name)]
+    if options.stand_in and more:
+        sys.exit(
+            f"fedlit: --stand-in runs one seed on made data and keeps no runs, so leave --{' and --'.join(more)} out"
+        )
     problem = None
     try:
         if options.stand_in:
@@ -139,10 +144,11 @@ def _paper(name: str, table: str, args: list[str]) -> None:
         problem, found = f"fedlit: {error}", ours(name, table, options.out, _folder())
     except (OSError, ArgumentError) as error:
         sys.exit(f"fedlit: {error}")
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         sys.exit(f"fedlit: the figures in --out={options.out} cannot be read ({error}): remove the file, or mend it")
     if options.stand_in and problem is None:
-        print(f"{name} {table} ran on made data of the same layout; see {options.out / 'stand_ins.json'}")
+        where = "" if options.columns else f"; see {options.out / 'stand_ins.json'}"
+        print(f"{name} {table} ran on made data of the same layout{where}")
         return None
     if found:
         show(compared(asked, found))

@@ -74,6 +74,9 @@ def _first(texts: Sequence[str], between: str) -> str:
 
 def check_published(published: Mapping[str, int], domains: Sequence[str]) -> None:
     """Refuse published numbers of domains that there are none of, which would check nothing."""
+    rule = "numbers of images by domain"
+    fits = isinstance(published, Mapping) and all(isinstance(number, int) for number in published.values())
+    check(fits, "published", rule, published, error=TypeError)
     for name in published:
         check_one_of("published", name, tuple(dict.fromkeys(domains)))
 

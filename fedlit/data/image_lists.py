@@ -80,6 +80,7 @@ def _files(root: Path, argument: str, pattern: str) -> dict[str, Path]:
     """The files that have the name that ``pattern`` gives, by domain."""
     rule = f"a path below root with {DOMAIN} in it, once"
     check(pattern.count(DOMAIN) == 1 and not Path(pattern).is_absolute(), argument, rule, pattern)
+    check(not {*pattern} & {*"*?["}, argument, "a path without *, ? and [", pattern, "give the name as it is")
     before, after = map(re.escape, pattern.split(DOMAIN))
     matches = {path: re.fullmatch(f"{before}([^/]+){after}", path.relative_to(root).as_posix())
                for path in sorted(root.glob(pattern.replace(DOMAIN, "*"))) if path.is_file()}  # fmt: skip
@@ -101,8 +102,8 @@ def _read(root: Path, file: Path) -> dict[int, list[str]]:
             continue
         name, label = [*line.strip().rsplit(maxsplit=1), ""][:2]
         fits = label.isdecimal() and not name.startswith("/") and ".." not in name.split("/")
-        rule = "a path below root, a blank and a whole number"
-        check_data(fits, f"{file} (line {count})", rule, repr(line), "mend the line")
+        rule, way_out = "a path below root, a blank and a whole number", "mend the line, or name the domains in clients"
+        check_data(fits, f"{file} (line {count})", rule, repr(line), way_out)
         lines.append((normpath(name), int(label)))
     check_data(bool(lines), str(file), "lines of a path and a whole number", "none", "get it again")
     twice = [name for name, times in Counter(name for name, _ in lines).items() if times > 1]

@@ -19,6 +19,9 @@ from fedlit.functional.discriminant import MIN_PRIOR, NEVER
 _SMALLEST_VARIANCE = 1e-6
 """Of a feature within a class, next to the mean over features."""
 
+_SMALLEST_RATIO = 1e-5
+"""Of variances within classes to mean squares: less is the rounding of fixed-point grids."""
+
 
 @dataclass(frozen=True)
 class LabelMoments:
@@ -112,7 +115,8 @@ def diagonal_discriminant(
     variances = (squares.double() / shares - means.square()).clamp(min=0)
     pooled = variances @ priors.double().clamp(min=0)
     rule, way_out = "of samples that vary within classes", "without a variance classes cannot be separated"
-    check(bool(pooled.sum() > 0), "squares", rule, float(pooled.sum()), way_out)
+    varies = bool(pooled.sum() > _SMALLEST_RATIO * squares.double().sum())
+    check(varies, "squares", rule, float(pooled.sum()), way_out)
     variances = (1 - shrinkage) * variances + shrinkage * pooled[:, None]
     variances = variances.clamp(min=_SMALLEST_VARIANCE * float(pooled.mean()))
     weights = torch.cat([means / variances, -0.5 / variances]).T

@@ -87,6 +87,11 @@ class ClosedForm(FederatedModule):
         """Clients of whose samples there are sums: everyone."""
         return self.clients
 
+    @property
+    def least_sources(self) -> int:
+        """Number of sources that must take part."""
+        return 1
+
     def learners(self, round_idx: int) -> tuple[Client, ...]:
         """Those whose samples are counted, in the first round after a warm-up."""
         return self.counted if round_idx == self.warmup_rounds else ()
@@ -244,10 +249,12 @@ class ClosedForm(FederatedModule):
         federation = self.federation
         participants = federation.present("moments")
         error: RosterError | None = None
-        if len({client.is_target for client in participants}) < 2:
+        number = sum(not client.is_target for client in participants)
+        if number == len(participants) or number < self.least_sources:
             error = RosterError(
-                f"round {federation.round_idx} gathers the moments of the target and at least one source, but only "
-                f"{[client.name for client in participants]} participate: give no participation, which means everyone"
+                f"round {federation.round_idx} takes the target and the moments of at least {self.least_sources} "
+                f"source(s), but only {[client.name for client in participants]} participate: give no participation, "
+                "which means everyone"
             )
         for client in participants:
             if federation.is_local(client) and client in self.counted:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
@@ -51,6 +52,12 @@ PENALTIES = tuple(10.0 ** (half / 2) for half in range(-12, 3))
 _LARGEST_ERROR = 10.0
 """At which the squared errors of candidates are cut, for fixed-point grids; that of equal outputs is below 1."""
 
+_LEAST_VARIANCE = 1e-3
+"""Of the ridge's errors by class, where it fits all labels; and of blurred features at length 1, over all of them."""
+
+_LEAST_SHARE = 1e-3
+"""Of a class, where shares are blurred, and of the sources that are not left out."""
+
 _FACTOR = 16.0
 """Of outer products: entries of features of length 1 stay within the usual grids' bound of 32."""
 
@@ -81,16 +88,22 @@ class FedAnalytic(ClosedForm):
         kwargs: See `FederatedModule`.
 
     Raises:
-        RosterError: See `ClosedForm`; and if there is one source, which cannot be left out.
+        RosterError: See `ClosedForm`; and if there is or takes part one source, which cannot be left out.
 
     Notes:
         The moments of p features and C classes are p (p + 3) / 2 + (p + 1) C numbers, 832,000 for 1,280 features and
         10 classes; those of squares p C more.
 
         With a privacy backend the target learns the sources' weighted mean moments (with one source, its own exactly);
-        with ``penalty="leave_one_out"`` so does each source, and of two sources each learns the other's. Differential
-        privacy of "moments" is of whole clients: noise on the sums, of which the nearest that moments can have are
-        taken.
+        with ``penalty="leave_one_out"`` so does each source, so that of two sources, or of the two that have a class,
+        each learns the other's. The head goes to all sources, and tells of the pooled data: with "qda_diagonal" its
+        classes' shares, means and shrunk variances themselves, otherwise C (p + 1) functions of the moments.
+
+        Differential privacy of "moments" is of whole clients, and takes a fixed penalty. What clipping and noise leave
+        is mended: shares of classes sum to 1 again, and no variance is negative.
+
+    Attributes:
+        chosen_penalty: On the target's process, the penalty that leaving one source out has chosen; else ``None``.
     """
 
     replicas: Replicas[Replica]
@@ -120,7 +133,13 @@ class FedAnalytic(ClosedForm):
     ) -> None:
         check_one_of("head", head, get_args(HeadName))
         check_one_of("class_shares", class_shares, ("samples", "equal"))
+        for name, number in (("num_frequencies", num_frequencies), ("penalty", penalty), ("shrinkage", shrinkage)):
+            is_number = isinstance(number, Real) and not isinstance(number, bool)
+            is_word = name == "penalty" and isinstance(number, str)
+            check(is_number or is_word, name, "a number", number, error=TypeError)
+        check(isinstance(num_frequencies, int), "num_frequencies", "an integer", num_frequencies, error=TypeError)
         check_at_least("num_frequencies", num_frequencies, 0)
+        check_one_of("unit_norm", unit_norm, (True, False))
         sample_frequencies(1, 1, bandwidth, kernel)
         check(0 < shrinkage <= 1, "shrinkage", "in (0, 1]", shrinkage, "it is what keeps covariances invertible")
         self.leaves_out = penalty == "leave_one_out"
@@ -146,6 +165,7 @@ class FedAnalytic(ClosedForm):
         self.unit_norm = unit_norm
         self._squares: dict[str, Tensor] = {}
         self._errors: Tensor | None = None  # of candidates, on sources that were left out
+        self.chosen_penalty: float | None = None
 
     @property
     def contents(self) -> str:
@@ -159,9 +179,16 @@ class FedAnalytic(ClosedForm):
         moments, *others = super().channels
         if not self.leaves_out:
             return moments, *others
+        clipped = "sources take their own part from the mean, where it is not clipped: give a number as penalty"
         contents = "squared errors of heads of the other sources, by penalty"
-        errors = Summed("errors", contents, "sources", "target", "once", fixed=True)
-        return Summed("moments", self.contents, "sources", "everyone", "once", fixed=True), errors, *others
+        errors = Summed("errors", contents, "sources", "target", "once", fixed=True, unblurred=clipped)
+        everyone = Summed("moments", self.contents, "sources", "everyone", "once", fixed=True, unblurred=clipped)
+        return everyone, errors, *others
+
+    @property
+    def least_sources(self) -> int:
+        """Two where one is left out."""
+        return 2 if self.leaves_out else 1
 
     @property
     def counted(self) -> tuple[Client, ...]:
@@ -219,35 +246,46 @@ class FedAnalytic(ClosedForm):
         for client in self.sources:
             if client.name in means and client.name in self._sums:
                 share = weights[client.name] / total
-                errors[client.name] = {"errors": self._left_out(client, means[client.name], share)}
+                errors[client.name] = self._left_out(client, means[client.name], share)
         received = self.federation.mean("errors", errors, weights=self.run.weights.mean_weights)
         for mean in received.values():
-            self._errors = mean["errors"].double().cpu()
+            there = mean["there"].double().cpu()
+            if not there > 0:  # on the target's process; the next exchange raises it on all
+                way_out = "give a number as penalty"
+                self.federation.fail(
+                    RosterError(f"no source's classes are at another source, to leave it out: {way_out}")
+                )
+            self._errors = mean["errors"].double().cpu() / there
 
-    def _left_out(self, client: Client, mean: Mapping[str, Tensor], share: float) -> Tensor:
-        """Return squared errors on a source's moments by heads of the other sources', by penalty."""
+    def _left_out(self, client: Client, mean: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+        """Return squared errors on a source's moments by heads of all others, by penalty, and that it has any."""
         own = self.moments(client)
         others = {name: mean[name].double() - share * own[name].double() for name in own}
         weight = others["by_class"][-1].sum()
-        if not own["by_class"][-1].any() or weight <= 0:  # all classes of one of both are left out
-            return torch.zeros(len(PENALTIES), dtype=torch.float64)
+        if not own["by_class"][-1].any() or weight < _LEAST_SHARE:  # all classes of one of both are left out
+            nothing = torch.zeros(len(PENALTIES) + 1, dtype=torch.float64)
+            return {"errors": nothing[1:], "there": nothing[0]}
         path = RidgePath(self._moments_of({name: each / weight for name, each in others.items()}))
         moments = self._moments_of(own)
         found = [moments.squared_error(*path.at(penalty)) for penalty in PENALTIES]
-        return torch.tensor(found, dtype=torch.float64).clamp(max=_LARGEST_ERROR)
+        errors = torch.tensor(found, dtype=torch.float64).clamp(0.0, _LARGEST_ERROR)
+        return {"errors": errors, "there": torch.ones((), dtype=torch.float64)}
 
     # ---------------------------------------------------------------- the solution
 
     def solve(self, mean: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the head, as entries of a replica's state, from the sources' mean `moments`."""
         moments = self._moments_of(mean)
+        squares = mean["squares"].double() / self.factor if "squares" in mean else None
+        if self.federation.channels["moments"].mechanism is not None:
+            moments, squares = mended(moments, squares)
         if self.head == "ridge":
             weight, bias = self._ridge(moments)
         else:
             if self.head == "lda":
                 weight, bias = linear_discriminant(moments.second, moments.by_class, moments.priors, self.shrinkage)
             else:
-                squares = mean["squares"].double() / self.factor
+                assert squares is not None
                 weight, bias = diagonal_discriminant(squares, moments.by_class, moments.priors, self.shrinkage)
             seen = moments.priors > 0
             if self.class_shares == "equal":
@@ -264,20 +302,13 @@ class FedAnalytic(ClosedForm):
             best = int(self._errors.argmin())
             self.chosen_penalty, error = PENALTIES[best], float(self._errors[best])
             weight, bias = RidgePath(moments).at(self.chosen_penalty)
-        variance = max(error / self.num_classes, 1e-6)
+        variance = max(error / self.num_classes, _LEAST_VARIANCE)
         return weight / variance, bias / variance
 
     def _moments_of(self, mean: Mapping[str, Tensor]) -> LabelMoments:
-        """Moments as they were sent; the nearest that moments can have, where a mechanism has blurred them."""
-        first, by_class = mean["first"].double(), mean["by_class"].double()
-        second, by_class, priors = self.second_moment(mean), by_class[:-1], by_class[-1]
-        if self.federation.channels["moments"].mechanism is not None:
-            priors = priors.clamp(min=0)
-            priors, by_class = priors / priors.sum().clamp(min=1e-12), by_class * (priors > 0)
-            between = by_class / priors.clamp(min=1e-12) @ by_class.T
-            values, vectors = torch.linalg.eigh(second - between)
-            second = between + (vectors * values.clamp(min=0)) @ vectors.T
-        return LabelMoments(second, first, by_class, priors)
+        """Moments as they were sent."""
+        by_class = mean["by_class"].double()
+        return LabelMoments(self.second_moment(mean), mean["first"].double(), by_class[:-1], by_class[-1])
 
     def build_replica(self) -> nn.Module:
         """The extractor as given, frequencies from the seed, and room for the head."""
@@ -287,6 +318,25 @@ class FedAnalytic(ClosedForm):
             drawn = sample_frequencies(self.num_frequencies, width, self.bandwidth, self.kernel, self.federation.seed)
             classifier.get_buffer("frequencies").copy_(drawn)
         return Replica(extractor, classifier)
+
+
+def mended(blurred: LabelMoments, squares: Tensor | None) -> tuple[LabelMoments, Tensor | None]:
+    """Moments that can be some, of blurred ones and of squares by class, shape (p, C).
+
+    Clipping has made all smaller by a factor, which shares of classes tell; noise makes shares and variances negative.
+    """
+    total = blurred.priors.clamp(min=0).sum().clamp(min=_LEAST_SHARE)
+    priors, by_class = blurred.priors / total, blurred.by_class / total
+    by_class = by_class * (priors > _LEAST_SHARE)
+    priors = priors.clamp(min=_LEAST_SHARE)
+    priors = priors / priors.sum()
+    between = by_class / priors @ by_class.T
+    values, vectors = torch.linalg.eigh(blurred.second / total - between)
+    second = between + (vectors * values.clamp(min=_LEAST_VARIANCE / len(values))) @ vectors.T
+    if squares is not None:
+        least = by_class.square() / priors + _LEAST_VARIANCE / len(values) * priors
+        squares = torch.maximum(squares / total, least)
+    return LabelMoments(second, by_class.sum(dim=1), by_class, priors), squares
 
 
 def _head_of(replica: Replica) -> ClosedFormHead:

@@ -54,7 +54,8 @@ class Results:
         self.made: dict[str, Any] = there.get("made", {})
         self.lock = RLock()
         program = Path(sys.argv[0]).name
-        command = f"python benchmarks/{program}" if program.endswith(".py") else "fedlit"
+        is_script = program.endswith(".py") and program != "__main__.py"
+        command = f"python benchmarks/{program}" if is_script else "fedlit"
         self.facts = {"command": command, "cores": os.cpu_count(), **more}
         if "versions" in there:
             self.facts["versions"] = there["versions"]  # of pieces from before each told its own

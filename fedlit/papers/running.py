@@ -62,7 +62,9 @@ def run(
 
     def one(each: Fit) -> str:
         given = _given(each)
-        settings = crc32(" ".join([*given, *arguments]).encode())  # runs of others are no runs of this cell
+        settings = crc32(
+            " ".join([*given, *arguments, *map(str, seeds)]).encode()
+        )  # others' runs are none of this cell
         place = kept and kept / f"{paper}_{table}_{asked.runs.index(each)}_{settings:08x}"
         try:
             summaries = [one for one in _summaries([*given, *more], place) if not seeds or one["seed"] in seeds]
@@ -82,7 +84,7 @@ def run(
 
 
 def run_stand_in(paper: str, table: str, folder: Path, columns: Sequence[str] = ()) -> None:
-    """Run each configuration whose data are to be fetched once, on small data of that layout; keep that it ran alone.
+    """Run each configuration whose data are to be fetched once, on small data of that layout; of all, keep that it ran.
 
     Args:
         paper: Its name.
@@ -110,7 +112,8 @@ def run_stand_in(paper: str, table: str, folder: Path, columns: Sequence[str] = 
                 for one in _summaries([*_given(each, place), *(f"--{key}={text}" for key, text in given.items())])
             }
     found = {"fits": len(different), "methods": sorted(methods), "seconds": round(time.monotonic() - started, 1)}
-    results.keep(found, paper, table)
+    if not columns:  # of some columns it would take the place of all
+        results.keep(found, paper, table)
 
 
 def ours(paper: str, table: str, folder: Path, benchmarks: Path | None) -> Cells:
@@ -198,7 +201,9 @@ def read_results(path: Path) -> Any:
     if not path.is_file():
         return {}
     whole = json.loads(path.read_text(encoding="utf-8"))
-    return whole.get("results", whole)
+    found = whole.get("results", whole) if isinstance(whole, Mapping) else whole
+    check(isinstance(found, Mapping), str(path), "a file of figures by table", found, "remove it, or mend it")
+    return found
 
 
 def read_made(path: Path) -> Any:

@@ -130,6 +130,7 @@ def test_lists_that_are_not_there_or_not_named_are_refused(domainnet):
     for argument, given in (
         ("lists", {"lists": "train.txt"}),
         ("test_lists", {"test_lists": "{domain}.txt"}),
+        ("lists", {"lists": "*{domain}_train.txt"}),
         ("protocol", {"protocol": "domainbed", "augment": True}),
         ("protocol", {"protocol": "domainbed", "normalise": "client"}),
     ):
@@ -153,6 +154,8 @@ def test_published_numbers_of_domains_that_are_none_are_refused(tmp_path):
     with refused("published") as caught:
         ImageDomains(str(tmp_path), published={"synthetc": 36})
     assert "synthetic" in str(caught.value)
+    with refused("published", TypeError):
+        ImageDomains(str(tmp_path), published={"synthetic": "36"})
     (tmp_path / "__MACOSX" / "synthetic").mkdir(parents=True)  # as archives have it that were made there
     assert ImageDomains(str(tmp_path), published={"synthetic": 36}).domain_names() == [
         "product_images",

@@ -224,12 +224,14 @@ def test_stand_ins_are_for_runs_of_a_column_whose_data_are_to_be_fetched(paper, 
     monkeypatch.setattr(running, "_summaries", summaries)
     running.run_stand_in("mine", "table-1", paper, columns=["B"])
     assert len(given) == 1
+    assert not (paper / "stand_ins.json").exists()  # of one column it is not the table's
     assert "image_size: 32" in given[0]
     assert "--data.init_args.root=" in given[0]
     running.run_stand_in("mine", "table-1", paper)
     assert len(given) == 1 + 2
     with pytest.raises(ArgumentError, match="run it on its data"):
         running.run_stand_in("mine", "table-1", paper, columns=["A"])
+    assert "leave --seeds out" in refusal("benchmark", "mine", "table-1", "--stand-in", "--seeds", "0")
     assert "stand_in must be" in refusal("benchmark", "mine", "table-1", "--stand-in", "--columns", "A")
 
 
@@ -300,10 +302,19 @@ def test_arguments_say_nothing_to_a_benchmark_behind_a_table():
     assert "--stand-in, --seeds says nothing: run fedlit benchmark fedgp --parts noise" in told
 
 
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
 def test_files_that_cannot_be_read_or_written_are_told(paper, tmp_path):
     paper.mkdir()
     (paper / "mine.json").write_text('{"results": ')
     assert "cannot be read (Expecting value" in refusal("benchmark", "mine", "table-1", f"--out={paper}")
+    (paper / "mine.json").write_bytes(b"\xff\xfe")
+    assert "cannot be read ('utf-8' codec" in refusal("benchmark", "mine", "table-1", f"--out={paper}")
+    with pytest.raises(ArgumentError, match="a file of figures by table"):
+        running.read_results(_written(tmp_path / "odd.json", '{"results": []}'))
     assert "File exists" in refusal("benchmark", "mine", "table-1", f"--out={paper / 'mine.json'}")
     assert "the page cannot be written" in refusal("benchmark", "--page", str(tmp_path))
 

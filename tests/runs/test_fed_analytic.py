@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from backends import BACKENDS, backend
-from fedlit.federation import RosterError
+from fedlit.federation import RosterError, Schedule
 from fedlit.functional import (
     LabelMoments,
     RidgePath,
@@ -237,6 +237,53 @@ def test_a_single_source_cannot_be_left_out_and_gaussian_classes_have_no_penalty
         FedAnalytic(["a", "t"], "t", CLASSES, Raw(), penalty="leave_one_out")
     with refused("penalty"):
         FedAnalytic(["a", "b", "t"], "t", CLASSES, Raw(), penalty="leave_one_out", head="lda")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"penalty": None}, {"penalty": True}, {"num_frequencies": 2.5}, {"num_frequencies": True}, {"shrinkage": "a"}],
+    ids=str,
+)
+def test_what_is_no_number_is_refused(given):
+    with refused(*given, TypeError):
+        FedAnalytic(["a", "b", "t"], "t", CLASSES, Raw(), **given)
+
+
+def test_a_source_that_alone_takes_part_cannot_be_left_out():
+    with pytest.raises(RosterError, match=r"at least 2 source\(s\), but only \['a', 't'\] participate"):
+        fit(domains(), penalty="leave_one_out", strategy={"participation": Schedule([["a", "t"]])})
+
+
+def test_errors_are_of_the_sources_that_could_be_left_out():
+    """One that has sent nothing changes neither penalty nor probabilities."""
+    data = domains((30, 30, 31, 31), seed=5)
+    lone = TensorDataset(data["c"].tensors[0], torch.full((31,), 3))
+    masked = {"privacy": backend("masking")}
+    found = []
+    for each in (data | {"c": lone}, {name: data[name] for name in "abt"}):
+        torch.manual_seed(0)
+        module = FedAnalytic([*each], "t", 4, Raw(), penalty="leave_one_out", weighting="uniform")
+        trainer(1, precision="64-true", strategy=masked if "c" in each else {}).fit(module, loader(each, 8))
+        found.append((module.chosen_penalty, *head(module)))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-2, atol=1e-2)
+
+
+def test_a_blurred_mean_takes_a_fixed_penalty():
+    noise = {"differential_privacy": GaussianMechanism(1.0, noise_multiplier=1e-3)}
+    with pytest.raises(ValueError, match="give a number as penalty"):
+        fit(domains(), penalty="leave_one_out", strategy=noise)
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"head": "lda"}, {"head": "qda_diagonal"}], ids=str)
+def test_clipping_alone_changes_no_head(kwargs):
+    clipped = fit(domains((33, 33, 31)), strategy={"differential_privacy": GaussianMechanism(1.0, 1e-9)}, **kwargs)
+    plain = fit(domains((33, 33, 31)), **kwargs)
+    outputs = [
+        module.replicas["t"].classifier(torch.from_numpy(pooled(domains())[0])).softmax(dim=1).detach().numpy()
+        for module in (clipped, plain)
+    ]
+    assert np.abs(outputs[0] - outputs[1]).max() < 0.05  # clients' clipping factors differ
 
 
 @pytest.mark.parametrize("kind", ["lda", "qda_diagonal"])
