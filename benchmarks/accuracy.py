@@ -32,7 +32,7 @@ EXPERIMENTS: dict[str, list[str]] = {
 def run(name: str, extra: list[str]) -> list[dict[str, object]]:
     """Summaries of all runs of one experiment."""
     with tempfile.TemporaryDirectory() as folder:
-        return list(fit(folder, f"--config=configs/experiments/{name}.yaml", *extra).values())
+        return list(fit(folder, f"--config=experiments/{name}", *extra).values())
 
 
 def table(runs: list[dict[str, object]]) -> dict[str, dict[str, dict[str, float]]]:

@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from fedlit.papers.experiments import Results, by_method, fit, options_of, show
+from fedlit.papers.experiments import CONFIGS, Results, by_method, fit, options_of, show
 
 EXPERIMENTS = {
     "office_caltech": "office_caltech_baselines",
@@ -51,9 +51,9 @@ def kept_in(folder: Path | None, part: str) -> Iterator[str]:
 
 def some(name: str, methods: Sequence[str]) -> list[str]:
     """Words that name an experiment, with all its methods or with those."""
-    words = [f"--config=configs/experiments/{EXPERIMENTS[name]}.yaml"]
+    words = [f"--config=experiments/{EXPERIMENTS[name]}"]
     if methods:
-        read = yaml.safe_load(Path(words[0].removeprefix("--config=")).read_text())
+        read = yaml.safe_load((CONFIGS / f"experiments/{EXPERIMENTS[name]}.yaml").read_text())
         rows = {Path(each).name if isinstance(each, str) else each["name"]: each for each in read["compare"]}
         words.append(f"--compare={json.dumps([rows[method] for method in methods])}")
     return words

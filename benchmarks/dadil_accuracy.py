@@ -58,7 +58,7 @@ PER_CLASS = (1, 5, 10, 20)
 def run(experiment: str, *arguments: str) -> list[dict[str, Any]]:
     """Summaries of all runs; FedDaDiL's once for each of its predictions."""
     with tempfile.TemporaryDirectory() as folder:
-        found = list(fit(folder, f"--config=configs/experiments/{experiment}.yaml", *arguments).values())
+        found = list(fit(folder, f"--config=experiments/{experiment}", *arguments).values())
     rows = []
     for each in found:
         others = each["oracle_alternatives"]
@@ -119,7 +119,7 @@ def distillation(seeds: list[int]) -> dict[str, Any]:
     targets = ("amazon", "caltech10", "dslr", "webcam")
     for target in targets:
         for seed in seeds:
-            config = [f"--config=configs/experiments/{OFFICE}.yaml", "--compare=null", "--seeds=null", "--targets=null"]
+            config = [f"--config=experiments/{OFFICE}", "--compare=null", "--seeds=null", "--targets=null"]
             with tempfile.TemporaryDirectory() as folder:
                 where = [f"--data.target={target}", f"--seed_everything={seed}", f"--trainer.default_root_dir={folder}"]
                 cli = FedlitCLI(["fit", *config, *where], one_of_many=True)

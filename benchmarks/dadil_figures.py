@@ -24,7 +24,7 @@ from torch.optim import Adam
 
 from fedlit.papers.experiments import fit, run_parts
 
-EXPERIMENT = ["--config=configs/experiments/office_caltech_feddadil.yaml", "--compare=null"]
+EXPERIMENT = ["--config=experiments/office_caltech_feddadil", "--compare=null"]
 STEPS = (1, 2, 5, 10)
 ROUNDS = (1, 5, 10, 20, 30)
 

@@ -32,9 +32,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedlit.papers.experiments import Results, fit
+from fedlit.papers.experiments import CONFIGS, Results, fit
 
-EXPERIMENTS = Path("configs/experiments")
+EXPERIMENTS = CONFIGS / "experiments"
 PLAIN = EXPERIMENTS / "office_caltech_fed_mmd_plain.yaml"
 ALONE = "--compare=null"
 OPEN = "--model.init_args.exchange=open"

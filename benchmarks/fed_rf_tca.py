@@ -64,8 +64,8 @@ CLOSED_FORM = {f"N = {frequencies}": f"{OPTION}num_frequencies={frequencies}" fo
 
 def run(experiment: str, *extra: str, config: str | None = None) -> list[dict[str, Any]]:
     """Summaries of all runs of one experiment."""
-    configs = [f"--config=configs/experiments/{experiment}.yaml"]
-    configs += [] if config is None else [f"--config=configs/settings/{config}.yaml"]
+    configs = [f"--config=experiments/{experiment}"]
+    configs += [] if config is None else [f"--config=settings/{config}"]
     with tempfile.TemporaryDirectory() as folder:
         return list(fit(folder, *configs, *extra).values())
 

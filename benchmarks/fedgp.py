@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from fedlit.papers.entries import entry
-from fedlit.papers.experiments import Results, fit
+from fedlit.papers.experiments import CONFIGS, Results, fit
 
 METHODS = {
     "SourceOnly": "Source only",
@@ -86,7 +86,7 @@ def cells(parts: list[str]) -> list[Cell]:
         )
         found.append(Cell("state_kept", level, kept))
     if "heart" in parts:
-        heart = "--config=configs/experiments/heart_fedgp.yaml"
+        heart = f"--config={CONFIGS}/experiments/heart_fedgp.yaml"
         for hospital in COLUMNS["heart"][:-1]:
             # the experiment's are a fifth of the labels; the paper gives Switzerland all
             labels = ("--data.target_labels=1.0",) if hospital == "switzerland" else ()
@@ -96,7 +96,7 @@ def cells(parts: list[str]) -> list[Cell]:
 
 def fashion_mnist(part: str) -> Path:
     """The experiment of a table."""
-    return Path(f"configs/experiments/fashion_mnist_{part}_fedgp.yaml")
+    return CONFIGS / f"experiments/fashion_mnist_{part}_fedgp.yaml"
 
 
 def at(part: str, level: str) -> tuple[str]:

@@ -26,7 +26,7 @@ import torch
 
 from fedlit.papers.experiments import Results, fit, spread
 
-NOISE = "--config=configs/experiments/fashion_mnist_noise_fedgp.yaml"
+NOISE = "--config=experiments/fashion_mnist_noise_fedgp"
 LEVELS = ("0.4", "0.8")
 SMALL = [
     *("--data.max_samples=9000", "--data.test_fraction=0.6", "--trainer.max_epochs=50"),
@@ -68,8 +68,8 @@ def hidden(rounds: int) -> dict[str, Any]:
     """Largest difference between the target's weights after some rounds, and their fingerprints."""
     settings = {
         "open": [],
-        "masking": ["--config=configs/privacy/masking.yaml"],
-        "masking, 10 processes": ["--config=configs/privacy/masking.yaml", "--trainer.devices=10"],
+        "masking": ["--config=privacy/masking"],
+        "masking, 10 processes": ["--config=privacy/masking", "--trainer.devices=10"],
     }
     config = [NOISE, "--seeds=[0]"]
     short = [f"--trainer.max_epochs={rounds}", "--trainer.check_val_every_n_epoch=1"]

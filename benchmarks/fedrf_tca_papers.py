@@ -181,7 +181,7 @@ def curves() -> dict[str, dict[str, float]]:
     for name, arguments in CURVES.items():
         with tempfile.TemporaryDirectory() as folder:
             configs = [
-                "--config=configs/experiments/office_caltech_fedrftca.yaml",
+                "--config=experiments/office_caltech_fedrftca",
                 "--seeds=[0]",
                 "--trainer.max_epochs=15",
             ]

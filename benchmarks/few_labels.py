@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from baselines_accuracy import EXPERIMENTS, kept_in
-from fedlit.papers.experiments import Results, fit, options_of, spread
+from fedlit.papers.experiments import CONFIGS, Results, fit, options_of, spread
 from leaderboard import FEW_LABELS, LABELS, PREPARED, RECIPES
 
 Runs = list[dict[str, Any]]
@@ -31,7 +31,7 @@ Runs = list[dict[str, Any]]
 
 def clients(part: str) -> list[str]:
     """Of a part's data set, in its order."""
-    config = yaml.safe_load(Path(f"configs/experiments/{EXPERIMENTS[part]}.yaml").read_text())["data"]
+    config = yaml.safe_load((CONFIGS / f"experiments/{EXPERIMENTS[part]}.yaml").read_text())["data"]
     module, _, name = config["class_path"].rpartition(".")
     data = getattr(import_module(module), name)(**config.get("init_args", {}))
     return [client.name for client in data.clients]
@@ -40,7 +40,7 @@ def clients(part: str) -> list[str]:
 def left_out(part: str, target: str, seeds: Sequence[int], folder: Path | None, jobs: int) -> Runs:
     """Summaries of all runs in which a target's sources are the clients, each in turn the target."""
     others = [name for name in clients(part) if name != target]
-    experiment = f"--config=configs/experiments/{EXPERIMENTS[part]}.yaml"
+    experiment = f"--config=experiments/{EXPERIMENTS[part]}"
     common = [
         f"--data.clients={others}",
         f"--data.target={others[-1]}",

@@ -25,7 +25,7 @@ from baselines_accuracy import kept_in
 from fedlit.papers.experiments import Results, by_method, fit, options_of, show
 from leaderboard import given
 
-EXPERIMENT = "--config=configs/experiments/office_caltech_images_lite0.yaml"
+EXPERIMENT = "--config=experiments/office_caltech_images_lite0"
 WIDTH = 1280
 
 

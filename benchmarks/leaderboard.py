@@ -67,7 +67,7 @@ def recommended(part: str, seeds: Sequence[int], folder: Path | None, jobs: int)
     with kept_in(folder, f"recommended-{part}") as place:
         runs = fit(
             place,
-            f"--config=configs/experiments/{EXPERIMENTS[part]}.yaml",
+            f"--config=experiments/{EXPERIMENTS[part]}",
             f"--config={recipe}",
             *words,
             "--compare=[]",
@@ -83,7 +83,7 @@ def few_labels(part: str, seeds: Sequence[int], folder: Path | None, jobs: int) 
     with kept_in(folder, f"few_labels-{part}") as place:
         runs = fit(
             place,
-            f"--config=configs/experiments/{EXPERIMENTS[part]}.yaml",
+            f"--config=experiments/{EXPERIMENTS[part]}",
             f"--compare=[{', '.join(f'methods/{name}' for name in FEW_LABELS)}]",
             f"--data.target_labels={LABELS}",
             *PREPARED.get(part, ()),

@@ -38,7 +38,7 @@ from fedlit.federation import Federation
 from fedlit.papers.experiments import Results
 from fedlit.privacy import AffineGrid, PlainAffine
 
-CONFIG = "configs/experiments/office_caltech_fed_mmd_paillier.yaml"
+CONFIG = "experiments/office_caltech_fed_mmd_paillier"
 NAMED = '{"moments": {"class_path": "fedlit.privacy.PaillierAffine", "init_args": {"reveal_moments": true}}}'
 ARGUMENTS = {
     "shipped": [],

@@ -23,7 +23,7 @@ import lightning
 import torch
 
 RUN = [
-    "fit", "--config", "configs/data/heart_disease.yaml", "--config", "configs/methods/fedprox.yaml",
+    "fit", "--config", "data/heart_disease", "--config", "methods/fedprox",
     "--trainer.strategy", '{"class_path": "fedlit.FederatedStrategy", "init_args": {"num_threads": 1, "participation": '
     '{"class_path": "fedlit.federation.Fraction", "init_args": {"p": 0.67}}}}',
 ]  # fmt: skip

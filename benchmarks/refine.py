@@ -78,7 +78,7 @@ def compare(
             with kept_in(folder, f"{part}-{label}".replace(", ", "-")) as place:
                 runs = fit(
                     place,
-                    f"--config=configs/experiments/{EXPERIMENTS[part]}.yaml",
+                    f"--config=experiments/{EXPERIMENTS[part]}",
                     *words,
                     "--compare=[]",
                     "--data.val_fraction=0",

@@ -27,10 +27,10 @@ from typing import Any
 import yaml
 
 from baselines_accuracy import EVERYBODY, kept_in
-from fedlit.papers.experiments import Results, by_method, fit, options_of, show
+from fedlit.papers.experiments import CONFIGS, Results, by_method, fit, options_of, show
 
-NETWORKS = "configs/experiments/hapt_baselines.yaml"
-FEATURES = "configs/experiments/hapt_features.yaml"
+NETWORKS = "experiments/hapt_baselines"
+FEATURES = "experiments/hapt_features"
 MEASURE = "oracle_balanced_accuracy"
 ONE = ("--seeds=[0]", "--targets=[person4]", "--compare=[]")
 PARTS = ("methods", "features", "cost", "masked")
@@ -44,7 +44,7 @@ def accuracies(experiment: str, folder: Path | None, part: str, jobs: int) -> di
 
 def cost() -> dict[str, dict[str, int]]:
     """CPU seconds of a run and MiB at its peak, by method."""
-    methods = yaml.safe_load(Path(NETWORKS).read_text())["compare"]
+    methods = yaml.safe_load((CONFIGS / f"{NETWORKS}.yaml").read_text())["compare"]
     runs = {"recipe on features": (f"--config={FEATURES}", *ONE), "": (f"--config={NETWORKS}", *ONE)}
     runs |= {method: (*runs[""], f"--config={method}") for method in methods}
     found = {}

@@ -46,7 +46,7 @@ def trained(method: str, network: str, rounds: int, target: str = TARGET, *more:
     with tempfile.TemporaryDirectory() as folder:
         found = fit(
             folder,
-            *("--config", "configs/data/heart_disease.yaml", "--config", f"configs/methods/{method}.yaml"),
+            *("--config", "data/heart_disease", "--config", f"methods/{method}"),
             *(f"--data.init_args.{name}={value}" for name, value in SPLIT.items()),
             *NETWORKS[network],
             *(f"--data.init_args.target={target}", f"--trainer.max_epochs={rounds}", f"--seeds={list(SEEDS)}"),

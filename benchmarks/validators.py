@@ -35,7 +35,7 @@ import yaml
 from scipy.stats import spearmanr
 
 from fedlit.callbacks.report import RunFolder, read_runs
-from fedlit.papers.experiments import Results, fit, show, spread
+from fedlit.papers.experiments import CONFIGS, Results, fit, show, spread
 
 OFFICE = ("amazon", "caltech10", "dslr", "webcam")
 DATA: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
@@ -94,7 +94,7 @@ def scores_of(points: list[Point]) -> dict[str, list[float]]:
 def methods() -> list[str]:
     """Entries of configs/methods that give the target no labels."""
     found = []
-    for path in sorted(Path("configs/methods").glob("*.yaml")):
+    for path in sorted((CONFIGS / "methods").glob("*.yaml")):
         data = yaml.safe_load(path.read_text()).get("data", {})
         if path.stem not in ("oracle", "source_only") and "target_labels" not in data.get("init_args", {}):
             found.append(path.stem)
@@ -105,7 +105,7 @@ def experiment(data: str, names: list[str], most: int, every: int) -> dict[str, 
     """Methods as one configuration, compared with that of the data, which is SourceOnly."""
     compare = []
     for name in names:
-        config = yaml.safe_load(Path(f"configs/methods/{name}.yaml").read_text())
+        config = yaml.safe_load((CONFIGS / f"methods/{name}.yaml").read_text())
         trainer = rounds(config.get("trainer", {}), most, every)
         of_data = config.get("data", {}).get("init_args", {})
         compare.append({"name": name, "data": of_data, "trainer": trainer, **config["model"]})

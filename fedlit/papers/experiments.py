@@ -12,10 +12,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from importlib.resources import files
 from operator import itemgetter
 from pathlib import Path
 from threading import RLock
 from typing import Any
+
+CONFIGS = Path(str(files("fedlit.configs")))
+"""Folder of the installed configurations."""
 
 
 def fit(folder: str, *arguments: str) -> dict[Path, dict[str, Any]]:
@@ -60,10 +64,13 @@ class Results:
         if "versions" in there:
             self.facts["versions"] = there["versions"]  # of pieces from before each told its own
         given = sys.argv[1:]
-        for place_of in ("--out", "--folder", "--jobs"):
+        for place_of in ("--out", "--folder", "--jobs", "--columns"):  # pieces have the columns' names
             if place_of in given:
                 place = given.index(place_of)
-                del given[place : place + 2]
+                end = place + 2
+                while place_of == "--columns" and end < len(given) and not given[end].startswith("--"):
+                    end += 1
+                del given[place:end]
         given = [_without_folders(each) for each in given]
         self.now = {
             "command": f"{self.facts['command']} {shlex.join(given)}".strip(),

@@ -194,7 +194,16 @@ def test_the_page_tells_over_how_many_seeds_means_are(paper, monkeypatch):
 
 def test_folders_of_a_machine_are_no_part_of_how_figures_were_made(paper, monkeypatch):
     monkeypatch.setattr(running, "fit", lambda *_: {Path("a"): summary("Mine", "written", 0, 0.25)})
-    given = ["--out", "/home/me/out", "--fit", "data.init_args.root=/home/me/mnist", "trainer.max_epochs=1"]
+    given = [
+        "--out",
+        "/home/me/out",
+        "--columns",
+        "A",
+        "B",
+        "--fit",
+        "data.init_args.root=/home/me/mnist",
+        "trainer.max_epochs=1",
+    ]
     monkeypatch.setattr("sys.argv", ["fedlit", "benchmark", "mine", "table-1", *given])
     run("mine", "table-1", paper, columns=["A"])
     made = json.loads((paper / "mine.json").read_text())["made"]["table-1, A"]["command"]
