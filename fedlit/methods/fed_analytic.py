@@ -91,7 +91,7 @@ class FedAnalytic(ClosedForm):
         RosterError: See `ClosedForm`; and if there is or takes part one source, which cannot be left out.
 
     Notes:
-        The moments of p features and C classes are p (p + 3) / 2 + (p + 1) C numbers, 832,000 for 1,280 features and
+        The moments of p features and C classes are p (p + 3) / 2 + (p + 1) C numbers, 834,000 for 1,280 features and
         10 classes; those of squares p C more.
 
         With a privacy backend the target learns the sources' weighted mean moments (with one source, its own exactly);
