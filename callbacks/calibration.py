@@ -11,11 +11,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
-from fedlit.callbacks.shared import CALIBRATION, SourceStatistics, federated, report_target, triangle, unfold
+from fedlit.callbacks.shared import CALIBRATION, SourceStatistics, federated, report_target
 from fedlit.checks import check_one_of
 from fedlit.federation import Channel, RosterError, Summed
 from fedlit.federation.nested import Inputs
 from fedlit.functional import best_temperature, fit_temperature, importance_weights, losses_at
+from fedlit.functional.symmetric import from_upper_half, upper_half
 from fedlit.module import FederatedModule
 
 Using = Literal["sources", "weighted", "target"]
@@ -115,7 +116,7 @@ class Calibration(SourceStatistics):
             return {**message, "losses": losses.mean(dim=0)}
         size = self._basis.size
         phi = self._all("features", source).cpu() if there else torch.zeros(1, size).double()
-        return {**message, "square": (phi.T @ phi / number)[triangle(size)], "losses": phi.T @ losses / number}
+        return {**message, "square": upper_half(phi.T @ phi / number), "losses": phi.T @ losses / number}
 
     def _of_sources(self, module: FederatedModule, received: Mapping[str, Tensor]) -> float:
         """The temperature at which the sources' mean loss is lowest; a `RosterError` if samples are missing."""
@@ -134,7 +135,7 @@ class Calibration(SourceStatistics):
         losses = means["losses"]
         if self.using == "weighted":
             target = self._all("features", name).mean(dim=0).cpu()
-            losses = importance_weights(unfold(means["square"], len(target)), target, RIDGE) @ losses
+            losses = importance_weights(from_upper_half(means["square"], len(target)), target, RIDGE) @ losses
         return best_temperature(self._temperatures, losses)
 
     def _of_target(self, module: FederatedModule, _: Mapping[str, Tensor]) -> float | None:

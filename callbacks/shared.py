@@ -310,15 +310,3 @@ class RandomBasis:
             drawn = (self.num_frequencies, unit.shape[1], self.bandwidth)
             self._frequencies = sample_frequencies(*drawn, seed=module.federation.seed)
         return random_fourier_features(unit, self._frequencies)
-
-
-def triangle(size: int) -> tuple[Tensor, ...]:
-    """Indices of the upper triangle of a square matrix."""
-    return tuple(torch.triu_indices(size, size))
-
-
-def unfold(numbers: Tensor, size: int) -> Tensor:
-    """The symmetric matrix, float64, with these numbers as its upper triangle."""
-    full = torch.zeros(size, size, dtype=torch.float64)
-    full[triangle(size)] = numbers.double()
-    return full + full.T - full.diagonal().diag()

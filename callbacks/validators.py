@@ -18,14 +18,13 @@ from fedlit.callbacks.shared import (
     SourceStatistics,
     federated,
     report_target,
-    triangle,
-    unfold,
 )
 from fedlit.checks import check_at_least, check_one_of, check_positive
 from fedlit.federation import Channel, RosterError, Summed
 from fedlit.federation.lone_classes import LoneClasses, check_lone_classes, class_sources, find_lone_classes
 from fedlit.federation.nested import Inputs, leaves
 from fedlit.functional import SourceMoments
+from fedlit.functional.symmetric import from_upper_half, upper_half
 from fedlit.module import FederatedModule
 
 Validator = Literal[
@@ -285,19 +284,18 @@ class Validators(SourceStatistics):
 
 def _packed(moments: SourceMoments) -> dict[str, Tensor]:
     """Moments as a message, with the upper triangles of symmetric matrices."""
-    above = triangle(len(moments.phi))
     return {
         "phi": moments.phi.cpu(),
-        "square": moments.square.cpu()[above],
+        "square": upper_half(moments.square.cpu()),
         "loss": moments.loss.cpu(),
-        "square_loss": moments.square_loss.cpu()[above],
+        "square_loss": upper_half(moments.square_loss.cpu()),
     }
 
 
 def _unpacked(message: Mapping[str, Tensor]) -> SourceMoments:
     """Moments from a message of `_packed`."""
     phi = message["phi"].double().cpu()
-    square, square_loss = (unfold(message[name].cpu(), len(phi)) for name in ("square", "square_loss"))
+    square, square_loss = (from_upper_half(message[name].cpu(), len(phi)) for name in ("square", "square_loss"))
     return SourceMoments(phi, square, message["loss"].double().cpu(), square_loss)
 
 

@@ -21,6 +21,7 @@ from fedlit.federation.lone_classes import (
     find_lone_classes,
 )
 from fedlit.functional import RandomFeatureSums
+from fedlit.functional.symmetric import from_upper_half, upper_half
 from fedlit.module import Batch
 
 
@@ -100,6 +101,10 @@ class ClosedForm(FederatedModule):
         """Return the features of a batch of a local client, shape (b, p), in evaluation mode."""
         raise NotImplementedError
 
+    def columns(self, features: Tensor) -> Tensor:
+        """Return what is summed up by class, shape (b, q), of features of shape (b, p): these themselves."""
+        return features
+
     @property
     def factor(self) -> float:
         """What outer products of features are multiplied by, as fixed-point grids are absolute and products small."""
@@ -135,7 +140,7 @@ class ClosedForm(FederatedModule):
         if labels is not None:
             members = F.one_hot(labels, self.num_classes).double()
             ones = torch.ones(len(features), 1, dtype=torch.float64, device=features.device)
-            by_class = torch.cat([features.double(), ones], dim=1).T @ members  # the last row counts
+            by_class = torch.cat([self.columns(features.double()), ones], dim=1).T @ members  # the last row counts
             self._class_sums[name] = self._class_sums.get(name, torch.zeros_like(by_class)) + by_class
 
     def on_round_start(self, run: Run) -> None:
@@ -193,7 +198,9 @@ class ClosedForm(FederatedModule):
             name, own = client.name, lone[client.name].to(counts[client.name].device)
             if not bool((own & (counts[name] > 0)).any()):
                 continue
-            self.forget_samples_(client)
+            before = self._sums[name]
+            zeros = torch.zeros_like(before.second_moment), torch.zeros_like(before.total)
+            self._sums[name], self._class_sums[name] = RandomFeatureSums(*zeros, 0), 0 * self._class_sums[name]
             self.replicas[client].eval()
             for _, inputs, labels in self.run.samples.labelled([client]):
                 kept = ~own[labels]
@@ -202,13 +209,6 @@ class ClosedForm(FederatedModule):
                 if len(features):
                     self.add_(client, features, labels[kept])
         return lone
-
-    def forget_samples_(self, client: Client) -> None:
-        """Begin a client's sums anew."""
-        name = client.name
-        before = self._sums[name]
-        zeros = torch.zeros_like(before.second_moment), torch.zeros_like(before.total)
-        self._sums[name], self._class_sums[name] = RandomFeatureSums(*zeros, 0), 0 * self._class_sums[name]
 
     def forget_(self) -> None:
         """Leave no sums for another run."""
@@ -219,16 +219,15 @@ class ClosedForm(FederatedModule):
         """Return what a source sends: means over its samples, and of the symmetric matrix the upper half alone."""
         sums = self._sums[client.name]
         count = max(sums.count, 1)  # 0 if it alone has each of its classes: zeros are added
-        rows, columns = torch.triu_indices(len(sums.total), len(sums.total), device=sums.total.device)
         return {
-            "second": sums.second_moment[rows, columns] * (self.factor / count),
+            "second": upper_half(sums.second_moment) * (self.factor / count),
             "first": sums.total / count,
             "by_class": self._class_sums[client.name] / count,
         }
 
     def second_moment(self, mean: Mapping[str, Tensor]) -> Tensor:
         """Return the mean of outer products that a mean of `moments` has, shape (p, p), float64."""
-        return of_triangle(mean["second"].double() / self.factor, len(mean["first"]))
+        return from_upper_half(mean["second"].double() / self.factor, len(mean["first"]))
 
     def on_fit_start(self) -> None:
         """Start with empty sums, and warn if nobody trains the extractor; a resumed run may have nothing left to do."""
@@ -266,14 +265,6 @@ class ClosedForm(FederatedModule):
                         "do not resume within the round"
                     )
         federation.check("moments", error)
-
-
-def of_triangle(triangle: Tensor, width: int) -> Tensor:
-    """Return the symmetric matrix, shape (width, width), whose upper half is given row by row."""
-    matrix = triangle.new_zeros(width, width)
-    rows, columns = torch.triu_indices(width, width, device=triangle.device)
-    matrix[rows, columns] = matrix[columns, rows] = triangle
-    return matrix
 
 
 def _whole(mean: Mapping[str, Tensor]) -> dict[str, Tensor]:

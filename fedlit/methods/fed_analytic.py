@@ -36,6 +36,7 @@ from fedlit.functional import (
     linear_discriminant,
     sample_frequencies,
 )
+from fedlit.functional.discriminant import MIN_PRIOR
 from fedlit.methods.closed_form import ClosedForm
 from fedlit.models import feature_width
 from fedlit.models.closed_form import ClosedFormHead
@@ -163,7 +164,6 @@ class FedAnalytic(ClosedForm):
         self.head, self.penalty, self.shrinkage, self.class_shares = head, penalty, shrinkage, class_shares
         self.num_frequencies, self.bandwidth, self.kernel = num_frequencies, bandwidth, kernel
         self.unit_norm = unit_norm
-        self._squares: dict[str, Tensor] = {}
         self._errors: Tensor | None = None  # of candidates, on sources that were left out
         self.chosen_penalty: float | None = None
 
@@ -205,33 +205,16 @@ class FedAnalytic(ClosedForm):
         replica = self.replicas[client]
         return _head_of(replica).features(replica.extractor(inputs))
 
-    def add_(self, client: Client, features: Tensor, labels: Tensor | None) -> None:
-        """Add a batch to a client's sums; for variances by class its squares, too."""
-        super().add_(client, features, labels)
-        if self.head == "qda_diagonal" and labels is not None:
-            members = nn.functional.one_hot(labels, self.num_classes).double()
-            squares = features.double().square().T @ members
-            self._squares[client.name] = self._squares.get(client.name, torch.zeros_like(squares)) + squares
-
-    def forget_samples_(self, client: Client) -> None:
-        """Begin a client's sums anew."""
-        super().forget_samples_(client)
-        self._squares.pop(client.name, None)
+    def columns(self, features: Tensor) -> Tensor:
+        """Return features, and for variances by class their squares behind them, which `factor` multiplies."""
+        if self.head != "qda_diagonal":
+            return features
+        return torch.cat([features, self.factor * features.square()], dim=1)
 
     def forget_(self) -> None:
         """Leave no sums for another run."""
         super().forget_()
-        self._squares.clear()
         self._errors = None
-
-    def moments(self, client: Client) -> dict[str, Tensor]:
-        """Return what a source sends: means over its samples."""
-        found = super().moments(client)
-        if self.head != "qda_diagonal":
-            return found
-        zeros = torch.zeros_like(found["by_class"][:-1])
-        squares = self._squares.get(client.name, zeros) * (self.factor / max(self._sums[client.name].count, 1))
-        return {**found, "squares": squares}
 
     # ---------------------------------------------------------------- the penalty, by leaving one source out
 
@@ -276,7 +259,7 @@ class FedAnalytic(ClosedForm):
     def solve(self, mean: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the head, as entries of a replica's state, from the sources' mean `moments`."""
         moments = self._moments_of(mean)
-        squares = mean["squares"].double() / self.factor if "squares" in mean else None
+        squares = mean["by_class"][len(moments.first) : -1].double() / self.factor  # of the other heads none
         if self.federation.channels["moments"].mechanism is not None:
             moments, squares = mended(moments, squares)
         if self.head == "ridge":
@@ -285,11 +268,12 @@ class FedAnalytic(ClosedForm):
             if self.head == "lda":
                 weight, bias = linear_discriminant(moments.second, moments.by_class, moments.priors, self.shrinkage)
             else:
-                assert squares is not None
                 weight, bias = diagonal_discriminant(squares, moments.by_class, moments.priors, self.shrinkage)
             seen = moments.priors > 0
             if self.class_shares == "equal":
-                bias = torch.where(seen, bias - moments.priors.clamp(min=1e-12).log() - math.log(int(seen.sum())), bias)
+                bias = torch.where(
+                    seen, bias - moments.priors.clamp(min=MIN_PRIOR).log() - math.log(int(seen.sum())), bias
+                )
         return {name: tensor.float().contiguous() for name, tensor in zip(self.solution, (weight, bias), strict=True)}
 
     def _ridge(self, moments: LabelMoments) -> tuple[Tensor, Tensor]:
@@ -307,8 +291,8 @@ class FedAnalytic(ClosedForm):
 
     def _moments_of(self, mean: Mapping[str, Tensor]) -> LabelMoments:
         """Moments as they were sent."""
-        by_class = mean["by_class"].double()
-        return LabelMoments(self.second_moment(mean), mean["first"].double(), by_class[:-1], by_class[-1])
+        first, by_class = mean["first"].double(), mean["by_class"].double()
+        return LabelMoments(self.second_moment(mean), first, by_class[: len(first)], by_class[-1])
 
     def build_replica(self) -> nn.Module:
         """The extractor as given, frequencies from the seed, and room for the head."""
@@ -320,8 +304,8 @@ class FedAnalytic(ClosedForm):
         return Replica(extractor, classifier)
 
 
-def mended(blurred: LabelMoments, squares: Tensor | None) -> tuple[LabelMoments, Tensor | None]:
-    """Moments that can be some, of blurred ones and of squares by class, shape (p, C).
+def mended(blurred: LabelMoments, squares: Tensor) -> tuple[LabelMoments, Tensor]:
+    """Moments that can be some, of blurred ones and of squares by class, shape (p, C), or (0, C) where there are none.
 
     Clipping has made all smaller by a factor, which shares of classes tell; noise makes shares and variances negative.
     """
@@ -333,7 +317,7 @@ def mended(blurred: LabelMoments, squares: Tensor | None) -> tuple[LabelMoments,
     between = by_class / priors @ by_class.T
     values, vectors = torch.linalg.eigh(blurred.second / total - between)
     second = between + (vectors * values.clamp(min=_LEAST_VARIANCE / len(values))) @ vectors.T
-    if squares is not None:
+    if len(squares):
         least = by_class.square() / priors + _LEAST_VARIANCE / len(values) * priors
         squares = torch.maximum(squares / total, least)
     return LabelMoments(second, by_class.sum(dim=1), by_class, priors), squares

@@ -64,13 +64,11 @@ class Results:
         if "versions" in there:
             self.facts["versions"] = there["versions"]  # of pieces from before each told its own
         given = sys.argv[1:]
-        for place_of in ("--out", "--folder", "--jobs", "--columns"):  # pieces have the columns' names
-            if place_of in given:
-                place = given.index(place_of)
-                end = place + 2
-                while place_of == "--columns" and end < len(given) and not given[end].startswith("--"):
-                    end += 1
-                del given[place:end]
+        for option in ("--out", "--folder", "--jobs", "--columns"):  # pieces have the columns' names
+            if option in given:
+                first = given.index(option)
+                following = (place for place in range(first + 1, len(given)) if given[place].startswith("--"))
+                del given[first : next(following, len(given))]
         given = [_without_folders(each) for each in given]
         self.now = {
             "command": f"{self.facts['command']} {shlex.join(given)}".strip(),
