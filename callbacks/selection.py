@@ -30,6 +30,12 @@ no better than naming the larger class up to 0.004 in the hospitals, untrained o
 With two classes even random networks may have more: those that separate them by chance.
 """
 
+LEAST_TRUST = 0.1
+"""Share of the highest trust below which a model is no member of a combination."""
+
+COMBINATION = "combination.json"
+"""In the folder of a network that has learnt a combination: its members."""
+
 
 class TrustedRound(ModelCheckpoint):
     """Keep a checkpoint of the round with the highest ``validator/trust``, of equal ones the first.
@@ -54,6 +60,18 @@ class Candidate:
     round_idx: int
     trust: float
     run: str
+
+
+@dataclass(frozen=True)
+class Member:
+    """A model of a combination."""
+
+    method: str  # name in tables
+    round_idx: int  # of its checkpoint
+    trust: float  # in [0, 1]
+    weight: float  # in the mean, in [0, 1]
+    information: float  # neighbourhood information of its refined predictions, in [0, 1]
+    agreement: float  # share of samples of which it names the class of the combination, once refined
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ _OF_TRAINING = frozenset(
 """Arguments of data that leave samples, labels and clients as they are: methods may differ in them on the same data."""
 
 _SAME_METHOD = re.compile(
-    r"seed_everything$|seeds|targets|compare|select|jobs|fresh|seat|config$|ckpt_path|data\.init_args\.target$"
+    r"seed_everything$|seeds|targets|compare|select|jobs|fresh|seat|config$|ckpt_path|data\.init_args\.target$|model\.init_args\.teacher$"
     r"|trainer\.(default_root_dir|logger|enable_progress_bar)"
 )
 """Keys in which repetitions of one method differ."""

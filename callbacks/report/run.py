@@ -14,6 +14,7 @@ from fedlit.callbacks.report.charts import Line, Panel
 from fedlit.callbacks.report.pages import Block, Bullets, Folded, Heading, Picture, Pictures, Text
 from fedlit.callbacks.report.run_folder import Curve, RunFolder, as_yaml
 from fedlit.callbacks.run_record import METRICS, SUMMARY
+from fedlit.callbacks.selection import Member
 from fedlit.callbacks.shared import LOGGING_CHANNELS
 from fedlit.federation import KEYS
 from fedlit.tables import Table
@@ -46,6 +47,8 @@ def blocks_of(run: RunFolder, anchor: str, pictured: bool = True) -> list[Block]
         if panels:
             slug = title.lower().replace(" ", "_")
             blocks += [Heading(3, title), *drawn(panels, f"{anchor}_{slug}", run.name)]
+    if run.members:
+        blocks += [Heading(3, "Members of the combination"), *_members(run)]
     blocks += [Heading(3, "Communication"), *_communication(run, anchor)]
     blocks += [Heading(3, "Privacy"), *_privacy(run, anchor)]
     if run.pictures and not pictured:
@@ -66,6 +69,26 @@ def drawn(panels: Sequence[Panel], file: str, origin: str) -> list[Block]:
         for place, panel in enumerate(panels)
     ]
     return [Pictures(pictures), *(Folded(f"numbers: {panel.title}", [_by_round(panel.lines)]) for panel in panels)]
+
+
+def _members(run: RunFolder) -> list[Block]:
+    """The models whose predictions the network has learnt."""
+    text = (
+        "The network has learnt the mean of these models' predictions for the target's training samples, refined by "
+        "their neighbourhoods; no label of the target was used. Models that predict alike share their weight. "
+        "Information is that of a sample's predicted class about its neighbours', in [0, 1]: a model with too little "
+        "has collapsed, and has weight 0. The last column is the share of samples of which a model, once refined, "
+        "names the class that all together name: no accuracy."
+    )
+    rows = [
+        [each.method, str(each.round_idx), *(f"{number:.3f}" for number in _numbers_of(each))]
+        for each in sorted(run.members, key=lambda each: -each.weight)
+    ]
+    return [Text(text), Table.of(["method", "after round", "trust", "weight", "information", "agreement"], rows)]
+
+
+def _numbers_of(member: Member) -> tuple[float, ...]:
+    return member.trust, member.weight, member.information, member.agreement
 
 
 def _by_round(lines: Sequence[Line]) -> Table:

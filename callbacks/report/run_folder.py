@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
 import stat
@@ -21,6 +22,8 @@ from fedlit.callbacks.communication_ledger import read_csv
 from fedlit.callbacks.privacy_report import Report
 from fedlit.callbacks.run_record import EMBEDDINGS, HEADER, MAX_SAMPLES, METRICS, SETTINGS, SUMMARY
 from fedlit.callbacks.run_summary import RunSummary
+from fedlit.callbacks.selection import COMBINATION, Member
+from fedlit.callbacks.shared import check_fields
 from fedlit.configs import flat
 from fedlit.federation import LedgerEntry
 
@@ -65,6 +68,7 @@ class RunFolder:
     pictures: Sequence[Path]  # paths of pictures, sorted
     # test samples in the plane of their features' principal components; empty if none were written
     embeddings: Sequence[Embedded] = ()
+    members: Sequence[Member] = ()  # of the combination that it has learnt, if it is a network of one
     label: str = ""  # name in a report's tables where runs of the method differ in settings; empty is the method
 
     @property
@@ -168,6 +172,7 @@ def _read(folder: Path, name: str) -> RunFolder:
         dictionary={path.stem.removeprefix(prefix): _parsed(path, _dictionary) or {} for path in tables},
         pictures=sorted(map(_picture, folder.glob("*.png")), key=lambda path: _natural(path.name)),
         embeddings=_parsed(folder / EMBEDDINGS, _embedded) or (),
+        members=_parsed(folder / COMBINATION, _members) or (),
     )
 
 
@@ -279,6 +284,10 @@ def _metrics(text: str) -> list[dict[str, float]]:
 
 def _dictionary(text: str) -> dict[str, Curve]:
     return rounds_of([row | {"step": row["round"]} for row in _rows(text)])
+
+
+def _members(text: str) -> list[Member]:
+    return [check_fields(Member(**each)) for each in json.loads(text)["members"]]
 
 
 def _embedded(text: str) -> list[Embedded]:

@@ -59,6 +59,7 @@ def ranking(runs: Sequence[RunFolder]) -> list[Block]:
     Methods are compared by ``validator/trust`` alone, see docs/labels.md, within each target and seed. Nothing is
     reported on a single method.
     """
+    combined, runs = [run for run in runs if run.members], [run for run in runs if not run.members]
     if len({run.title for run in runs}) < 2:
         return []
     selections = select({run.name: run for run in runs})
@@ -77,6 +78,11 @@ def ranking(runs: Sequence[RunFolder]) -> list[Block]:
     lacking = dict.fromkeys(run.title for run in runs if run.name not in compared)
     if lacking:
         lines.append(f"Not compared, as runs of them have not logged {TRUST}: {', '.join(lacking)}.")
+    lines += [
+        f"{run.title} on {run.target} (seed {run.seed}) is a network of what {sum(m.weight > 0 for m in run.members)} "
+        "models predict together, and not ranked."
+        for run in combined
+    ]
     header = ["target", "seed", "taken", "after round", "trust", "next", "its trust"]
     return [Bullets(lines), Table.of(header, map(_row, selections), words=3)]
 

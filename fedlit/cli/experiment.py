@@ -21,6 +21,7 @@ from fedlit.callbacks.report.run_folder import read_runs
 from fedlit.callbacks.run_record import write_whole
 from fedlit.callbacks.selection import as_json, select
 from fedlit.cli.arguments import as_word, content_of, find_config, options, refuse_linked, trees
+from fedlit.cli.combination import combine
 from fedlit.cli.command import is_question
 from fedlit.cli.folders import SELECTED, ExperimentFolder, fingerprint, first_process
 from fedlit.cli.known import did_you_mean
@@ -371,21 +372,40 @@ class Experiment(Plan):
 
     def close(self, done: Mapping[int, RunSummary], failed: Collection[int]) -> None:
         """Print and write the closing table, and which method to take the model of."""
-        summaries = [*done.values()]
+        summaries, said = [*done.values()], list[str]()
+        if first_process() and not self.is_dry and self.parsed.arguments.select is not None:
+            combined, said = self._select(done)
+            summaries += combined
         print_table(summaries)
         if first_process() and not self.is_dry:
             self.write_tables(summaries)
-            if self.parsed.arguments.select is not None:
-                self._select(done)
+        for each in said:
+            say(each)
 
-    def _select(self, done: Mapping[int, RunSummary]) -> None:
+    @property
+    def base(self) -> str:
+        """Name in tables of the configuration's own method."""
+        return str(self.parsed.arguments.model.class_path).split(".")[-1]
+
+    def taught(self, teacher: str) -> Parsed:
+        """The arguments of a network of the configuration that learns what a file has."""
+        of_model = {"teacher": teacher, "refine": False, "warmup_rounds": 0, "trust_region": None}
+        words = [as_word(f"model.init_args.{name}", value) for name, value in of_model.items()]
+        method = Method(None, ("--model=fedlit.methods.TargetDistillation", *words, "--select=null"))
+        return self.parsed.instead(method.command(self.args)[1:])
+
+    def _select(self, done: Mapping[int, RunSummary]) -> tuple[list[RunSummary], list[str]]:
+        """Networks of combinations, and sentences on what is selected and combined."""
         places = [self.folder.folder_of(number) for number in done]
         selections = select({str(place): read_runs([place])[0] for place in places if place is not None})
         write_whole(self.folder.path / SELECTED, as_json(selections))
-        for each in selections:
-            say(str(each))
+        said = [str(each) for each in selections]
         if not selections:
-            say("nothing is selected: no validation has logged validator/trust, as where reports are off")
+            said.append("nothing is selected: no validation has logged validator/trust, as where reports are off")
+        if self.parsed.arguments.select != "combine":
+            return [], said
+        combined, more = combine(self, selections)
+        return combined, said + more
 
 
 def _twice(values: Sequence[object]) -> list[object]:

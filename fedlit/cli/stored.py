@@ -11,6 +11,7 @@ import torch
 
 from fedlit.cli.arguments import normalise
 from fedlit.cli.lightning_cli import FedlitCLI
+from fedlit.data import DomainDataModule
 from fedlit.export.target import check_path, export_target
 from fedlit.federation import RosterError
 from fedlit.module import FederatedModule
@@ -42,26 +43,34 @@ def write(run_dir: Path, configs: Sequence[str], ckpt_path: Path | None, output:
         file = check_path(output or run_dir / "target.pt2")
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"fedlit: {error}")
-    path = _newest(run_dir / "checkpoints") if ckpt_path is None else ckpt_path
+    path = newest(run_dir / "checkpoints") if ckpt_path is None else ckpt_path
     if not files_of(path):
         sys.exit(f"fedlit: ckpt_path '{path}' is not a file: give the path of a checkpoint")
-    words = [word for config in configs for word in ("--config", config)]
-    stored = _StoredCLI(normalise(["fit", *words]))
-    module = stored.model
-    assert isinstance(module, FederatedModule)
-    num_rounds = _load(module, path, stored.datamodule)
-    print(f"checkpoint: {path}, after {num_rounds} rounds", flush=True)
+    module, data = load(configs, path)
+    print(f"checkpoint: {path}, after {module.federation.round_idx} rounds", flush=True)
     try:
-        export_target(module, file, stored.datamodule)
+        export_target(module, file, data)
     except TypeError as error:
         sys.exit(f"fedlit: {error}")
-    raw = stored.datamodule.raw_inputs()
-    sizes = ", ".join(map(str, ("n", *(stored.datamodule.input_shape if raw is None else raw.sample.shape[1:]))))
+    raw = data.raw_inputs()
+    sizes = ", ".join(map(str, ("n", *(data.input_shape if raw is None else raw.sample.shape[1:]))))
     print(f"model of target {module.target.name!r}: {file}, from ({sizes}) to (n, {module.num_classes})")
     print(f"what it takes and gives: {file}.md", flush=True)
 
 
-def _newest(folder: Path) -> Path:
+def load(configs: Sequence[str], path: Path) -> tuple[FederatedModule, DomainDataModule]:
+    """Build module and data of configurations, which are laid over each other, with the weights of a checkpoint."""
+    words = [word for config in configs for word in ("--config", config)]
+    stored = _StoredCLI(normalise(["fit", *words]))
+    module, data = stored.model, stored.datamodule
+    assert isinstance(module, FederatedModule)
+    assert isinstance(data, DomainDataModule)
+    _load(module, path, data)
+    return module, data
+
+
+def newest(folder: Path) -> Path:
+    """Path of the checkpoint that has trained for most rounds."""
     # of several processes each has files of its own, of which only .part may lie here
     checkpoints = [*dict.fromkeys(files_of(path)[0] for path in sorted(folder.glob("*.ckpt*")))]
     if not checkpoints:
@@ -87,8 +96,8 @@ def _read(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def _load(module: FederatedModule, path: Path, data: Any) -> int:
-    """Give a module and its data what a checkpoint has; returns the number of rounds that the weights have trained."""
+def _load(module: FederatedModule, path: Path, data: DomainDataModule) -> None:
+    """Give a module and its data what a checkpoint has."""
     clients = [client.name for client in module.clients]
     try:
         checkpoint = read(path, _read)
@@ -108,7 +117,6 @@ def _load(module: FederatedModule, path: Path, data: Any) -> int:
         module.load_state_dict(checkpoint["state_dict"])
         module.run.outputs.load_state(states, checkpoint, resumes=False)
         module.federation.round_idx = int(checkpoint["federation"]["round_idx"])
-        return module.federation.round_idx
     except RosterError as error:
         sys.exit(f"fedlit: {error}")
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:

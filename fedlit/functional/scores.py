@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import scipy.sparse
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlit.checks import check_at_least, check_between, check_positive
+from fedlit.checks import check, check_at_least, check_between, check_positive
 from fedlit.functional.checks import check_samples, check_shape
 from fedlit.functional.kernels import squared_distances
 
@@ -161,7 +162,7 @@ _ROWS = 1024
 """Of the matrix of distances that are held at a time."""
 
 
-def neighbourhood_information(classes: Tensor, neighbours: Tensor, num_classes: int) -> Tensor:
+def neighbourhood_information(classes: Tensor, neighbours: Tensor | scipy.sparse.csr_array, num_classes: int) -> Tensor:
     r"""Mutual information of a sample's predicted class and that of its neighbours as a share of its maximum, float64.
 
     .. math:: \frac{1}{\log C} \sum_{ab} M_{ab} \log \frac{M_{ab}}{M_{a \cdot} M_{\cdot b}}, \quad
@@ -171,15 +172,24 @@ def neighbourhood_information(classes: Tensor, neighbours: Tensor, num_classes: 
 
     Args:
         classes: Predicted classes, int64, shape (n,), from 0.
-        neighbours: N, indices of each sample's neighbours, int64, shape (n, k); to compare models, those in features
-            that no model has made, see `standardised_directions` and `nearest_neighbours`.
+        neighbours: N, indices of each sample's neighbours, int64, shape (n, k); or the graph whose edges lead to them,
+            shape (n, n), sparse, as of `neighbour_graph`. To compare models, those in features that no model has made,
+            see `standardised_directions` and `nearest_neighbours`.
         num_classes: Number of classes C, at least 2.
     """
     highest = _max_entropy(num_classes)
     check_shape("classes", classes, "n > 0")
-    check_shape("neighbours (N)", neighbours, len(classes), "k")
-    pairs = (classes[:, None] * num_classes + classes[neighbours]).flatten()
-    joint = torch.bincount(pairs, minlength=num_classes**2).double().reshape(num_classes, num_classes) / len(pairs)
+    if isinstance(neighbours, Tensor):
+        check_shape("neighbours (N)", neighbours, len(classes), "k")
+        pairs = (classes[:, None] * num_classes + classes[neighbours]).flatten()
+    else:
+        whole = (len(classes), len(classes))
+        check(neighbours.shape == whole, "neighbours (N)", f"of shape {whole}", neighbours.shape)
+        ends = (torch.from_numpy(each.astype("int64")).to(classes.device) for each in neighbours.nonzero())
+        first, second = (classes[each] for each in ends)
+        pairs = first * num_classes + second
+    joint = torch.bincount(pairs, minlength=num_classes**2).double().reshape(num_classes, num_classes)
+    joint = joint / joint.sum().clamp(min=1)
     entropies = [torch.special.entr(each).sum() for each in (joint.sum(dim=0), joint.sum(dim=1), joint)]
     return torch.clamp((entropies[0] + entropies[1] - entropies[2]) / highest, 0.0, 1.0)
 

@@ -4,6 +4,7 @@ import fedlit.strategy  # noqa: F401  (so that Trainer(strategy="federated") is 
 from fedlit.methods.adabn import AdaBN
 from fedlit.methods.baselines import FinetuneOffline, Oracle, SourceOnly, TargetOnly
 from fedlit.methods.co_mda import CoMDA
+from fedlit.methods.distillation import TargetDistillation
 from fedlit.methods.fada import FADA
 from fedlit.methods.fed_analytic import FedAnalytic
 from fedlit.methods.fed_dadil import FedDaDiL
@@ -26,6 +27,7 @@ from fedlit.methods.personalised import APFL, Ditto
 __all__ = [
     "APFL", "FADA", "FADE", "KD3A", "AdaBN", "CoMDA", "Ditto", "FedAnalytic", "FedAvg", "FedCORAL", "FedDA",
     "FedDAN", "FedDANN", "FedDaDiL", "FedGP", "FedJDA", "FedMMD", "FedMME", "FedProx", "FedRFTCA",
-    "FedRFTCAClosedForm", "FedRep", "FedWDGRL", "FinetuneOffline", "KNNPer", "Oracle", "SourceOnly", "TargetOnly",
+    "FedRFTCAClosedForm", "FedRep", "FedWDGRL", "FinetuneOffline", "KNNPer", "Oracle", "SourceOnly",
+    "TargetDistillation", "TargetOnly",
 ]
 # fmt: on

@@ -172,7 +172,7 @@ def propose(run: Run, passes: Iterator[int], of_network: bool) -> Proposal:
         raise NoRefinementError(f"it has {samples} training samples, and neighbourhoods take {LEAST_SAMPLES}")
     network = run.replicas[target]
     before = _copied(network)
-    layers, features, p = _looked_at(run)
+    layers, features, p = looked_at(run)
     inputs = _vectors(run)
     # vectors are compared as they come: there, neighbours are of one class more often than among trained features
     graph = None if inputs is None else neighbour_graph(_standardised(inputs)[0])
@@ -255,7 +255,7 @@ def train_on_(
                     "no batch of it has 2 samples to train on: raise batch_size, or give refine=True"
                 )
             try:
-                _, features, p = _looked_at(run)
+                _, features, p = looked_at(run)
             except NoRefinementError as reason:
                 raise NoRefinementError(
                     f"once it has trained on, {reason}: lower the learning rate, or give refine=True"
@@ -270,7 +270,7 @@ def _loss(logits: Tensor, refined: Tensor) -> Tensor:
     return information_maximisation_loss(logits) + PSEUDO_LABELS * known
 
 
-def _looked_at(run: Run) -> tuple[list[nn.Linear], Tensor, Tensor]:
+def looked_at(run: Run) -> tuple[list[nn.Linear], Tensor, Tensor]:
     """Return `_outputs` of all the target's samples, with class probabilities in float64 in place of outputs."""
     layers, features, outputs = _outputs(run, run.target, run.samples.inputs(run.target))
     if not bool(features.isfinite().all() and outputs.isfinite().all()):

@@ -1,0 +1,210 @@
+"""``--select combine``: the target's predictions by all trusted methods of an experiment, and one network of these."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor, nn
+
+from fedlit.callbacks import RunSummary
+from fedlit.callbacks.report.run_folder import read_runs
+from fedlit.callbacks.run_record import write_whole
+from fedlit.callbacks.selection import COMBINATION, LEAST_TRUST, Candidate, Member, Selection
+from fedlit.callbacks.shared import write_rows
+from fedlit.cli.folders import ExperimentFolder, fingerprint
+from fedlit.cli.parsed import Parsed
+from fedlit.cli.plan import Plan
+from fedlit.cli.stored import load, newest
+from fedlit.export.target import target_model
+from fedlit.federation import UNLABELLED, FederatedLoader
+from fedlit.federation.nested import vectors
+from fedlit.functional import Combination, combine_predictions, neighbour_graph, standardised_directions
+from fedlit.run.refinement import LEAST_SAMPLES
+
+if TYPE_CHECKING:
+    from fedlit.cli.experiment import Experiment
+
+NAME = "combined"
+"""Of the trained network in tables."""
+
+_TEACHER, _PREDICTIONS = "teacher.pt", "predictions.csv"
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What a member says at the target of its n training samples."""
+
+    candidate: Candidate
+    probabilities: Tensor  # shape (n, C), float64
+    inputs: Tensor | None  # side by side, shape (n, d), if they are vectors
+    features: Tensor  # what its last layer is given, or else its probabilities, shape (n, d)
+    state: Mapping[str, Tensor]  # of the target's network
+    ids: Sequence[str]
+    classes: Sequence[str]
+
+
+def combine(experiment: Experiment, selections: Sequence[Selection]) -> tuple[list[RunSummary], list[str]]:
+    """Combine the members of each target and seed, and train a network on that.
+
+    Returns:
+        What the networks came to, and sentences on members, networks and refusals.
+    """
+    chosen = [each for each in selections if each.chosen is not None]
+    said = [
+        f"nothing is combined for {each.target} (seed {each.seed}): {each.refusal}"
+        for each in selections
+        if each.chosen is None
+    ]
+    plan = _Distilled(experiment, [(each.target, each.seed) for each in chosen])
+    for number, selection in enumerate(chosen):
+        place = plan.place(number)
+        if experiment.parsed.arguments.fresh or plan.folder.finished(number) is None:
+            _write(selection, place, experiment.base)
+            plan.train(number)
+        said += plan.about(number)
+    found = (plan.folder.finished(number) for number in range(len(chosen)))
+    return [each for each in found if each is not None], said
+
+
+class _Distilled(Plan):
+    """A network of the target for each combination, trained after the experiment's runs."""
+
+    def __init__(self, experiment: Experiment, cells: Sequence[tuple[str, str]]) -> None:
+        self.parsed, self.runs, self.targets_tried = experiment.parsed, cells, ()
+        self._experiment, self._cells = experiment, cells
+
+    def place(self, number: int) -> Path:
+        """Where the combination of a target and seed is."""
+        target, seed = self._cells[number]
+        return self._experiment.folder.path / NAME / f"{target}_{seed}"
+
+    def configuration(self, number: int) -> Parsed:
+        """The experiment's data and network, taught by the combination."""
+        target, seed = self._cells[number]
+        return self._experiment.taught(str(self.place(number) / _TEACHER)).on(target, int(seed))
+
+    def name(self, number: int) -> str:
+        """Its name in tables."""
+        return NAME
+
+    @property
+    def is_many(self) -> bool:
+        """They belong to the experiment's runs."""
+        return True
+
+    @cached_property
+    def folder(self) -> ExperimentFolder:
+        """In the experiment's own."""
+        each = [fingerprint(self.configuration(number).text) for number in range(len(self.runs))]
+        return ExperimentFolder(self.root, f"{self._experiment.folder.path.name}/{NAME}", len(each), each.__getitem__)
+
+    def close(self, done: Mapping[int, RunSummary], failed: Collection[int]) -> None:
+        """Nothing: the experiment closes."""
+
+    def about(self, number: int) -> list[str]:
+        """The members, where the network is, and what was lost on the way to it."""
+        folder, place = self.folder.folder_of(number), self.place(number)
+        if folder is None:
+            return []
+        write_whole(folder / COMBINATION, (place / COMBINATION).read_text(encoding="utf-8"))
+        run = read_runs([folder])[0]
+        agreement = run.curves.get("target/agreement", {})
+        lost = f", with the combination's class on {[*agreement.values()][-1]:.1%} of them" if agreement else ""
+        return [
+            f"combined for {run.target} (seed {run.seed}): {_sentence(run.members)}",
+            f"network of the combination: '{folder}'{lost}; what each model says: '{place / _PREDICTIONS}'",
+        ]
+
+
+def _write(selection: Selection, place: Path, base: str) -> None:
+    """Write what the network is taught, what each member says, and the members with their weights."""
+    highest = max(each.trust for each in selection.candidates)
+    stored = [_read(each) for each in selection.candidates if each.trust >= LEAST_TRUST * highest]
+    first, number = stored[0], len(stored[0].probabilities)
+    if number < LEAST_SAMPLES:
+        sys.exit(
+            f"fedlit: select=combine needs {LEAST_SAMPLES} training samples of the target, for neighbourhoods, and "
+            f"{selection.target!r} has {number}: take --select best"
+        )
+    combination = combine_predictions([each.probabilities for each in stored], _graph(stored))
+    members = _members(stored, combination)
+    teacher: dict[str, Any] = {"probabilities": combination.p.float()}
+    # weights of the network that is trained on, where a member has it
+    for each in (each for each in stored if each.candidate.method == base):
+        teacher["start"] = dict(each.state)
+    place.mkdir(parents=True, exist_ok=True)
+    torch.save(teacher, place / _TEACHER)
+    said = combination.refined.argmax(dim=2).T.tolist()
+    header = ["id", "predicted", *first.classes, *(f"by {each.method}" for each in members)]
+    rows = [
+        [name, first.classes[row.index(max(row))], *row, *(first.classes[label] for label in labels)]
+        for name, row, labels in zip(first.ids, combination.p.tolist(), said, strict=True)
+    ]
+    write_rows(place / _PREDICTIONS, [header, *rows])
+    content = {"target": selection.target, "seed": selection.seed, "members": [asdict(each) for each in members]}
+    write_whole(place / COMBINATION, json.dumps(content, indent=2))
+
+
+def _graph(stored: Sequence[_Stored]) -> csr_array:
+    """Neighbourhoods of the target's samples: by their vectors, or else by the features of all members together."""
+    inputs = stored[0].inputs
+    if inputs is not None:
+        return neighbour_graph(standardised_directions(inputs))
+    return neighbour_graph(torch.cat([standardised_directions(each.features) for each in stored], dim=1))
+
+
+def _members(stored: Sequence[_Stored], combination: Combination) -> list[Member]:
+    classes = combination.p.argmax(dim=1)
+    agreements = (combination.refined.argmax(dim=2) == classes).double().mean(dim=1).tolist()
+    columns = zip(stored, combination.weights.tolist(), combination.information.tolist(), agreements, strict=True)
+    return [
+        Member(each.candidate.method, each.candidate.round_idx, each.candidate.trust, weight, information, agreement)
+        for each, weight, information, agreement in columns
+    ]
+
+
+def _sentence(members: Sequence[Member]) -> str:
+    taken = sorted((each for each in members if each.weight > 0), key=lambda each: -each.weight)
+    out = [each.method for each in members if not each.weight > 0]
+    text = ", ".join(f"{each.method} {each.weight:.0%}" for each in taken)
+    return text + (f"; left out: {', '.join(out)}" if out else "")
+
+
+def _read(candidate: Candidate) -> _Stored:
+    """Predict the target's training samples with the checkpoint of a run's most trusted round."""
+    run_dir = Path(candidate.run)
+    kept = sorted((run_dir / "checkpoints").glob("trusted-*.ckpt"))
+    module, data = load([str(run_dir / "config.yaml")], kept[0] if kept else newest(run_dir / "checkpoints"))
+    name, seen = module.target.name, list[Tensor]()
+    model, positions = target_model(module), data.split(name).train
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear) and layer.out_features == module.num_classes:
+            layer.register_forward_hook(lambda _, given, __: seen.append(given[0]))
+    samples = data.make_dataset(name, positions, torch.full((len(positions),), UNLABELLED), training=False)
+    probabilities, inputs, features = list[Tensor](), list[Tensor | None](), list[Tensor]()
+    with torch.no_grad():
+        for batch in FederatedLoader({name: samples}, 512, training=False, guarded=name):
+            x = batch[name][0]
+            seen.clear()
+            probabilities.append(model(x).double())
+            inputs.append(vectors(x))
+            features.append(seen[-1] if seen and seen[-1].dim() == 2 else probabilities[-1])
+    flat = [each for each in inputs if each is not None]
+    ids = data.ids(name, "train")
+    return _Stored(
+        candidate,
+        torch.cat(probabilities),
+        torch.cat(flat) if flat else None,
+        torch.cat(features),
+        module.replicas[name].state_dict(),
+        [str(place) for place in positions.tolist()] if ids is None else ids,
+        data.classes,
+    )
