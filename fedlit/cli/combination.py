@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -67,7 +66,10 @@ def combine(experiment: Experiment, selections: Sequence[Selection]) -> tuple[li
     for number, selection in enumerate(chosen):
         place = plan.place(number)
         if experiment.parsed.arguments.fresh or plan.folder.finished(number) is None:
-            _write(selection, place, experiment.base)
+            refusal = _write(selection, place, experiment.base)
+            if refusal:
+                said.append(f"nothing is combined for {selection.target} (seed {selection.seed}): {refusal}")
+                continue
             plan.train(number)
         said += plan.about(number)
     found = (plan.folder.finished(number) for number in range(len(chosen)))
@@ -124,16 +126,17 @@ class _Distilled(Plan):
         ]
 
 
-def _write(selection: Selection, place: Path, base: str) -> None:
-    """Write what the network is taught, what each member says, and the members with their weights."""
+def _write(selection: Selection, place: Path, base: str) -> str:
+    """Write what the network is taught, what each member says, and the members with their weights.
+
+    Returns:
+        The reason why there is no combination, if there is none, in which case nothing is written.
+    """
     highest = max(each.trust for each in selection.candidates)
     stored = [_read(each) for each in selection.candidates if each.trust >= LEAST_TRUST * highest]
     first, number = stored[0], len(stored[0].probabilities)
     if number < LEAST_SAMPLES:
-        sys.exit(
-            f"fedlit: select=combine needs {LEAST_SAMPLES} training samples of the target, for neighbourhoods, and "
-            f"{selection.target!r} has {number}: take --select best"
-        )
+        return f"neighbourhoods take {LEAST_SAMPLES} training samples of the target, and it has {number}"
     combination = combine_predictions([each.probabilities for each in stored], _graph(stored))
     members = _members(stored, combination)
     teacher: dict[str, Any] = {"probabilities": combination.p.float()}
@@ -151,6 +154,7 @@ def _write(selection: Selection, place: Path, base: str) -> None:
     write_rows(place / _PREDICTIONS, [header, *rows])
     content = {"target": selection.target, "seed": selection.seed, "members": [asdict(each) for each in members]}
     write_whole(place / COMBINATION, json.dumps(content, indent=2))
+    return ""
 
 
 def _graph(stored: Sequence[_Stored]) -> csr_array:

@@ -327,6 +327,8 @@ class Experiment(Plan):
                 "fedlit: select chooses among methods: name others in compare, or, for the round of one method, "
                 "monitor validator/trust (--trainer.callbacks+=Validators --trainer.callbacks+=TrustedRound)"
             )
+        if self.parsed.arguments.select == "combine" and self.parsed.arguments.trainer.enable_checkpointing is False:
+            sys.exit("fedlit: select=combine reads the methods' checkpoints: give --trainer.enable_checkpointing true")
         axes: dict[str, Sequence[object]] = {"seeds": self.seeds, "targets": self.targets}
         for axis, values in axes.items():
             if twice := _twice(values):

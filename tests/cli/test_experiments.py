@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import processes
@@ -127,6 +128,55 @@ def test_a_selection_needs_several_methods_and_trust():
     density = ["--trainer.callbacks+=Validators", "--trainer.callbacks.init_args.names=[density]"]
     words = ["--select=best", "--compare=[fedlit.methods.SourceOnly]", *density]
     assert "select compares models by 'trust'" in refusal("fit", *TINY, *words)
+
+
+def test_methods_are_combined_into_one_network(capsys):
+    words = ["fit", *TINY, "--compare=[SourceOnly, FedJDA]", "--select=combine", "--data.target=cleveland"]
+    words += ["--trainer.enable_checkpointing=true", "--trainer.max_epochs=10"]
+    main(words)
+    printed = " ".join(capsys.readouterr().out.split())
+    (folder,) = Path("runs/TargetDistillation").glob("version_*")
+    (place,) = Path("runs").glob("experiment_*/combined/cleveland_0")
+    members = json.loads((folder / "combination.json").read_text())["members"]
+    weights = {each["method"]: each["weight"] for each in members}
+    assert weights.keys() == {"FedAvg", "SourceOnly", "FedJDA"}
+    assert sum(weights.values()) == pytest.approx(1)
+    assert (
+        weights["FedJDA"] > weights["FedAvg"] == weights["SourceOnly"]
+    )  # these two have the same weights, and share one
+    assert re.search(rf"combined for cleveland \(seed 0\): FedJDA {weights['FedJDA']:.0%}, ", printed)
+    assert f"network of the combination: '{folder}'" in printed
+
+    rows = [*csv.DictReader((place / "predictions.csv").open())]
+    teacher = torch.load(place / "teacher.pt", weights_only=True)
+    assert [[float(row[name]) for name in [*rows[0]][2:4]] for row in rows] == [
+        pytest.approx(row, abs=1e-6) for row in teacher["probabilities"].tolist()
+    ]
+    agree = {each["method"]: sum(row["predicted"] == row[f"by {each['method']}"] for row in rows) for each in members}
+    assert agree == {each["method"]: round(each["agreement"] * len(rows)) for each in members}
+
+    main(["export", str(folder)])
+    main(["report", "runs"])
+    page = Path("report.md").read_text()
+    assert "Members of the combination" in page
+    assert "combined on cleveland (seed 0) is a network of what 3 models predict together, and not ranked" in page
+    before = (folder / "summary.json").stat().st_mtime_ns
+    capsys.readouterr()
+    main(words)
+    assert "combined for cleveland (seed 0)" in capsys.readouterr().out
+    assert (folder / "summary.json").stat().st_mtime_ns == before  # not trained again
+
+
+def test_a_combination_needs_checkpoints_neighbourhoods_and_trust(capsys):
+    words = [*TINY, "--compare=[SourceOnly]", "--select=combine"]
+    assert "select=combine reads the methods' checkpoints" in refusal("fit", *words)
+    few = [*words, "--trainer.enable_checkpointing=true", "--data.target=cleveland"]
+    main(["fit", *few, "--trainer.max_epochs=10", "--data.test_fraction=0.8"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"nothing is combined for cleveland \(seed 0\): .* it has \d\d\b", printed)
+    main(["fit", *few])
+    assert "nothing is combined for cleveland (seed 0): the highest trust is" in capsys.readouterr().out
+    assert not [*Path("runs").glob("**/combination.json")]
 
 
 @pytest.mark.slow
