@@ -29,24 +29,24 @@ RIDGE = 10.0
 
 
 class Calibration(SourceStatistics):
-    """Divide the target's logits by a temperature of at least 1, where its probabilities are overconfident.
+    """Divide the target's logits by a temperature: above 1 if its probabilities are too sure, below 1 if not enough.
 
-    Samples of sources, and those that a model was trained on, can show overconfidence, but not underconfidence on new
-    samples of the target: a temperature below 1 is not taken from them. The temperature is fitted anew in each
+    Samples of sources show how sure a model is next to how often it is right there; where the target is harder, it is
+    too sure with the temperature that fits them. The temperature is fitted anew in each
     validation, logged as ``target/temperature``, kept in checkpoints with the target's state, and used in ``predict``,
     by `TargetPredictions`, `target_model` and in exported files; a new ``fit`` starts without. Predicted classes stay
     the same.
 
-    Each source sends the mean loss of its model on its validation samples at 41 temperatures from 0.1 to 10; the target
-    receives the mean over sources through the privacy backend of the channel "calibration". Where the target differs
-    much from the sources, so may the temperature that it needs. Under differential privacy of all channels every
-    validation spends of the privacy budget, and noise decides on the temperature: take ``using="target"`` there.
+    Each source sends the mean loss of its model on its validation samples at 53 temperatures from 0.05 to 20; the
+    target receives the mean over sources through the privacy backend of the channel "calibration". Where the target
+    differs much from the sources, so may the temperature that it needs. Under differential privacy of all channels
+    every validation spends of the privacy budget, and noise decides on the temperature: take ``using="target"`` there.
 
     Args:
         using: Samples that the temperature is fitted to. ``"sources"``: their validation samples. ``"weighted"``:
             those, weighted by the resemblance of their features to the target's (see `importance_weights`); sources
-            send 4705 numbers. ``"target"``: the target's labelled training samples, at least 10; nothing is sent. The
-            temperature is too low for a method that has trained on these.
+            send 5473 numbers. ``"target"``: the target's labelled training samples, at least 10; nothing is sent. The
+            temperature is too low for a method that has trained on these, and at least 1 then.
 
     Raises:
         ValueError: If ``using`` is unknown; when a run starts, if the method predicts no classes, or `OracleAccuracy`
@@ -66,7 +66,7 @@ class Calibration(SourceStatistics):
     @property
     def channels(self) -> tuple[Channel, ...]:
         """Losses of the sources, if they are used."""
-        contents = "mean loss on validation samples at 41 temperatures"
+        contents = "mean loss on validation samples at 53 temperatures"
         if self.using == "weighted":
             contents += ", and mean random features of them"
         losses = Summed(CALIBRATION, contents, "sources", "target", "every validation", watched=True)
@@ -95,7 +95,7 @@ class Calibration(SourceStatistics):
         fit = self._of_target if self.using == "target" else self._of_sources
         temperature = self._at_target(module, lambda: fit(module, received))
         if temperature is not None:
-            module.run.outputs.temperature = max(temperature, 1.0)
+            module.run.outputs.temperature = temperature
         self.on_test_epoch_end(trainer, pl_module)
         self._start_afresh()
 
@@ -152,4 +152,6 @@ class Calibration(SourceStatistics):
             )
         with torch.no_grad():
             logits = torch.cat([module.replicas[target.name](inputs).detach().cpu() for inputs, _ in samples])
-        return fit_temperature(logits, torch.cat([labels.cpu() for _, labels in samples]))
+        found = fit_temperature(logits, torch.cat([labels.cpu() for _, labels in samples]))
+        # samples that a network has learnt by heart do not show that it is not sure enough
+        return max(found, 1.0) if target in module.learners(module.run.clock.warmup_rounds) else found

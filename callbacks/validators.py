@@ -85,7 +85,7 @@ class Validators(SourceStatistics):
 
     The target receives the mean over sources, each counted equally, through the privacy backend of the channel: on
     "source_moments" for ``iwv`` and ``dev`` 4 N^2 + 6 N numbers for N frequencies (mean random features of a source's
-    samples, and its error rate), for ``calibrated`` and ``trust`` the mean loss at 41 temperatures from 0.1 to 10, for
+    samples, and its error rate), for ``calibrated`` and ``trust`` the mean loss at 53 temperatures from 0.05 to 20, for
     ``trust`` accuracy too; on "class_means" for ``class_means`` and ``trust`` 129 numbers for each class (means and
     shares). Under differential privacy of all channels every validation spends of the privacy budget, and scores of
     noisy statistics mean little: name only those there that need none.
@@ -134,7 +134,7 @@ class Validators(SourceStatistics):
         if self._needs(WEIGHTED):
             contents.append("mean random features of validation samples, and how often the source errs")
         if self._needs(_CALIBRATED):
-            contents.append("mean loss on validation samples at 41 temperatures")
+            contents.append("mean loss on validation samples at 53 temperatures")
         if "trust" in self.names:
             contents.append("accuracy on them")
         moments = Summed(SOURCE_MOMENTS, ", and ".join(contents), "sources", "target", "every validation", watched=True)

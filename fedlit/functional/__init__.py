@@ -16,13 +16,13 @@ from fedlit.functional.auto_weights import (
 from fedlit.functional.analytic import LabelMoments, RidgePath, diagonal_discriminant
 from fedlit.functional.barycenter import Barycenter, wasserstein_barycenter
 from fedlit.functional.calibration import (
-    best_temperature, brier_score, decide, fit_temperature, losses_at, temperature_grid,
+    best_temperature, brier_score, decide, fit_temperature, losses_at, temperature_at, temperature_grid,
 )
 from fedlit.functional.clustering import clustering_gains, intra_cluster_distance, k_means, relative_scatter
 from fedlit.functional.correlation import Ridge, central_moments, coral_loss, coral_map, second_moments
 from fedlit.functional.diagnosis import auroc_interval, predictive_values
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
-from fedlit.functional.ensembles import CONFIDENCE, Combination, combine_predictions
+from fedlit.functional.ensembles import Combination, combine_predictions
 from fedlit.functional.geodesic import geodesic_flow_factor, geodesic_flow_kernel, principal_axes, subspace_dimension
 from fedlit.functional.joint_distribution import (
     JointAligner, JointComponents, Labelling, jda, jda_from_sums, joint_gaps,
@@ -46,7 +46,8 @@ from fedlit.functional.random_features import (
     RandomFeatureSums, random_feature_sums, random_fourier_features, sample_frequencies,
 )
 from fedlit.functional.refinement import (
-    adaptive_shares, neighbour_graph, normal_scores, propagate_labels, refine_labels, to_class_shares, to_confidence,
+    adaptive_shares, neighbour_agreement, neighbour_graph, normal_scores, propagate_labels, refine_labels,
+    to_class_shares, to_confidence,
 )
 from fedlit.functional.scores import (
     SourceMoments, calibrated_information, certainty_score, class_mean_match, diversity_score, feature_hash,
@@ -65,7 +66,7 @@ from fedlit.functional.wasserstein import (
 )
 
 __all__ = [
-    "CONFIDENCE", "AutoBeta", "Barycenter", "BatchStatistics", "Combination", "Granularity", "JointAligner",
+    "AutoBeta", "Barycenter", "BatchStatistics", "Combination", "Granularity", "JointAligner",
     "JointComponents", "Kernel", "Knowledge", "LabelMoments", "Labelling", "RandomFeatureSums", "Ridge",
     "RidgePath", "Scaling", "SourceMoments", "TransferComponents", "UpdateProducts", "adaptive_shares",
     "alignment_loss", "annealing", "auroc_interval", "auto_beta", "auto_weights", "balanced_weights",
@@ -82,15 +83,15 @@ __all__ = [
     "left_out_focus", "linear_discriminant", "loss_from_gradient", "losses_at", "mean_pair_distance",
     "mean_squared_distance", "minimax_entropy_loss", "mixture_frequencies", "mixture_variance", "mixup",
     "mmd_squared", "moments_to_send", "multi_kernel_mmd", "multilinear_map", "mutual_information_bound",
-    "nearest_class_mean", "nearest_neighbours", "neighbour_graph", "neighbourhood_information", "normal_scores",
-    "num_taylor_moments", "pair_with_kernel", "predictive_values", "principal_axes", "products_with_sources",
-    "project_simplex", "projection_coefficients", "propagate_labels", "r_tca", "random_feature_sums",
-    "random_fourier_features", "refine_labels", "relative_scatter", "repelling_distance", "reversal_weight",
-    "rf_tca", "rf_tca_from_sums", "rff_mmd_squared", "sample_frequencies", "scale_layers", "second_moments",
-    "soft_neighbourhood_density", "softmax_regression", "standardised_directions", "subspace_dimension",
-    "taylor_coefficients", "taylor_mmd_squared", "taylor_moments", "tca", "temperature_grid", "to_class_shares",
-    "to_confidence", "transport_plan", "trust_score", "uniform_cross_entropy", "wasserstein_barycenter",
-    "within_domain_mean",
+    "nearest_class_mean", "nearest_neighbours", "neighbour_agreement", "neighbour_graph",
+    "neighbourhood_information", "normal_scores", "num_taylor_moments", "pair_with_kernel", "predictive_values",
+    "principal_axes", "products_with_sources", "project_simplex", "projection_coefficients", "propagate_labels",
+    "r_tca", "random_feature_sums", "random_fourier_features", "refine_labels", "relative_scatter",
+    "repelling_distance", "reversal_weight", "rf_tca", "rf_tca_from_sums", "rff_mmd_squared",
+    "sample_frequencies", "scale_layers", "second_moments", "soft_neighbourhood_density", "softmax_regression",
+    "standardised_directions", "subspace_dimension", "taylor_coefficients", "taylor_mmd_squared",
+    "taylor_moments", "tca", "temperature_at", "temperature_grid", "to_class_shares", "to_confidence",
+    "transport_plan", "trust_score", "uniform_cross_entropy", "wasserstein_barycenter", "within_domain_mean",
 ]
 # fmt: on
 # isort: on

@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlit.checks import check, check_at_least
+from fedlit.checks import check, check_at_least, check_between
 from fedlit.functional.checks import check_samples, check_shape
 
-LOWEST, HIGHEST = 0.1, 10.0
+LOWEST, HIGHEST = 0.05, 20.0
 """Range of temperatures."""
 
 MAX_NATS = 30.0
 """Bound of one sample's loss, at probability 1e-13: messages must fit the fixed point of a privacy backend."""
 
 
-def temperature_grid(number: int = 41) -> Tensor:
-    """Temperatures in equal ratios from 0.1 to 10, float64, shape (number,).
+def temperature_grid(number: int = 53) -> Tensor:
+    """Temperatures in equal ratios from 0.05 to 20, float64, shape (number,).
 
     Args:
         number: How many, at least 3, as a minimum has two neighbours.
@@ -52,7 +52,7 @@ def best_temperature(temperatures: Tensor, losses: Tensor) -> float:
         losses: At each, shape (G,), in any unit and up to a constant.
 
     Returns:
-        A temperature: of 41, within half a percent of the minimum; the first or the last if the curve is lowest there.
+        A temperature: of 53, within half a percent of the minimum; the first or the last if the curve is lowest there.
     """
     check_shape("temperatures", temperatures, "G")
     check_shape("losses", losses, len(temperatures), way_out="give one for each temperature")
@@ -65,7 +65,7 @@ def best_temperature(temperatures: Tensor, losses: Tensor) -> float:
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    r"""Temperature T in [0.1, 10] at which labels are likeliest: above 1 it was too sure (Guo et al., ICML 2017).
+    r"""Temperature T in [0.05, 20] at which labels are likeliest: above 1 it was too sure (Guo et al., ICML 2017).
 
     .. math:: \operatorname{argmin}_T \; -\sum_i \log \operatorname{softmax}(z_i / T)_{y_i}
 
@@ -90,6 +90,30 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if slope(middle) < 0 else (low, middle)
     return 2 / (low + high)
+
+
+def temperature_at(logits: Tensor, confidence: float) -> float:
+    r"""Temperature T in [0.05, 20] at which the mean largest probability is the one asked for, or the nearest one.
+
+    .. math:: \frac1n \sum_i \max_c \operatorname{softmax}(z_i / T)_c = \alpha
+
+    With the share of predictions that are right as alpha, they are neither too sure nor too cautious on average.
+
+    Args:
+        logits: z, shape (n, C).
+        confidence: alpha, in [0, 1]; below 1 / C it is that of equal probabilities.
+    """
+    check_samples("logits", logits)
+    check_at_least("logits", len(logits), 1, "sample")
+    check_between("confidence (alpha)", confidence, 0, 1)
+    z = logits.detach().double()
+    z = z - z.amax(dim=1, keepdim=True)
+    low, high = math.log(LOWEST), math.log(HIGHEST)
+    for _ in range(60):  # the mean falls as T grows
+        middle = (low + high) / 2
+        surer = float((z / math.exp(middle)).softmax(dim=1).amax(dim=1).mean()) > confidence
+        low, high = (middle, high) if surer else (low, middle)
+    return math.exp((low + high) / 2)
 
 
 def brier_score(probabilities: Tensor, labels: Tensor) -> Tensor:

@@ -11,11 +11,14 @@ from torch import Tensor
 
 from fedlit.checks import check_at_least, check_between
 from fedlit.functional.checks import check_shape
-from fedlit.functional.refinement import refine_labels, to_confidence
+from fedlit.functional.refinement import neighbour_agreement, refine_labels, to_confidence
 from fedlit.functional.scores import neighbourhood_information
 
 CONFIDENCE = 0.5
 """Of every model before predictions are averaged, as of `to_confidence`."""
+
+SUREST = 0.99
+"""Highest confidence of a combination, as of `to_confidence`; the lowest is 1 less that."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Combination:
     """Combined predictions of n samples by M models.
 
     Args:
-        p: Class probabilities, refined, shape (n, C), float64.
+        p: Class probabilities, refined and as sure as neighbours agree, shape (n, C), float64.
         weights: Of each model, shape (M,), float64, sum 1; 0 for a model that is left out.
         information: `neighbourhood_information` of each model's refined predictions, shape (M,), in [0, 1].
         refined: Each model's own refined predictions, shape (M, n, C).
@@ -50,7 +53,8 @@ def combine_predictions(
     .. math:: w_m \propto \frac{[K_m \ge s \max_j K_j]}{\sum_j a_{mj}^\gamma}
 
     where K is the `neighbourhood_information`: a model that has collapsed, or whose classes are no neighbourhoods, is
-    left out, and a group of equal models weighs as much as a single other one.
+    left out, and a group of equal models weighs as much as a single other one. The mean confidence of the result is the
+    `neighbour_agreement` of the mean of predictions before they are refined.
 
     Args:
         predictions: p_m, M class probabilities, each of shape (n, C).
@@ -72,4 +76,10 @@ def combine_predictions(
     weights = torch.where(kept, 1 / alike.sum(dim=1), 0.0)
     weights = weights / weights.sum()
     mean = (weights[:, None, None] * refined).sum(dim=0)
-    return Combination(refine_labels(mean, graph), weights, information, refined)
+    # as sure as neighbours agree on the classes before any of them was refined
+    before = sum(weight * to_confidence(each, CONFIDENCE) for weight, each in zip(weights, predictions, strict=True))
+    assert isinstance(before, Tensor)
+    agreement = neighbour_agreement(before.argmax(dim=1), graph)
+    confidence = (agreement * num_classes - 1) / max(num_classes - 1, 1)
+    p = to_confidence(refine_labels(mean, graph), min(max(confidence, 1 - SUREST), SUREST))
+    return Combination(p, weights, information, refined)

@@ -160,6 +160,23 @@ def adaptive_shares(p: Tensor, doubt: float = 1.0) -> Tensor:
     return (1 - rho) * p.mean(dim=0) + rho / p.shape[1]
 
 
+def neighbour_agreement(classes: Tensor, graph: scipy.sparse.csr_array) -> float:
+    """Share of samples, in [0, 1], whose class is the one that their neighbours are of, each by its weight.
+
+    It estimates how often classes are right that were predicted without the neighbourhoods, as far as a sample's
+    neighbours are of its true class and err apart. Samples without neighbours do not count; without any it is 0.
+
+    Args:
+        classes: Predicted classes, int64, shape (n,).
+        graph: As of `neighbour_graph`, shape (n, n).
+    """
+    check(graph.shape == (len(classes), len(classes)), "graph", f"of shape (n, n), n = {len(classes)}", graph.shape)
+    votes = torch.from_numpy(graph @ F.one_hot(classes.cpu()).double().numpy())
+    there = votes.sum(dim=1) > 0
+    agrees = (votes.argmax(dim=1) == classes.cpu())[there]
+    return float(agrees.double().mean()) if len(agrees) else 0.0
+
+
 def refine_labels(
     p: Tensor,
     features: Tensor | scipy.sparse.csr_array,

@@ -18,7 +18,6 @@ from torch import Tensor
 from fedlit import FederatedModule, Requires, Run
 from fedlit.checks import check
 from fedlit.federation import Client, RosterError
-from fedlit.functional import CONFIDENCE, to_confidence
 from fedlit.run.refinement import NoRefinementError, looked_at, put_in_
 
 
@@ -77,7 +76,7 @@ class TargetDistillation(FederatedModule):
         shape = tuple(p.shape) if isinstance(p, Tensor) else p
         rule = f"{rule} for the {number} training samples of target {self.target.name!r} and {self.num_classes} classes"
         check(fits, "teacher", rule, str(path), error=RosterError, shown=f"'{path}' with {shape}")
-        self._probabilities = to_confidence(p, CONFIDENCE).float()
+        self._probabilities = p.float()
         start = found.get("start")
         if start is not None:
             try:
@@ -99,9 +98,8 @@ class TargetDistillation(FederatedModule):
         if self.federation.is_local(self.target) and self._probabilities is not None:
             try:
                 layers, features, _ = looked_at(run)
-                put_in_(run, layers, features, self._probabilities.double())
-                _, _, p = looked_at(run)
-                same = p.argmax(dim=1) == self._probabilities.argmax(dim=1)
+                outputs = put_in_(run, layers, features, self._probabilities.double())
+                same = outputs.argmax(dim=1) == self._probabilities.argmax(dim=1)
                 numbers[self.target.name] = {"agreement": float(same.double().mean())}
             except NoRefinementError as reason:
                 rank_zero_warn(f"{type(self).__name__} leaves the network as the last round made it: {reason}")

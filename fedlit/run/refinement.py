@@ -27,7 +27,14 @@ from fedlit.checks import check_one_of
 from fedlit.federation import Channel, Client, Open, Summed
 from fedlit.federation.nested import Inputs, num_samples, vectors
 from fedlit.federation.streams import enter_stream, torch_streams
-from fedlit.functional import information_maximisation_loss, neighbour_graph, refine_labels, softmax_regression
+from fedlit.functional import (
+    information_maximisation_loss,
+    neighbour_agreement,
+    neighbour_graph,
+    refine_labels,
+    softmax_regression,
+    temperature_at,
+)
 from fedlit.run.component import Component
 from fedlit.run.local import evaluating
 from fedlit.run.optimisation import clip_client_gradients
@@ -102,10 +109,11 @@ class Heads:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Classifiers that the sources test, and the state dict of the target's network after refinement."""
+    """Classifiers that the sources test; of the target's network, once refined, its state dict and temperature."""
 
     heads: Heads
     state: Mapping[str, Any]
+    temperature: float
 
 
 class Refinement(Component):
@@ -176,24 +184,27 @@ def propose(run: Run, passes: Iterator[int], of_network: bool) -> Proposal:
     inputs = _vectors(run)
     # vectors are compared as they come: there, neighbours are of one class more often than among trained features
     graph = None if inputs is None else neighbour_graph(_standardised(inputs)[0])
+    first = neighbour_graph(_standardised(features)[0]) if graph is None else graph
     classes = [F.one_hot(p.argmax(dim=1), p.shape[1]).double()]
     try:
-        refined = refine_labels(p, _standardised(features)[0] if graph is None else graph)
-        put_in_(run, layers, features, refined)
+        refined = refine_labels(p, first)
+        outputs = put_in_(run, layers, features, refined)
         if of_network:
             _restore_(network, before)
             then, refined = train_on_(run, layers, refined, graph, passes)
-            put_in_(run, layers, then, refined)
+            outputs = put_in_(run, layers, then, refined)
         after = _copied(network)
+        # refined predictions have a confidence that says nothing; what neighbours say of those before does
+        temperature = temperature_at(outputs, neighbour_agreement(p.argmax(dim=1), first))
     finally:
         _restore_(network, before)
     classes.append(F.one_hot(refined.argmax(dim=1), p.shape[1]).double())
     weights, biases = zip(*(_fitted(features, labels, GUARD_STRENGTH) for labels in classes), strict=True)
-    return Proposal(Heads(torch.stack(weights), torch.stack(biases)), after)
+    return Proposal(Heads(torch.stack(weights), torch.stack(biases)), after, temperature)
 
 
-def put_in_(run: Run, layers: Iterable[nn.Linear], features: Tensor, refined: Tensor) -> None:
-    """Replace the target's last layers by a classifier that is fitted to refined predictions.
+def put_in_(run: Run, layers: Iterable[nn.Linear], features: Tensor, refined: Tensor) -> Tensor:
+    """Replace the target's last layers by a classifier that is fitted to refined predictions; return its outputs.
 
     A `NoRefinementError` is raised if the network's predictions then differ from those of the classifier.
     """
@@ -204,6 +215,7 @@ def put_in_(run: Run, layers: Iterable[nn.Linear], features: Tensor, refined: Te
     agree = outputs.argmax(dim=1) == (features.float() @ weight.T + bias).argmax(dim=1)
     if agree.double().mean() < AGREEMENT:
         raise NoRefinementError("its predictions are not those of one linear classifier of its features")
+    return outputs
 
 
 def train_on_(
@@ -352,7 +364,7 @@ def decide_(run: Run, proposal: Proposal, accuracies: Mapping[str, Tensor] | Non
     taken = after >= LEFT * before
     if taken:
         _restore_(run.replicas[run.target], proposal.state)
-        run.outputs.temperature = 1.0  # another one belonged to the old classifier
+        run.outputs.temperature = proposal.temperature  # another one belonged to the old classifier
     else:
         _warn(
             run,

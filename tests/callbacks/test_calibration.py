@@ -86,10 +86,10 @@ def test_the_temperature_is_that_of_the_sources_pooled_samples(using, runs):
     assert float(run.callback_metrics["target/temperature"]) == pytest.approx(module.run.outputs.temperature)
 
 
-def test_a_model_that_is_not_sure_enough_is_left_as_it_is(tmp_path):
+def test_a_model_that_is_not_sure_enough_gets_a_temperature_below_1(tmp_path):
     _, module = calibrated(tmp_path, "weighted", rounds=1, module=build())
     assert by_scipy(module, weighted=True) < 0.9
-    assert module.run.outputs.temperature == 1
+    assert module.run.outputs.temperature == pytest.approx(by_scipy(module, weighted=True), rel=1e-2)
 
 
 def test_weights_change_the_temperature(runs):
@@ -111,7 +111,7 @@ def test_the_target_is_sent_the_mean_alone_through_the_backend(runs, tmp_path):
 def test_weighted_sources_send_as_many_numbers_as_documented(runs):
     _, module = runs["weighted"]
     sizes = {entry.num_bytes for entry in module.federation.ledger if entry.channel == "calibration"}
-    numbers = 2 * 32**2 + 83 * 32 + 1
+    numbers = 2 * 32**2 + 107 * 32 + 1
     assert all(8 * numbers <= size < 8 * numbers + 200 for size in sizes)
 
 
@@ -213,7 +213,7 @@ def test_few_labels_of_the_target_are_enough(method, above, tmp_path):
         z = module.replicas[data.target](x[y >= 0]).double().numpy()
     expected = best(z, y[y >= 0].numpy())
     assert (expected > 1) == above
-    assert module.run.outputs.temperature == pytest.approx(max(1, expected), rel=1e-4)
+    assert module.run.outputs.temperature == pytest.approx(expected if above else 1, rel=1e-4)
     assert not [entry for entry in module.federation.ledger if entry.channel == "calibration"]
 
 

@@ -61,12 +61,21 @@ def test_losses_are_cross_entropies_within_their_bound() -> None:
 
 def test_temperatures_stay_within_their_bounds() -> None:
     logits, right = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
-    assert fn.fit_temperature(logits, right) == 0.1
-    assert fn.fit_temperature(logits, 1 - right) == 10.0
+    assert fn.fit_temperature(logits, right) == 0.05
+    assert fn.fit_temperature(logits, 1 - right) == 20.0
     grid = fn.temperature_grid()
     assert fn.best_temperature(grid, grid) == float(grid[0])
     assert fn.best_temperature(grid, -grid) == float(grid[-1])
-    assert fn.best_temperature(grid, torch.ones(41)) == float(grid[0])
+    assert fn.best_temperature(grid, torch.ones(53)) == float(grid[0])
+
+
+@pytest.mark.parametrize("confidence", [0.4, 0.7, 0.99])
+def test_a_temperature_gives_the_mean_confidence_that_is_asked_for(confidence: float) -> None:
+    logits, _ = drawn(1.0)
+    found = fn.temperature_at(logits, confidence)
+    assert float((logits / found).softmax(dim=1).amax(dim=1).mean()) == pytest.approx(confidence, abs=1e-9)
+    assert fn.temperature_at(logits, 0.1) == pytest.approx(20)
+    assert fn.temperature_at(torch.zeros(3, 2), 0.9) == pytest.approx(0.05)
 
 
 def test_the_brier_score_is_scikit_learns() -> None:

@@ -45,7 +45,10 @@ def test_models_that_say_the_same_share_one_weight() -> None:
     torch.testing.assert_close(twice.weights, torch.tensor([0.5, 0.5]).double())
     torch.testing.assert_close(fn.combine_predictions([first, first, second], graph, power=1e6).p, twice.p)
     alone = fn.refine_labels(fn.refine_labels(first, graph), graph)
-    torch.testing.assert_close(fn.combine_predictions([first, first], graph, power=0.0).p, alone)
+    found = fn.combine_predictions([first, first], graph, power=0.0).p
+    assert torch.equal(found.argsort(dim=1), alone.argsort(dim=1))
+    share = fn.neighbour_agreement(first.argmax(dim=1), graph)
+    assert float(found.amax(dim=1).mean()) == pytest.approx(share, abs=1e-6)
 
 
 def test_models_that_err_apart_are_better_together_than_the_best() -> None:
@@ -68,6 +71,15 @@ def test_a_collapsed_model_is_left_out_and_the_order_does_not_matter() -> None:
     torch.testing.assert_close(found.p, alone.p)
     torch.testing.assert_close(found.weights[:3], alone.weights)
     torch.testing.assert_close(fn.combine_predictions(models[::-1], graph).p, alone.p)
+
+
+def test_neighbours_agree_by_hand() -> None:
+    graph = csr_array(torch.tensor([[0, 2, 1, 0], [2, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]]).double().numpy())
+    # the first two have the other, heavier than the third, of their class; the third has none, the last no neighbour
+    assert fn.neighbour_agreement(torch.tensor([0, 0, 1, 1]), graph) == pytest.approx(2 / 3)
+    assert fn.neighbour_agreement(torch.tensor([0, 1]), csr_array((2, 2))) == 0.0
+    with pytest.raises(ValueError, match="graph must be of shape"):
+        fn.neighbour_agreement(torch.tensor([0, 1, 2]), graph)
 
 
 def test_what_does_not_fit_is_refused() -> None:

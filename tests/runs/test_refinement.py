@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from fedlit import FederatedModule
 from fedlit.export import target_model
 from fedlit.federation import ChannelError
-from fedlit.functional import refine_labels, softmax_regression
+from fedlit.functional import neighbour_agreement, neighbour_graph, refine_labels, softmax_regression
 from fedlit.methods import FedAvg, FedRFTCA, KNNPer, SourceOnly
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
 from helpers import build, descend_, digits, loader, same, trainer, weights
@@ -96,7 +96,12 @@ def test_the_target_gets_a_classifier_of_its_refined_predictions() -> None:
     assert run.callback_metrics["refine/taken"] == 1
     for source in CLIENTS[:2]:
         assert same(weights(module, source), weights(plain, source))
-    torch.testing.assert_close(target_model(module)(x), module(x).softmax(dim=1))
+    temperature, before = module.run.outputs.temperature, plain.eval()(x).argmax(dim=1)
+    p = target_model(module)(x)
+    torch.testing.assert_close(p, (module(x) / temperature).softmax(dim=1))
+    # as sure as neighbours agree on the classes before
+    expected = neighbour_agreement(before, neighbour_graph(z))
+    assert float(p.amax(dim=1).mean()) == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_sources_answer_with_their_accuracy_of_both_classifiers() -> None:
