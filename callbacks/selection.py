@@ -84,12 +84,15 @@ class Selection:
     candidates: Sequence[Candidate]  # all methods that have a score, by falling trust
     without: Sequence[str]  # methods without a score in any round
     in_doubt: bool  # whether ``chosen`` is SourceOnly, taken as the trust of the others is hardly higher
+    safe: str | None = None  # the method that adapts nothing or least, to take where none is trusted; if there is one
 
     def __str__(self) -> str:
         """The selection in sentences, and how clear it is."""
         missing = f". Without a score: {', '.join(self.without)}" if self.without else ""
         if self.chosen is None:
-            return f"nothing is selected for {self.target} (seed {self.seed}): {self.refusal}{missing}"
+            return (
+                f"nothing is selected for {self.target} (seed {self.seed}): {self.refusal}{missing.removeprefix('.')}"
+            )
         best, chosen = self.candidates[0], self.chosen
         text = f"selected for {self.target} (seed {self.seed}): {chosen.method} after round {chosen.round_idx}"
         text += f", trust {chosen.trust:.3f}, in '{chosen.run}'"
@@ -105,10 +108,11 @@ class Selection:
     @property
     def refusal(self) -> str:
         """The reason why no model is selected; for a selection without ``chosen``."""
+        safe = "" if self.safe is None else f" Until then {self.safe} is the safe one."
         return (
             f"the highest trust is {max(0.0, self.candidates[0].trust):.2g}, and models that have learnt nothing reach "
             f"{NO_TRUST:g} by chance. Train for more rounds, give more validation samples (data.val_fraction), or a "
-            "few labels of the target (data.target_labels)"
+            f"few labels of the target (data.target_labels).{safe}"
         )
 
 
@@ -137,7 +141,9 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
         chosen = None if taken is None else candidates[taken]
         candidates.sort(key=lambda each: -each.trust)  # keeps the order of equal ones
         in_doubt = chosen is not None and chosen is not candidates[0]
-        selections.append(Selection(target, seed, chosen, candidates, without, in_doubt))
+        floors = {name: run.title for run in group.values() for name in (FLOOR, "FedAvg") if _is_of(run, name)}
+        safe = floors.get(FLOOR, floors.get("FedAvg"))
+        selections.append(Selection(target, seed, chosen, candidates, without, in_doubt, safe))
     return selections
 
 
@@ -158,8 +164,12 @@ def trust_of(run: RunFolder) -> dict[int, float]:
 
 def adapts_nothing(run: RunFolder) -> bool:
     """Whether a run is of SourceOnly, whatever its name in tables."""
+    return _is_of(run, FLOOR)
+
+
+def _is_of(run: RunFolder, method: str) -> bool:
     path = run.config.get("model.class_path")
-    return run.method == FLOOR if path is None else str(path).rpartition(".")[2] == FLOOR
+    return run.method == method if path is None else str(path).rpartition(".")[2] == method
 
 
 def as_json(selections: Sequence[Selection]) -> str:

@@ -92,7 +92,7 @@ def _line(target: str, selections: Sequence[Selection]) -> str:
     seeds = grouped(selections, lambda each: None if each.chosen is None else each.chosen.method)
     if [*seeds] == [None]:
         highest = max(selections, key=lambda each: each.candidates[0].trust)
-        return f"No model can be trusted on {target}, and none is named: {highest.refusal}."
+        return f"No model can be trusted on {target}, and none is named: {highest.refusal}"
     taken = [method or "no model" for method in seeds]
     if len(selections) > 1:
         of_seeds = [named_seeds([each.seed for each in some]) for some in seeds.values()]

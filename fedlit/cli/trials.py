@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from pydoc import locate
 from statistics import fmean
 from typing import Any
 
@@ -50,6 +51,13 @@ class Group:
     def score(self) -> float:
         """Mean over its trials; of no trial, NaN."""
         return fmean(self.scores) if self.scores else math.nan
+
+
+_OF_INFORMATION = (
+    "target/score",
+    *(f"validator/{name}" for name in ("information", "certainty", "diversity", "calibrated")),
+)
+"""Metrics that are high where predictions are certain, or of all classes."""
 
 
 def method_of(parsed: Parsed) -> Method:
@@ -306,9 +314,23 @@ class Sweep(Plan):
         """Numbers of the trials that are not finished; prints, too, if methods will not be ranked."""
         waiting = super().waiting()
         metric, trials = self.file.metric, range(len(self.runs))
+        self._refuse_what_is_trained_on()
         if metric not in (None, TRUST) and len({method_of(self.configuration(number)) for number in trials}) > 1:
             say(not_ranked(metric))
         return waiting
+
+    def _refuse_what_is_trained_on(self) -> None:
+        """End, if trials are ranked by what their loss maximises."""
+        if self.file.metric not in _OF_INFORMATION:
+            return
+        for path, refine, _ in dict.fromkeys(method_of(self.configuration(number)) for number in range(len(self.runs))):
+            if refine == "network" or getattr(getattr(locate(path), "requires", None), "trains_on_information", False):
+                name = path.split(".")[-1] + (" with refine=network" if refine == "network" else "")
+                sys.exit(
+                    f"fedlit: {name} trains its predictions to be certain, so that {self.file.metric} does not rank "
+                    f"it: write metric: {{name: {TRUST}, goal: maximize}}, and "
+                    "--trainer.callbacks+=fedlit.callbacks.Validators in command"
+                )
 
     def start(self, number: int, *args: Any, **kwargs: Any) -> RunSummary:
         """Train and evaluate a trial; ends with it if it has not logged what trials are ranked by."""

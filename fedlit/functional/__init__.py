@@ -18,7 +18,9 @@ from fedlit.functional.barycenter import Barycenter, wasserstein_barycenter
 from fedlit.functional.calibration import (
     best_temperature, brier_score, decide, fit_temperature, losses_at, temperature_at, temperature_grid,
 )
-from fedlit.functional.clustering import clustering_gains, intra_cluster_distance, k_means, relative_scatter
+from fedlit.functional.clustering import (
+    centroid_labels, clustering_gains, intra_cluster_distance, k_means, nearest_prototypes, relative_scatter,
+)
 from fedlit.functional.correlation import Ridge, central_moments, coral_loss, coral_map, second_moments
 from fedlit.functional.diagnosis import auroc_interval, predictive_values
 from fedlit.functional.discriminant import linear_discriminant, softmax_regression
@@ -66,32 +68,32 @@ from fedlit.functional.wasserstein import (
 )
 
 __all__ = [
-    "AutoBeta", "Barycenter", "BatchStatistics", "Combination", "Granularity", "JointAligner",
-    "JointComponents", "Kernel", "Knowledge", "LabelMoments", "Labelling", "RandomFeatureSums", "Ridge",
-    "RidgePath", "Scaling", "SourceMoments", "TransferComponents", "UpdateProducts", "adaptive_shares",
-    "alignment_loss", "annealing", "auroc_interval", "auto_beta", "auto_weights", "balanced_weights",
-    "bandwidth_ladder", "barycentric_mapping", "best_temperature", "between_class_variance", "brier_score",
-    "calibrated_information", "cauchy_kernel", "central_moments", "certainty_score", "class_mean_match",
-    "clustering_gains", "combine_predictions", "confident_votes", "consensus_focus", "coral_loss", "coral_map",
-    "decide", "diagonal_discriminant", "diversity_score", "domain_adversarial_loss", "domain_loss",
-    "entropy_weights", "exact_between_domains_mean", "exact_within_domain_mean", "feature_hash", "fedavg",
-    "fedda", "fedda_delta_squared", "fedgp", "fedgp_cosine", "fedgp_delta_squared", "fit_temperature",
-    "gaussian_kernel", "geodesic_flow_factor", "geodesic_flow_kernel", "gradient_map", "gradient_penalty",
-    "hard_vote", "importance_weighted_scores", "importance_weights", "information_maximisation_loss",
-    "information_score", "inner_products", "intra_cluster_distance", "jda", "jda_from_sums", "joint_cost",
-    "joint_gaps", "joint_ot_loss", "k_means", "kernel_ladder", "knowledge_vote", "laplace_kernel",
-    "left_out_focus", "linear_discriminant", "loss_from_gradient", "losses_at", "mean_pair_distance",
-    "mean_squared_distance", "minimax_entropy_loss", "mixture_frequencies", "mixture_variance", "mixup",
-    "mmd_squared", "moments_to_send", "multi_kernel_mmd", "multilinear_map", "mutual_information_bound",
-    "nearest_class_mean", "nearest_neighbours", "neighbour_agreement", "neighbour_graph",
-    "neighbourhood_information", "normal_scores", "num_taylor_moments", "pair_with_kernel", "predictive_values",
-    "principal_axes", "products_with_sources", "project_simplex", "projection_coefficients", "propagate_labels",
-    "r_tca", "random_feature_sums", "random_fourier_features", "refine_labels", "relative_scatter",
-    "repelling_distance", "reversal_weight", "rf_tca", "rf_tca_from_sums", "rff_mmd_squared",
-    "sample_frequencies", "scale_layers", "second_moments", "soft_neighbourhood_density", "softmax_regression",
-    "standardised_directions", "subspace_dimension", "taylor_coefficients", "taylor_mmd_squared",
-    "taylor_moments", "tca", "temperature_at", "temperature_grid", "to_class_shares", "to_confidence",
-    "transport_plan", "trust_score", "uniform_cross_entropy", "wasserstein_barycenter", "within_domain_mean",
+    "AutoBeta", "Barycenter", "BatchStatistics", "Combination", "Granularity", "JointAligner", "JointComponents",
+    "Kernel", "Knowledge", "LabelMoments", "Labelling", "RandomFeatureSums", "Ridge", "RidgePath", "Scaling",
+    "SourceMoments", "TransferComponents", "UpdateProducts", "adaptive_shares", "alignment_loss", "annealing",
+    "auroc_interval", "auto_beta", "auto_weights", "balanced_weights", "bandwidth_ladder", "barycentric_mapping",
+    "best_temperature", "between_class_variance", "brier_score", "calibrated_information", "cauchy_kernel",
+    "central_moments", "centroid_labels", "certainty_score", "class_mean_match", "clustering_gains",
+    "combine_predictions", "confident_votes", "consensus_focus", "coral_loss", "coral_map", "decide",
+    "diagonal_discriminant", "diversity_score", "domain_adversarial_loss", "domain_loss", "entropy_weights",
+    "exact_between_domains_mean", "exact_within_domain_mean", "feature_hash", "fedavg", "fedda",
+    "fedda_delta_squared", "fedgp", "fedgp_cosine", "fedgp_delta_squared", "fit_temperature", "gaussian_kernel",
+    "geodesic_flow_factor", "geodesic_flow_kernel", "gradient_map", "gradient_penalty", "hard_vote",
+    "importance_weighted_scores", "importance_weights", "information_maximisation_loss", "information_score",
+    "inner_products", "intra_cluster_distance", "jda", "jda_from_sums", "joint_cost", "joint_gaps",
+    "joint_ot_loss", "k_means", "kernel_ladder", "knowledge_vote", "laplace_kernel", "left_out_focus",
+    "linear_discriminant", "loss_from_gradient", "losses_at", "mean_pair_distance", "mean_squared_distance",
+    "minimax_entropy_loss", "mixture_frequencies", "mixture_variance", "mixup", "mmd_squared", "moments_to_send",
+    "multi_kernel_mmd", "multilinear_map", "mutual_information_bound", "nearest_class_mean", "nearest_neighbours",
+    "nearest_prototypes", "neighbour_agreement", "neighbour_graph", "neighbourhood_information", "normal_scores",
+    "num_taylor_moments", "pair_with_kernel", "predictive_values", "principal_axes", "products_with_sources",
+    "project_simplex", "projection_coefficients", "propagate_labels", "r_tca", "random_feature_sums",
+    "random_fourier_features", "refine_labels", "relative_scatter", "repelling_distance", "reversal_weight",
+    "rf_tca", "rf_tca_from_sums", "rff_mmd_squared", "sample_frequencies", "scale_layers", "second_moments",
+    "soft_neighbourhood_density", "softmax_regression", "standardised_directions", "subspace_dimension",
+    "taylor_coefficients", "taylor_mmd_squared", "taylor_moments", "tca", "temperature_at", "temperature_grid",
+    "to_class_shares", "to_confidence", "transport_plan", "trust_score", "uniform_cross_entropy",
+    "wasserstein_barycenter", "within_domain_mean",
 ]
 # fmt: on
 # isort: on

@@ -1,14 +1,15 @@
-"""k-means, and how compact clusters are: without labels, a sign of how well features separate classes."""
+"""k-means, how compact clusters are, and classes by centroids and prototypes: without labels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from fedlit.checks import check, check_between
-from fedlit.functional.checks import check_shape
+from fedlit.checks import check, check_at_least, check_between
+from fedlit.functional.checks import check_samples, check_shape
 
 
 @torch.no_grad()
@@ -124,3 +125,56 @@ def _check(x: Tensor, clusters: Tensor | None) -> None:
     if clusters is not None:
         check_shape("clusters", clusters, len(x), way_out="give one per sample")
         check(not clusters.is_floating_point(), "clusters", "whole numbers", clusters.dtype)
+
+
+def centroid_labels(features: Tensor, p: Tensor, num_passes: int = 2) -> Tensor:
+    r"""Labels of the nearest class centroid by angle, int64, shape (n,), without labels to begin with.
+
+    .. math:: c_k = \frac{\sum_i p_{ik} f_i}{\sum_i p_{ik}}, \qquad \hat y_i = \operatorname{argmax}_k \cos(f_i, c_k)
+
+    In the passes after the first, p are the labels so far. A class that nobody is of has no centroid then. See Liang,
+    Hu and Feng, ICML 2020, equations 4 to 6.
+
+    Args:
+        features: f, shape (n, d).
+        p: Class probabilities, shape (n, C), not negative.
+        num_passes: At least 1.
+    """
+    check_samples("features", features)
+    check_shape("p", p, len(features), "C")
+    check_at_least("num_passes", num_passes, 1)
+    points, weights = F.normalize(features.double(), dim=1), p.double()
+    labels = weights.argmax(dim=1)
+    for _ in range(num_passes):
+        # the length of a centroid does not matter
+        cosines = points @ F.normalize(weights.T @ features.double(), dim=1).T
+        labels = cosines.masked_fill(weights.sum(dim=0) <= 0, -2.0).argmax(dim=1)
+        weights = F.one_hot(labels, p.shape[1]).double()
+    return labels
+
+
+def nearest_prototypes(weight: Tensor, features: Tensor, p: Tensor, num_kept: int | None = None) -> Tensor:
+    r"""Directions that stand for classes: means of a classifier's and of the most certain samples', shape (C, d).
+
+    .. math:: \omega_c \propto \sum_{s \in S_c} \frac{s}{|s|}
+
+    with the row of the classifier and the features of those samples in S that are predicted of class c, as many as are
+    kept of least entropy. Rows have length 1. See Iwasawa and Matsuo, Test-time classifier adjustment module, NeurIPS
+    2021, Algorithm 1.
+
+    Args:
+        weight: Rows of a linear classifier, shape (C, d).
+        features: Its inputs, shape (n, d).
+        p: Its class probabilities, shape (n, C).
+        num_kept: Samples of each class at most; ``None`` is all of them.
+    """
+    check_samples("features", features)
+    check_shape("weight", weight, "C", features.shape[1])
+    check_shape("p", p, len(features), len(weight))
+    entropy, predicted = torch.special.entr(p.double()).sum(dim=1), p.argmax(dim=1)
+    points, sums = F.normalize(features.double(), dim=1), F.normalize(weight.double(), dim=1)
+    for label in range(len(weight)):
+        of_class = (predicted == label).nonzero().squeeze(1)
+        kept = of_class[entropy[of_class].argsort(stable=True)[:num_kept]]
+        sums[label] += points[kept].sum(dim=0)
+    return F.normalize(sums, dim=1)

@@ -22,11 +22,12 @@ from fedlit.methods.kd3a import KD3A
 from fedlit.methods.knn_per import KNNPer
 from fedlit.methods.moment_matching import FedCORAL, FedDAN
 from fedlit.methods.personalised import APFL, Ditto
+from fedlit.methods.shot import SHOT, T3A
 
 # fmt: off
 __all__ = [
-    "APFL", "FADA", "FADE", "KD3A", "AdaBN", "CoMDA", "Ditto", "FedAnalytic", "FedAvg", "FedCORAL", "FedDA",
-    "FedDAN", "FedDANN", "FedDaDiL", "FedGP", "FedJDA", "FedMMD", "FedMME", "FedProx", "FedRFTCA",
+    "APFL", "FADA", "FADE", "KD3A", "SHOT", "T3A", "AdaBN", "CoMDA", "Ditto", "FedAnalytic", "FedAvg", "FedCORAL",
+    "FedDA", "FedDAN", "FedDANN", "FedDaDiL", "FedGP", "FedJDA", "FedMMD", "FedMME", "FedProx", "FedRFTCA",
     "FedRFTCAClosedForm", "FedRep", "FedWDGRL", "FinetuneOffline", "KNNPer", "Oracle", "SourceOnly",
     "TargetDistillation", "TargetOnly",
 ]

@@ -30,7 +30,7 @@ class SourceOnly(FedAvg):
 
 
 class FineTuning(Phase):
-    """Training at the target alone, the last phase of ``method``; nothing is sent."""
+    """Training of the target alone, the last phase of ``method``; nothing is sent."""
 
     def __init__(self, method: FedAvg) -> None:
         self._method = method
@@ -48,15 +48,12 @@ class FineTuning(Phase):
         run.weights.catch_up("weights")
 
 
-class FinetuneOffline(SourceOnly):
-    """`SourceOnly` for some rounds, then `TargetOnly` from its model (baseline of Jiang et al., ICLR 2024, section 5).
+class ThenAlone(SourceOnly):
+    """`SourceOnly` for some rounds, then a `last_phase` of the target alone.
 
     Args:
-        federated_rounds: Rounds over the sources, at least 1; the rounds after them train the target alone. Give the
-            Trainer twice as many rounds for the paper's setting: 20, what the command trains by default, for 10.
+        federated_rounds: Rounds over the sources, at least 1; the rounds after them train the target alone.
     """
-
-    requires: ClassVar[Requires] = Requires(target_labels=True)
 
     def __init__(self, *args: Any, federated_rounds: int = 10, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -73,9 +70,25 @@ class FinetuneOffline(SourceOnly):
         """Federated rounds after a warm-up."""
         return max(0, self.federated_rounds - self.warmup_rounds)
 
+    @property
+    def last_phase(self) -> Phase:
+        """Training at the target."""
+        return FineTuning(self)
+
     def phases(self) -> tuple[Phase, ...]:
-        """A warm-up, the federated rounds, and fine-tuning at the target."""
-        return *super().phases(), FineTuning(self)
+        """A warm-up, the federated rounds, and those of the target."""
+        return *super().phases(), self.last_phase
+
+
+class FinetuneOffline(ThenAlone):
+    """`SourceOnly` for some rounds, then `TargetOnly` from its model (baseline of Jiang et al., ICLR 2024, section 5).
+
+    Args:
+        federated_rounds: Rounds over the sources, at least 1; the rounds after them train the target alone. Give the
+            Trainer twice as many rounds for the paper's setting: 20, what the command trains by default, for 10.
+    """
+
+    requires: ClassVar[Requires] = Requires(target_labels=True)
 
 
 class TargetOnly(FederatedModule):

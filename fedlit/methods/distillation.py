@@ -22,15 +22,15 @@ from fedlit.run.refinement import NoRefinementError, looked_at, put_in_
 
 
 class TargetDistillation(FederatedModule):
-    """The target's network learns class probabilities of its training samples that are given; nothing is sent.
+    """The target's network learns given class probabilities of its samples (Hinton, Vinyals and Dean, 2015).
 
-    ``fedlit fit --compare ... --select combine`` writes such a file and trains on it. By itself, ``torch.save`` a
-    dictionary with ``probabilities``, shape (n, C), of the target's n training samples in the order of its data, and,
-    if need be, ``start``: a state dict of the network to begin with. Logs ``target/agreement``, the share of these
-    samples on which the network's class is that of the file, when the run ends.
+    Nothing is sent. ``fedlit fit --compare ... --select combine`` writes such a file and trains on it. By itself,
+    ``torch.save`` a dictionary with ``probabilities``, shape (n, C), of the target's n training samples in the order of
+    its data, and, if need be, ``start``: a state dict of the network to begin with. Logs ``target/agreement``, the
+    share of these samples on which the network's class is that of the file, when the run ends.
 
     Args:
-        teacher: Path of the file, read by the process that hosts the target when a run starts.
+        teacher: Path of such a file, read by the process that hosts the target when a run starts.
         kwargs: See `FederatedModule`.
 
     Raises:
@@ -41,7 +41,7 @@ class TargetDistillation(FederatedModule):
         unlabelled_target=True, tasks=("classification",), class_weights=False, sources=False
     )
 
-    def __init__(self, *args: Any, teacher: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, teacher: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         check(
             kwargs.get("warmup_rounds", 0) == 0, "warmup_rounds", "0, as no source trains", kwargs.get("warmup_rounds")
@@ -64,7 +64,9 @@ class TargetDistillation(FederatedModule):
         self.federation.check("teacher", error)
 
     def _read(self, run: Run) -> None:
-        path, rule = Path(self.teacher), "a file of torch.save with 'probabilities' of shape (n, C)"
+        rule = "a file of torch.save with 'probabilities' of shape (n, C)"
+        check(self.teacher is not None, "teacher", rule, None, "fit --select combine writes one", RosterError)
+        path = Path(str(self.teacher))
         try:
             found: Any = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # at bytes of another format, of any kind

@@ -64,7 +64,9 @@ class FedMME(FedAvg):
     """
 
     replicas: Replicas[CosineReplica]
-    requires: ClassVar[Requires] = Requires(unlabelled_target=True, tasks=("classification",))
+    requires: ClassVar[Requires] = Requires(
+        unlabelled_target=True, tasks=("classification",), trains_on_information=True
+    )
     replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(
         apart="the classifier raises the entropy that the extractor lowers"
     )

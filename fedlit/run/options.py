@@ -26,6 +26,8 @@ class Requires:
         sources: Sources train; otherwise the target does alone, standardises labels by its own, and sends nothing.
         matches_distributions: It aligns the features of all clients whatever their classes; a run warns at its start if
             sources have unequal class shares.
+        trains_on_information: Its loss has the certainty or diversity of the target's predictions, so that scores of
+            these do not rank it.
         adaptation_weight: Name of the argument that weighs the adaptation; the warning of a collapse mentions it.
         participation: Clients that are present in a round, unless the strategy sets another rule.
         trains_when_absent: Absent clients go on training, without messages.
@@ -37,6 +39,7 @@ class Requires:
     class_weights: bool = True
     sources: bool = True
     matches_distributions: bool = False
+    trains_on_information: bool = False
     adaptation_weight: str = ""
     participation: Participation = field(default_factory=Everyone)
     trains_when_absent: bool = False

@@ -210,7 +210,7 @@ def put_in_(run: Run, layers: Iterable[nn.Linear], features: Tensor, refined: Te
     """
     weight, bias = _fitted(features, refined, STRENGTH)
     for layer in layers:
-        _set_(layer, weight, bias)
+        set_(layer, weight, bias)
     _, _, outputs = _outputs(run, run.target, run.samples.inputs(run.target))
     agree = outputs.argmax(dim=1) == (features.float() @ weight.T + bias).argmax(dim=1)
     if agree.double().mean() < AGREEMENT:
@@ -406,7 +406,8 @@ def _outputs(run: Run, client: Client, batches: Iterable[Inputs]) -> tuple[list[
 
 
 @torch.no_grad()
-def _set_(layer: nn.Linear, weight: Tensor, bias: Tensor) -> None:
+def set_(layer: nn.Linear, weight: Tensor, bias: Tensor) -> None:
+    """Replace the weight (C, d) and bias (C,) of a layer."""
     layer.weight.copy_(weight)
     layer.bias.copy_(bias)
 

@@ -60,6 +60,7 @@ def test_where_trust_is_near_0_no_winner_is_named(curves):
     text = str(found)
     assert text.startswith("nothing is selected for fonts (seed 0): the highest trust is 0")
     assert "models that have learnt nothing reach 0.005 by chance" in text
+    assert "Until then SourceOnly is the safe one." in text
     assert "FedMMD" not in text
     assert json.loads(as_json([found]))[0]["chosen"] is None
 

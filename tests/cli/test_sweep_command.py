@@ -349,6 +349,16 @@ def test_another_class_and_a_refined_model_are_other_methods(other):
     assert line.startswith("methods are not ranked: target/score compares settings of one method.")
 
 
+def test_a_method_is_not_ranked_by_what_it_trains_on():
+    words = ["${env}", "${program}", "fit", "--config=data/heart_disease", "${args}"]
+    parameters = {"config": {"values": ["methods/fedavg", "methods/shot"]}}
+    metric = {"name": "target/score", "goal": "maximize"}
+    path = written(command=words, parameters=parameters, metric=metric)
+    assert "fedlit: SHOT trains its predictions to be certain, so that target/score does not rank it" in refusal(
+        "sweep", path
+    )
+
+
 def test_settings_are_not_ranked_over_data_of_other_contents():
     lines = best("target/score", ("path=a.npz", "FedMMD", "fonts", 0, 0.8), ("path=b.npz", "FedMMD", "fonts", 0, 0.2))
     assert [line.split(" by ")[0] for line in lines] == ["best on fonts (path=a.npz)", "best on fonts (path=b.npz)"]

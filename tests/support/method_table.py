@@ -12,7 +12,7 @@ from helpers import normalised_head
 
 Row = tuple[type[FederatedModule], dict[str, Any], dict[str, Any]]
 
-ARGUMENTS: dict[str, dict[str, Any]] = {name: {} for name in methods.__all__} | {
+ARGUMENTS: dict[str, dict[str, Any]] = {name: {} for name in methods.__all__ if name != "TargetDistillation"} | {
     "CoMDA": {"warmup_rounds": 1},
     "CoMDA, votes": {"warmup_rounds": 1, "exchange": "votes"},
     "AdaBN": {"classifier": normalised_head()},
@@ -43,12 +43,14 @@ ARGUMENTS: dict[str, dict[str, Any]] = {name: {} for name in methods.__all__} | 
     "FedRFTCAClosedForm": {"num_frequencies": 16, "num_components": 8},
     "FedWDGRL": {"critic_steps": 2},
     "FinetuneOffline": {"federated_rounds": 2},
+    "SHOT": {"federated_rounds": 2},
     "KD3A": {"warmup_rounds": 1, "gate": 0.3},
     "KD3A, shapley": {"warmup_rounds": 1, "gate": 0.3, "focus": "shapley"},
     "KD3A, votes": {"warmup_rounds": 1, "gate": 0.3, "exchange": "votes"},
     "KD3A, soft votes": {"warmup_rounds": 1, "gate": 0.3, "exchange": "votes", "vote": "soft"},
 }
-"""Arguments of each row; the method is what its name begins with."""
+"""Arguments of each row; the method is what its name begins with. `TargetDistillation` takes a file that fits the data,
+and sends nothing: tests/runs/test_distillation.py."""
 
 LABELLED = ("FedAvg", "FedMME", "FedDANN, conditional", "CoMDA", "KD3A, soft votes")
 """Rows whose target has some labels, which the method does not need."""
@@ -77,7 +79,7 @@ LIKE_OTHERS = (
     *("FedDANN, conditional", "FedGP", "FedJDA"),
     *("FedDaDiL, random", "FedGP auto, exact", "FedGP auto, steps", "FedMMD, classifiers last", "FedMME", "FedProx"),
     *("FedWDGRL", "FinetuneOffline", "KD3A, shapley", "KD3A, soft votes"),
-    *("KD3A, votes", "KNNPer", "Oracle", "SourceOnly", "TargetOnly"),
+    *("KD3A, votes", "KNNPer", "Oracle", "SourceOnly", "T3A", "TargetOnly"),
 )
 """Rows that send and train as one of the others does: weights, a discriminator, atoms, updates, moments, votes, one
 pass, personal networks or knowledge. A new method is none of them, and tested by default."""
