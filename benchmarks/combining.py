@@ -4,8 +4,9 @@ Run from the repository root: python benchmarks/combining.py [--data surf styles
 [--seeds 0 1 2 3 4] [--jobs 2] [--folder runs]
 
 Each part is ``fedlit fit --select combine`` over the methods POOL of an experiment
-``configs/experiments/*_baselines.yaml`` and the data's recipe, on every target. Printed, in points of accuracy on the target's samples (an oracle, by which
-nothing is chosen), mean ± sample standard deviation over seeds of the average over targets:
+``configs/experiments/*_baselines.yaml`` and the data's recipe, on every target. Printed, in points of accuracy on the
+target's samples (an oracle, by which nothing is chosen), mean ± sample standard deviation over seeds of the average
+over targets:
 
 SourceOnly  What adapts nothing.
 recipe      The recipe by itself, with the experiment's rounds.

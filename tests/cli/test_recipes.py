@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from fedlit.cli import main
 from fedlit.data import HeartDisease
 from fedlit.functional import normal_scores
 
+CONFIGS = Path(__file__).parents[2] / "configs"
+PHONES = "experiments/hapt_features"
 DECAY = 5e-4
 """Weight decay of the recipes."""
 
@@ -96,3 +99,27 @@ def test_methods_that_build_on_given_features_find_their_width(method):
     words = ["--model.extractor=fedlit.models.Features", "--trainer.max_epochs=1"]
     main(["fit", "--config=data/digits", f"--config=methods/{method}", *words])
     assert summary()["rounds"] == 1
+
+
+def test_the_recipe_for_signals_is_that_of_the_experiment_on_phones():
+    read = {name: yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()) for name in ("recipes/signals", PHONES)}
+    recipe, experiment = (read[name] for name in ("recipes/signals", PHONES))
+    for key in ("path", "target", "magnitudes"):  # of the data
+        del experiment["data"]["init_args"][key]
+    assert recipe["data"] == experiment["data"]["init_args"]
+    del experiment["model"]["init_args"]["extractor"]["init_args"]  # the number of features, which the data have
+    assert recipe["model"] == experiment["model"]
+
+
+def test_missing_values_of_a_table_have_a_mark_that_the_classifier_reads():
+    """Where a number is missing tells the class, and its mean does not: without marks half would be wrong."""
+    Path("tables").mkdir()
+    generator = torch.Generator().manual_seed(0)
+    for name in ("north", "east", "south"):
+        ill, noise = torch.arange(80) % 2, torch.randn(80, 2, generator=generator)
+        rows = zip(ill.tolist(), noise.tolist(), strict=True)
+        lines = [f"{'' if y else round(a, 3)},{b:.3},{y}" for y, (a, b) in rows]
+        Path(f"tables/{name}.csv").write_text("\n".join(["marker,age,ill", *lines]) + "\n")
+    words = ["--data=CSVDomains", "--data.files=tables", "--data.label=ill", "--data.target=south"]
+    main(["fit", *words, "--config=recipes/tables"])
+    assert summary()["oracle_accuracy"] == 1.0
