@@ -30,8 +30,11 @@ no better than naming the larger class up to 0.004 in the hospitals, untrained o
 With two classes even random networks may have more: those that separate them by chance.
 """
 
-LEAST_TRUST = 0.1
-"""Share of the highest trust below which a model is no member of a combination."""
+MATCH = "validator/class_means"
+"""The score that sees classes that are mixed up or left out; `Validators` log it."""
+
+LEAST_TRUST, LEAST_MATCH = 0.1, 0.7
+"""Shares of the highest trust and match below which a model is no member of a combination."""
 
 COMBINATION = "combination.json"
 """In the folder of a network that has learnt a combination: its members."""
@@ -54,12 +57,16 @@ class TrustedRound(ModelCheckpoint):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method (name in tables), its most trusted round and trust in [0, 1], and the run's folder."""
+    """A method (name in tables), its most trusted round and trust in [0, 1], and the run's folder.
+
+    ``match`` is ``validator/class_means`` of that round, in [-1, 1], if it was logged.
+    """
 
     method: str
     round_idx: int
     trust: float
     run: str
+    match: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,8 +77,8 @@ class Member:
     round_idx: int  # of its checkpoint
     trust: float  # in [0, 1]
     weight: float  # in the mean, in [0, 1]
-    information: float  # neighbourhood information of its refined predictions, in [0, 1]
-    agreement: float  # share of samples of which it names the class of the combination, once refined
+    information: float  # of a sample's predicted class about its neighbours', in [0, 1]
+    agreement: float  # share of samples of which it names the class of the combination
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,7 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
             curve = trust_of(run)
             if curve:
                 at = max(curve, key=lambda round_idx: curve[round_idx])
-                candidates.append(Candidate(run.title, at, curve[at], path))
+                candidates.append(Candidate(run.title, at, curve[at], path, run.curves.get(MATCH, {}).get(at)))
             else:
                 without.append(run.title)
         if not candidates:
@@ -145,6 +152,17 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
         safe = floors.get(FLOOR, floors.get("FedAvg"))
         selections.append(Selection(target, seed, chosen, candidates, without, in_doubt, safe))
     return selections
+
+
+def members_of(selection: Selection) -> list[Candidate]:
+    """Candidates that a combination has: all but those of far less trust, or with classes that match far less."""
+    trust = max(each.trust for each in selection.candidates)
+    match = max((each.match for each in selection.candidates if each.match is not None), default=0.0)
+    return [
+        each
+        for each in selection.candidates
+        if each.trust >= LEAST_TRUST * trust and (each.match is None or each.match >= LEAST_MATCH * match)
+    ]
 
 
 def choose(trust: Sequence[float], adapts_nothing: Sequence[bool]) -> int | None:

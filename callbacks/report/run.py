@@ -75,10 +75,9 @@ def _members(run: RunFolder) -> list[Block]:
     """The models whose predictions the network has learnt."""
     text = (
         "The network has learnt the mean of these models' predictions for the target's training samples, refined by "
-        "their neighbourhoods; no label of the target was used. Models that predict alike share their weight. "
-        "Information is that of a sample's predicted class about its neighbours', in [0, 1]: a model with too little "
-        "has collapsed, and has weight 0. The last column is the share of samples of which a model, once refined, "
-        "names the class that all together name: no accuracy."
+        "their neighbourhoods; no label of the target was used. Models weigh by information, that of a sample's "
+        "predicted class about its neighbours', in [0, 1], and those that predict alike share their weight. The last "
+        "column is the share of samples of which a model names the class that all together name: no accuracy."
     )
     rows = [
         [each.method, str(each.round_idx), *(f"{number:.3f}" for number in _numbers_of(each))]

@@ -79,7 +79,7 @@ def ranking(runs: Sequence[RunFolder]) -> list[Block]:
     if lacking:
         lines.append(f"Not compared, as runs of them have not logged {TRUST}: {', '.join(lacking)}.")
     lines += [
-        f"{run.title} on {run.target} (seed {run.seed}) is a network of what {sum(m.weight > 0 for m in run.members)} "
+        f"{run.title} on {run.target} (seed {run.seed}) is a network of what {len(run.members)} "
         "models predict together, and not ranked."
         for run in combined
     ]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report.run_folder import read_runs
 from fedlit.callbacks.run_record import write_whole
-from fedlit.callbacks.selection import COMBINATION, LEAST_TRUST, Candidate, Member, Selection
+from fedlit.callbacks.selection import COMBINATION, Candidate, Member, Selection, members_of
 from fedlit.callbacks.shared import write_rows
 from fedlit.cli.folders import ExperimentFolder, fingerprint
 from fedlit.cli.parsed import Parsed
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 NAME = "combined"
 """Of the trained network in tables."""
+
+_LEAST = 0.005
+"""Weight below which members are named without it."""
 
 _TEACHER, _PREDICTIONS = "teacher.pt", "predictions.csv"
 
@@ -132,8 +135,7 @@ def _write(selection: Selection, place: Path, base: str) -> str:
     Returns:
         The reason why there is no combination, if there is none, in which case nothing is written.
     """
-    highest = max(each.trust for each in selection.candidates)
-    stored = [_read(each) for each in selection.candidates if each.trust >= LEAST_TRUST * highest]
+    stored = [_read(each) for each in members_of(selection)]
     first, number = stored[0], len(stored[0].probabilities)
     if number < LEAST_SAMPLES:
         return f"neighbourhoods take {LEAST_SAMPLES} training samples of the target, and it has {number}"
@@ -145,7 +147,7 @@ def _write(selection: Selection, place: Path, base: str) -> str:
         teacher["start"] = dict(each.state)
     place.mkdir(parents=True, exist_ok=True)
     torch.save(teacher, place / _TEACHER)
-    said = combination.refined.argmax(dim=2).T.tolist()
+    said = torch.stack([each.probabilities.argmax(dim=1) for each in stored], dim=1).tolist()
     header = ["id", "predicted", *first.classes, *(f"by {each.method}" for each in members)]
     rows = [
         [name, first.classes[row.index(max(row))], *row, *(first.classes[label] for label in labels)]
@@ -167,7 +169,7 @@ def _graph(stored: Sequence[_Stored]) -> csr_array:
 
 def _members(stored: Sequence[_Stored], combination: Combination) -> list[Member]:
     classes = combination.p.argmax(dim=1)
-    agreements = (combination.refined.argmax(dim=2) == classes).double().mean(dim=1).tolist()
+    agreements = [float((each.probabilities.argmax(dim=1) == classes).double().mean()) for each in stored]
     columns = zip(stored, combination.weights.tolist(), combination.information.tolist(), agreements, strict=True)
     return [
         Member(each.candidate.method, each.candidate.round_idx, each.candidate.trust, weight, information, agreement)
@@ -176,10 +178,10 @@ def _members(stored: Sequence[_Stored], combination: Combination) -> list[Member
 
 
 def _sentence(members: Sequence[Member]) -> str:
-    taken = sorted((each for each in members if each.weight > 0), key=lambda each: -each.weight)
-    out = [each.method for each in members if not each.weight > 0]
+    taken = sorted((each for each in members if each.weight >= _LEAST), key=lambda each: -each.weight)
+    out = [each.method for each in members if each.weight < _LEAST]
     text = ", ".join(f"{each.method} {each.weight:.0%}" for each in taken)
-    return text + (f"; left out: {', '.join(out)}" if out else "")
+    return text + (f"; less than {_LEAST:.0%}: {', '.join(out)}" if out else "")
 
 
 def _read(candidate: Candidate) -> _Stored:

@@ -268,7 +268,7 @@ class FedlitCLI(LightningCLI):
         validators = [each for each in given if isinstance(each, Validators)]
         if validators and not any("trust" in each.names for each in validators):
             sys.exit("fedlit: select compares models by 'trust': add it to the names of Validators")
-        new: list[Callback] = [] if validators else [Validators(["trust"])]
+        new: list[Callback] = [] if validators else [Validators(["trust", "class_means"])]
         if checkpoints:
             # a run goes on from its last round, whichever is trusted most
             new += [] if any(isinstance(each, ModelCheckpoint) for each in given) else [ModelCheckpoint()]

@@ -12,7 +12,7 @@ import torch
 
 from fedlit.callbacks import TrustedRound, Validators
 from fedlit.callbacks.report import RunFolder
-from fedlit.callbacks.selection import TRUST, Candidate, as_json, select
+from fedlit.callbacks.selection import TRUST, Candidate, as_json, members_of, select
 from fedlit.methods import FedRFTCA
 from small_federation import Blobs, EveryMetric, build, trainer
 from summaries import summary
@@ -63,6 +63,18 @@ def test_where_trust_is_near_0_no_winner_is_named(curves):
     assert "Until then SourceOnly is the safe one." in text
     assert "FedMMD" not in text
     assert json.loads(as_json([found]))[0]["chosen"] is None
+
+
+def test_members_of_a_combination_are_trusted_and_match_the_sources_classes():
+    runs = {name: left(name, {1: trust}) for name, trust in (("FedMMD", 0.4), ("FedDAN", 0.05), ("FADA", 0.03))}
+    for name, match in (("FedMMD", 0.5), ("FedDAN", 0.8)):
+        runs[name].curves["validator/class_means"] = {0: 0.9, 1: match}
+    (found,) = select(runs)
+    assert [each.match for each in found.candidates] == [0.5, 0.8, None]
+    assert [each.method for each in members_of(found)] == ["FedDAN"]  # 0.5 is less than 0.7 times 0.8, 0.03 than 0.04
+    runs["FedMMD"].curves["validator/class_means"] = {1: 0.57}
+    (found,) = select(runs)
+    assert [each.method for each in members_of(found)] == ["FedMMD", "FedDAN"]
 
 
 def test_a_number_that_is_not_finite_is_no_trust():

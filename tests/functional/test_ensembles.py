@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 import torch.nn.functional as F
 from scipy.sparse import csr_array
+from sklearn.metrics import mutual_info_score
 from torch import Tensor
 
 from fedlit import functional as fn
@@ -13,20 +16,28 @@ from fedlit import functional as fn
 NUMBER, NUM_CLASSES = 240, 3
 
 
-def data(seed: int = 0) -> tuple[csr_array, Tensor]:
-    """Neighbourhoods of samples in three groups, and the group of each."""
+def samples(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Samples in three groups, and the group of each."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(NUMBER) % NUM_CLASSES
-    x = 2 * F.one_hot(labels, 8).double() + torch.randn(NUMBER, 8, generator=generator).double()
+    return 3 * F.one_hot(labels, 8).double() + torch.randn(NUMBER, 8, generator=generator).double(), labels
+
+
+def data() -> tuple[csr_array, Tensor]:
+    """Neighbourhoods of the samples, and labels."""
+    x, labels = samples()
     return fn.neighbour_graph(x), labels
 
 
-def model(labels: Tensor, wrong: float, seed: int) -> Tensor:
-    """Probabilities of a model that errs on a share of the samples, wherever they are."""
+def model(wrong: float, seed: int, leaves_out: int | None = None) -> Tensor:
+    """Probabilities by the nearest of three centres, which are off by so much of their distance."""
     generator = torch.Generator().manual_seed(seed)
-    errs = torch.rand(len(labels), generator=generator) < wrong
-    other = (labels + 1 + torch.randint(2, (len(labels),), generator=generator)) % NUM_CLASSES
-    return 0.8 * F.one_hot(torch.where(errs, other, labels), NUM_CLASSES).double() + 0.2 / NUM_CLASSES
+    centres = F.one_hot(torch.arange(NUM_CLASSES), 8).double()
+    centres = centres + wrong * torch.randn(NUM_CLASSES, 8, generator=generator).double()
+    logits = samples()[0] @ F.normalize(centres, dim=1).T
+    if leaves_out is not None:
+        logits[:, leaves_out] = -100.0
+    return logits.softmax(dim=1)
 
 
 def accuracy(p: Tensor, labels: Tensor) -> float:
@@ -34,42 +45,55 @@ def accuracy(p: Tensor, labels: Tensor) -> float:
 
 
 def test_models_that_say_the_same_share_one_weight() -> None:
-    graph, labels = data()
-    first, second = model(labels, 0.3, 1), model(labels, 0.3, 2)
-    found = fn.combine_predictions([first, first, second], graph, power=1.0)
-    classes = [fn.refine_labels(p, graph).argmax(dim=1) for p in (first, second)]
+    graph, _ = data()
+    first, second = model(0.5, 1), model(0.5, 2)
+    found = fn.combine_predictions([first, first, second], graph, sharpness=0.0, power=1.0)
+    classes = [p.argmax(dim=1) for p in (first, second)]
     alike = float((classes[0] == classes[1]).double().mean())
     by_hand = torch.tensor([1 / (2 + alike), 1 / (2 + alike), 1 / (1 + 2 * alike)])
     torch.testing.assert_close(found.weights.float(), by_hand / by_hand.sum())
-    twice = fn.combine_predictions([first, second], graph, power=1e6)
+    twice = fn.combine_predictions([first, second], graph, sharpness=0.0, power=1e6)
     torch.testing.assert_close(twice.weights, torch.tensor([0.5, 0.5]).double())
-    torch.testing.assert_close(fn.combine_predictions([first, first, second], graph, power=1e6).p, twice.p)
-    alone = fn.refine_labels(fn.refine_labels(first, graph), graph)
-    found = fn.combine_predictions([first, first], graph, power=0.0).p
-    assert torch.equal(found.argsort(dim=1), alone.argsort(dim=1))
-    share = fn.neighbour_agreement(first.argmax(dim=1), graph)
-    assert float(found.amax(dim=1).mean()) == pytest.approx(share, abs=1e-6)
+    thrice = fn.combine_predictions([first, first, second], graph, sharpness=0.0, power=1e6)
+    torch.testing.assert_close(thrice.p, twice.p)
+
+
+def test_weights_and_probabilities_by_hand() -> None:
+    graph, _ = data()
+    models = [model(wrong, seed) for seed, wrong in enumerate((0.2, 0.7))]
+    found = fn.combine_predictions(models, graph, sharpness=4.0, power=0.0)
+    for p, information in zip(models, found.information.tolist(), strict=True):
+        first, second = (p.argmax(dim=1).numpy()[ends] for ends in graph.nonzero())
+        entropy = scipy.stats.entropy(np.bincount(p.argmax(dim=1), minlength=NUM_CLASSES))
+        by_hand = mutual_info_score(first, second) / np.sqrt(entropy * np.log(NUM_CLASSES))
+        assert information == pytest.approx(by_hand)
+    expected = (4 * found.information / found.information.max()).softmax(dim=0)
+    torch.testing.assert_close(found.weights, expected)
+    mean = sum(w * fn.to_confidence(p, 0.5) for w, p in zip(expected, models, strict=True))
+    assert torch.equal(found.p.argsort(dim=1), fn.refine_labels(mean, graph).argsort(dim=1))
+    share = fn.neighbour_agreement(mean.argmax(dim=1), graph)
+    assert float(found.p.amax(dim=1).mean()) == pytest.approx(share, abs=1e-6)
 
 
 def test_models_that_err_apart_are_better_together_than_the_best() -> None:
     graph, labels = data()
-    models = [model(labels, 0.45, seed) for seed in range(5)]
+    models = [model(0.6, seed) for seed in range(8)]
     best = max(accuracy(fn.refine_labels(p, graph), labels) for p in models)
     together = accuracy(fn.combine_predictions(models, graph).p, labels)
     assert together > best > max(accuracy(p, labels) for p in models)
 
 
-def test_a_collapsed_model_is_left_out_and_the_order_does_not_matter() -> None:
+def test_collapsed_and_random_models_do_not_matter_nor_does_the_order() -> None:
     graph, labels = data()
-    models = [model(labels, 0.3, seed) for seed in range(3)]
+    models = [model(0.4, seed) for seed in range(3)]
     constant = torch.tensor([0.98, 0.01, 0.01]).double().repeat(NUMBER, 1)
-    chance = model(labels, 2 / 3, 9)
-    found = fn.combine_predictions([*models, constant, chance], graph)
-    assert found.weights[3:].tolist() == [0, 0]
+    chance = torch.rand(NUMBER, NUM_CLASSES, generator=torch.Generator().manual_seed(9)).double()
+    found = fn.combine_predictions([*models, constant, chance, model(0.4, 5, leaves_out=2)], graph)
     assert float(found.weights.sum()) == pytest.approx(1)
+    assert float(found.weights[3:5].sum()) < 1e-6
+    assert float(found.weights[5]) < float(found.weights[:3].min()) / 3
     alone = fn.combine_predictions(models, graph)
-    torch.testing.assert_close(found.p, alone.p)
-    torch.testing.assert_close(found.weights[:3], alone.weights)
+    assert accuracy(found.p, labels) > accuracy(alone.p, labels) - 0.02
     torch.testing.assert_close(fn.combine_predictions(models[::-1], graph).p, alone.p)
 
 
@@ -83,13 +107,13 @@ def test_neighbours_agree_by_hand() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    graph, labels = data()
-    p = model(labels, 0.3, 1)
+    graph, _ = data()
+    p = model(0.3, 1)
     with pytest.raises(ValueError, match="predictions must be at least 1 model's, got 0"):
         fn.combine_predictions([], graph)
     with pytest.raises(ValueError, match=r"predictions must be of shape \(240, 3\)"):
         fn.combine_predictions([p, p[:, :2]], graph)
-    with pytest.raises(ValueError, match=r"least_share \(s\) must be .* got 1.5"):
-        fn.combine_predictions([p], graph, least_share=1.5)
+    with pytest.raises(ValueError, match=r"sharpness \(beta\) must be at least 0, got -1"):
+        fn.combine_predictions([p], graph, sharpness=-1)
     with pytest.raises(ValueError, match=r"power \(gamma\) must be at least 0, got -1"):
         fn.combine_predictions([p], graph, power=-1)
