@@ -44,7 +44,7 @@ RECIPES["hapt"] = "networks"
 PREPARED = dict.fromkeys(("office_caltech", "styles", "surf"), ("--data.normalise=ranks",))
 POOL = (
     *("fed_coral", "fed_dann", "CDAN", "kd3a", "co_mda", "fedrf_tca", "FedJDA", "FedAnalytic", "FedAnalytic, lda"),
-    *("fed_mmd", "SHOT", "t3a"),
+    *("fed_mmd", "SHOT", "T3A"),
 )
 """Of an experiment's methods, as far as it has them: without those that differ little from another."""
 

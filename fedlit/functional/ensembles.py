@@ -51,13 +51,13 @@ def combine_predictions(
     Predictions get the same confidence first. With the share a of samples on which two models name the same class,
 
     .. math:: w_m \propto \frac{\exp(\beta K_m / \max_j K_j)}{\sum_j a_{mj}^\gamma}, \qquad
-              K_m = \frac{I_m}{\sqrt{H_m \log C}}
+              K_m = \frac{I_m}{H_m}
 
-    where I is the mutual information of a sample's class and its neighbours', in nats, and H the entropy of the shares
-    of the predicted classes: over log C alone, as `neighbourhood_information` has it, models would have to name all
-    classes equally often, over H alone, they could leave some out. A group of equal models weighs as much as a single
-    other one. The mean is refined by `refine_labels`, and gets the confidence that is the `neighbour_agreement` of
-    its classes before.
+    where I is the mutual information of a sample's class and its neighbours', and H the entropy of the shares of the
+    predicted classes (Theil's uncertainty coefficient, in [0, 1]). Over log C, as `neighbourhood_information` has it,
+    models would gain by naming all classes equally often; a model that leaves classes out is not seen by K, and is to
+    be left out before, see `class_mean_match`. A group of equal models weighs as much as a single other one. The mean
+    is refined by `refine_labels`, and gets the confidence that is the `neighbour_agreement` of its classes before.
 
     Args:
         predictions: p_m, M class probabilities, each of shape (n, C).
@@ -85,4 +85,4 @@ def combine_predictions(
 
 def _information(classes: Tensor, graph: scipy.sparse.csr_array, num_classes: int) -> Tensor:
     diversity = diversity_score(F.one_hot(classes, num_classes).double().mean(dim=0))
-    return neighbourhood_information(classes, graph, num_classes) / diversity.clamp(min=_TINY).sqrt()
+    return neighbourhood_information(classes, graph, num_classes) / diversity.clamp(min=_TINY)
