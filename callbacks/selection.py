@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pydoc import locate
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -33,8 +34,8 @@ With two classes even random networks may have more: those that separate them by
 MATCH = "validator/class_means"
 """The score that sees classes that are mixed up or left out; `Validators` log it."""
 
-LEAST_TRUST, LEAST_MATCH = 0.1, 0.7
-"""Shares of the highest trust and match below which a model is no member of a combination."""
+LEAST_MATCH = 0.7
+"""Share of the highest match below which a model is no member of a combination."""
 
 COMBINATION = "combination.json"
 """In the folder of a network that has learnt a combination: its members."""
@@ -59,7 +60,8 @@ class TrustedRound(ModelCheckpoint):
 class Candidate:
     """A method (name in tables), its most trusted round and trust in [0, 1], and the run's folder.
 
-    ``match`` is ``validator/class_means`` of that round, in [-1, 1], if it was logged.
+    ``match`` is ``validator/class_means`` of that round, in [-1, 1], if it was logged. A method that is not ``ranked``
+    trains its predictions to be certain, which trust takes for a good sign.
     """
 
     method: str
@@ -67,6 +69,7 @@ class Candidate:
     trust: float
     run: str
     match: float | None = None
+    ranked: bool = True
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ class Selection:
     def __str__(self) -> str:
         """The selection in sentences, and how clear it is."""
         missing = f". Without a score: {', '.join(self.without)}" if self.without else ""
+        unranked = [each.method for each in self.candidates if not each.ranked]
+        missing += f". Not ranked, as they train predictions to be certain: {', '.join(unranked)}" if unranked else ""
         if self.chosen is None:
             return (
                 f"nothing is selected for {self.target} (seed {self.seed}): {self.refusal}{missing.removeprefix('.')}"
@@ -105,7 +110,7 @@ class Selection:
         text += f", trust {chosen.trust:.3f}, in '{chosen.run}'"
         if self.in_doubt:
             text += f". {best.method} has {best.trust:.3f}, hardly more: in doubt the one that adapts nothing"
-        elif len(self.candidates) > 1:
+        elif len(self.candidates) > 1 and self.candidates[1].ranked:
             second = self.candidates[1]
             share = 1 - max(0.0, second.trust) / best.trust
             text += f". Next: {second.method} after round {second.round_idx}, {share:.0%} less"
@@ -139,14 +144,16 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
             curve = trust_of(run)
             if curve:
                 at = max(curve, key=lambda round_idx: curve[round_idx])
-                candidates.append(Candidate(run.title, at, curve[at], path, run.curves.get(MATCH, {}).get(at)))
+                match, ranked = run.curves.get(MATCH, {}).get(at), not trains_on_information(run)
+                candidates.append(Candidate(run.title, at, curve[at], path, match, ranked))
             else:
                 without.append(run.title)
         if not candidates:
             continue
-        taken = choose([each.trust for each in candidates], [adapts_nothing(group[each.run]) for each in candidates])
-        chosen = None if taken is None else candidates[taken]
-        candidates.sort(key=lambda each: -each.trust)  # keeps the order of equal ones
+        compared = [each for each in candidates if each.ranked] or candidates
+        taken = choose([each.trust for each in compared], [adapts_nothing(group[each.run]) for each in compared])
+        chosen = None if taken is None else compared[taken]
+        candidates.sort(key=lambda each: (not each.ranked, -each.trust))  # keeps the order of equal ones
         in_doubt = chosen is not None and chosen is not candidates[0]
         floors = {name: run.title for run in group.values() for name in (FLOOR, "FedAvg") if _is_of(run, name)}
         safe = floors.get(FLOOR, floors.get("FedAvg"))
@@ -155,14 +162,9 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
 
 
 def members_of(selection: Selection) -> list[Candidate]:
-    """Candidates that a combination has: all but those of far less trust, or with classes that match far less."""
-    trust = max(each.trust for each in selection.candidates)
+    """Candidates that a combination has: all but those whose classes match the sources' far less than others' do."""
     match = max((each.match for each in selection.candidates if each.match is not None), default=0.0)
-    return [
-        each
-        for each in selection.candidates
-        if each.trust >= LEAST_TRUST * trust and (each.match is None or each.match >= LEAST_MATCH * match)
-    ]
+    return [each for each in selection.candidates if each.match is None or each.match >= LEAST_MATCH * match]
 
 
 def choose(trust: Sequence[float], adapts_nothing: Sequence[bool]) -> int | None:
@@ -183,6 +185,13 @@ def trust_of(run: RunFolder) -> dict[int, float]:
 def adapts_nothing(run: RunFolder) -> bool:
     """Whether a run is of SourceOnly, whatever its name in tables."""
     return _is_of(run, FLOOR)
+
+
+def trains_on_information(run: RunFolder) -> bool:
+    """Whether a run's loss has the certainty of the target's predictions, so that trust does not rank it."""
+    method = locate(str(run.config.get("model.class_path")))
+    by_method = getattr(getattr(method, "requires", None), "trains_on_information", False)
+    return bool(by_method) or run.config.get("model.init_args.refine") == "network"
 
 
 def _is_of(run: RunFolder, method: str) -> bool:

@@ -185,9 +185,10 @@ def _sentence(members: Sequence[Member]) -> str:
 
 
 def _read(candidate: Candidate) -> _Stored:
-    """Predict the target's training samples with the checkpoint of a run's most trusted round."""
+    """Predict the target's training samples with a run's most trusted round, or its last one if that was refined."""
     run_dir = Path(candidate.run)
-    kept = sorted((run_dir / "checkpoints").glob("trusted-*.ckpt"))
+    refined = any(read_runs([run_dir])[0].curves.get("refine/taken", {}).values())
+    kept = [] if refined else sorted((run_dir / "checkpoints").glob("trusted-*.ckpt"))
     module, data = load([str(run_dir / "config.yaml")], kept[0] if kept else newest(run_dir / "checkpoints"))
     name, seen = module.target.name, list[Tensor]()
     model, positions = target_model(module), data.split(name).train

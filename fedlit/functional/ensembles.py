@@ -43,7 +43,7 @@ def combine_predictions(
     predictions: Sequence[Tensor],
     graph: scipy.sparse.csr_array,
     *,
-    sharpness: float = 30.0,
+    sharpness: float = 15.0,
     power: float = 20.0,
 ) -> Combination:
     r"""Mean of models' predictions, more of those whose classes are neighbourhoods, and refined.

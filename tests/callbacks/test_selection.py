@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -71,10 +72,23 @@ def test_members_of_a_combination_are_trusted_and_match_the_sources_classes():
         runs[name].curves["validator/class_means"] = {0: 0.9, 1: match}
     (found,) = select(runs)
     assert [each.match for each in found.candidates] == [0.5, 0.8, None]
-    assert [each.method for each in members_of(found)] == ["FedDAN"]  # 0.5 is less than 0.7 times 0.8, 0.03 than 0.04
+    assert [each.method for each in members_of(found)] == ["FedDAN", "FADA"]  # 0.5 is less than 0.7 times 0.8
     runs["FedMMD"].curves["validator/class_means"] = {1: 0.57}
     (found,) = select(runs)
-    assert [each.method for each in members_of(found)] == ["FedMMD", "FedDAN"]
+    assert [each.method for each in members_of(found)] == ["FedMMD", "FedDAN", "FADA"]
+
+
+def test_a_method_that_trains_on_what_trust_measures_is_not_ranked():
+    runs = {name: left(name, {1: trust}) for name, trust in (("SHOT", 0.9), ("FedMMD", 0.4), ("FedDAN", 0.1))}
+    (found,) = select(runs)
+    assert found.chosen == Candidate("FedMMD", 1, 0.4, "FedMMD")
+    assert [each.method for each in found.candidates] == ["FedMMD", "FedDAN", "SHOT"]
+    assert str(found).endswith("75% less. Not ranked, as they train predictions to be certain: SHOT")
+    refined = left("FedAvg", {1: 0.8})
+    refined = dataclasses.replace(refined, config={**refined.config, "model.init_args.refine": "network"})
+    assert select(runs | {"FedAvg": refined})[0].chosen == found.chosen
+    (alone,) = select({"SHOT": runs["SHOT"]})
+    assert alone.chosen is not None  # there is nothing to compare
 
 
 def test_a_number_that_is_not_finite_is_no_trust():
