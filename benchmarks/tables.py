@@ -310,6 +310,36 @@ def validators_lost(results: Results) -> str:
     return grid("lost (worst), of 8", [*VALIDATORS_DATA.values(), "correlation", "lost, rounds"], rows)
 
 
+COMBINED_DATA = {**VALIDATORS_DATA, "hapt": "HAPT", "hearts": "hospitals"}
+
+
+def combining_lost(results: Results) -> str:
+    """By data set: accuracies, points lost next to the best in hindsight, and calibration errors."""
+    rows = []
+    for name, row in results["combining"].items():
+        cells = [cell(row[column]) for column in ("SourceOnly", "recipe", "best", "chosen", "combined")]
+        for which in ("chosen", "combined"):
+            cells.append(f"{cell(row[f'{which}, lost'])} ({row[f'{which}, worst']:.1f}; {row[f'{which}, below']:.1f})")
+        cells += [cell(row[f"ece, {which}"]) for which in ("recipe", "combined")]
+        rows.append((f"{COMBINED_DATA[name]}, {len(row['seeds'])} seeds", cells))
+    columns = ["SourceOnly", "recipe", "best", "chosen", "combined", "chosen lost", "combined lost"]
+    return grid("", [*columns, "ECE, recipe", "ECE, combined"], rows)
+
+
+def one_round(results: Results) -> str:
+    """By row: accuracy and calibration error on each data set, and megabytes of the first."""
+    data = [*results]
+    rows = []
+    for name in results[data[0]]:
+        found = [results[each].get(name) for each in data]
+        cells = [
+            "-" if row is None else f"{row['accuracy']:.1f}; {row['ece']:.3f} ({row['ece, worst']:.3f}); {row['megabytes']:.1f} MB"
+            for row in found
+        ]
+        rows.append((name, cells))
+    return grid("accuracy; ECE (worst); sent", [COMBINED_DATA[each] for each in data], rows)
+
+
 OFFICE_FEATURES = "Office-Caltech features, average accuracy"
 NOISE = "Fashion-MNIST with noise 0.4, accuracy"
 RULES = ("FedDA", "FedGP", "FedDA(beta=auto)", "FedGP(beta=auto)")
@@ -362,7 +392,11 @@ HEADLINES: list[Headline] = [
             name, "baselines_accuracy", ("office_caltech", name, "average"), OFFICE_FEATURES,
             "office_caltech_baselines", None, "",
         )
-        for name in ("FedCORAL", "FADE")
+        for name in ("FedCORAL", "FADE", "SHOT", "T3A")
+    ),
+    (
+        "TargetDistillation", "combining", ("combining", "office_caltech", "combined"),
+        f"{OFFICE_FEATURES}, of a combination", "office_caltech_baselines", None, "",
     ),
     (
         "FedMME", "leaderboard", ("few labels", "office_caltech", "FedMME", "average"),
@@ -908,6 +942,8 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     },
     "office_caltech_shallow": {"accuracy": shallow},
     "validators": {"unlabelled": validators_lost},
+    "combining": {"lost": combining_lost},
+    "one_round": {"rows": one_round},
 }
 """By benchmark and table; each takes the benchmark's `figures_in` its JSON."""
 
