@@ -144,7 +144,9 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
             curve = trust_of(run)
             if curve:
                 at = max(curve, key=lambda round_idx: curve[round_idx])
-                match, ranked = run.curves.get(MATCH, {}).get(at), not trains_on_information(run)
+                match = run.curves.get(MATCH, {}).get(at)
+                settings = (run.config.get(f"model.{key}") for key in ("class_path", "init_args.refine"))
+                ranked = not trains_on_information(*settings)
                 candidates.append(Candidate(run.title, at, curve[at], path, match, ranked))
             else:
                 without.append(run.title)
@@ -187,11 +189,10 @@ def adapts_nothing(run: RunFolder) -> bool:
     return _is_of(run, FLOOR)
 
 
-def trains_on_information(run: RunFolder) -> bool:
-    """Whether a run's loss has the certainty of the target's predictions, so that trust does not rank it."""
-    method = locate(str(run.config.get("model.class_path")))
-    by_method = getattr(getattr(method, "requires", None), "trains_on_information", False)
-    return bool(by_method) or run.config.get("model.init_args.refine") == "network"
+def trains_on_information(class_path: object, refine: object) -> bool:
+    """Whether a method's loss has the certainty of the target's predictions, so that scores of that do not rank it."""
+    by_method = getattr(getattr(locate(str(class_path)), "requires", None), "trains_on_information", False)
+    return bool(by_method) or refine == "network"
 
 
 def _is_of(run: RunFolder, method: str) -> bool:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from pydoc import locate
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +18,7 @@ from fedlit.callbacks.report.federations import facts_of
 from fedlit.callbacks.report.run_folder import differences
 from fedlit.callbacks.run_record import METRICS
 from fedlit.callbacks.run_summary import FLOOR, accuracies
-from fedlit.callbacks.selection import NO_TRUST, TRUST, choose
+from fedlit.callbacks.selection import NO_TRUST, TRUST, choose, trains_on_information
 from fedlit.callbacks.shared import grouped
 from fedlit.cli.arguments import normalise, refuse_linked, refuse_nameless, type_true
 from fedlit.cli.experiment import Experiment, name_of
@@ -118,8 +117,12 @@ class Ranking:
 
     def _comparable(self, groups: Iterable[Group]) -> list[list[Group]]:
         """Complete groups with a score, by which of them may be compared."""
-        scored = (group for group in groups if group.complete and group.scores)
+        scored = (group for group in groups if group.complete and group.scores and not self._certain(group))
         return [*grouped(scored, lambda group: None if self.between else group.method).values()]
+
+    def _certain(self, group: Group) -> bool:
+        """Whether trust does not rank a group, which trains its predictions to be certain."""
+        return self.by_trust and len(self.methods) > 1 and trains_on_information(*group.method[:2])
 
     def best(self) -> list[str]:
         """A sentence for each target, and one on their average where all settings were tried on all of them."""
@@ -136,6 +139,9 @@ class Ranking:
                     lines.append(self._on(target, part))
         for part in self._comparable(self.groups):
             lines += self._on_average(part)
+        certain = dict.fromkeys(group.label for group in self.groups if self._certain(group))
+        if certain:
+            lines.append(f"not ranked, as they train predictions to be certain: {', '.join(certain)}")
         return lines if self.between else [*lines, not_ranked(self.metric)]
 
     def _on(self, target: str, groups: Sequence[Group]) -> str:
@@ -324,7 +330,7 @@ class Sweep(Plan):
         if self.file.metric not in _OF_INFORMATION:
             return
         for path, refine, _ in dict.fromkeys(method_of(self.configuration(number)) for number in range(len(self.runs))):
-            if refine == "network" or getattr(getattr(locate(path), "requires", None), "trains_on_information", False):
+            if trains_on_information(path, refine):
                 name = path.split(".")[-1] + (" with refine=network" if refine == "network" else "")
                 sys.exit(
                     f"fedlit: {name} trains its predictions to be certain, so that {self.file.metric} does not rank "

@@ -319,6 +319,13 @@ def test_trust_ranks_methods_with_a_margin_for_what_adapts_nothing():
     assert "needed): none, of which no other has 5% more validator/trust, 0.39;" in line
 
 
+def test_trust_does_not_rank_what_trains_predictions_to_be_certain():
+    shot, mmd = ("SHOT", "SHOT", "fonts", 0, 0.9), ("FedMMD", "FedMMD", "fonts", 0, 0.4)
+    line, left_out = best(TRUST, shot, mmd, ("SourceOnly", "SourceOnly", "fonts", 0, 0.3))
+    assert "needed): FedMMD, 0.4" in line
+    assert left_out == "not ranked, as they train predictions to be certain: SHOT"
+
+
 def test_where_trust_is_near_0_no_settings_are_named():
     trials = [
         (name, name, target, 0, trust)
