@@ -39,7 +39,11 @@ HEADS: dict[str, tuple[str, ...]] = {
 }
 
 
-def words(head: str, refine: bool) -> list[str]:
+WIDTHS = {"hapt": 91}
+"""Numbers of a sample, where the data do not say it before they are read."""
+
+
+def words(data: str, head: str, refine: bool) -> list[str]:
     """What a row changes of the recipe."""
     given = HEADS[head]
     if not given:
@@ -50,6 +54,7 @@ def words(head: str, refine: bool) -> list[str]:
         *more,
         f"--model.refine={str(refine).lower()}",
         "--model.extractor=fedlit.models.Features",
+        *([f"--model.extractor.in_features={WIDTHS[data]}"] if data in WIDTHS else []),
         "--trainer.max_epochs=1",
         "--trainer.strategy.local_steps=null",
     ]
@@ -64,7 +69,7 @@ def row(data: str, head: str, refine: bool, folder: Path | None, jobs: int) -> d
             f"--config=data/{config}",
             f"--config=recipes/{recipe}",
             *more,
-            *words(head, refine),
+            *words(data, head, refine),
             f"--targets={json.dumps(list(targets))}",
             f"--jobs={jobs}",
             "--trainer.strategy.num_threads=1",

@@ -333,7 +333,9 @@ def one_round(results: Results) -> str:
     for name in results[data[0]]:
         found = [results[each].get(name) for each in data]
         cells = [
-            "-" if row is None else f"{row['accuracy']:.1f}; {row['ece']:.3f} ({row['ece, worst']:.3f}); {row['megabytes']:.1f} MB"
+            "-"
+            if row is None
+            else f"{row['accuracy']:.1f}; {row['ece']:.3f} ({row['ece, worst']:.3f}); {row['megabytes']:.1f} MB"
             for row in found
         ]
         rows.append((name, cells))

@@ -115,7 +115,7 @@ class SHOT(ThenAlone):
 
 
 class T3A(SourceOnly):
-    """FedAvg over the sources; when the run ends, a classifier of class prototypes at the target (T3A, NeurIPS 2021).
+    """FedAvg over the sources, then a classifier of class prototypes at the target (Iwasawa and Matsuo, NeurIPS 2021).
 
     A class's prototype is the mean of directions: of its weights in the sources' classifier, and of the features of
     those target samples that are predicted of it with the least entropy. It is in closed form, and nothing is sent.
