@@ -34,8 +34,12 @@ With two classes even random networks may have more: those that separate them by
 MATCH = "validator/class_means"
 """The score that sees classes that are mixed up or left out; `Validators` log it."""
 
-LEAST_MATCH = 0.7
-"""Share of the highest match below which a model is no member of a combination."""
+LEAST_MATCH, LEAST_MATCH_OF_TWO = 0.7, 0.95
+"""Share of the highest match below which a model is no member of a combination; the second with two classes.
+
+Of these any smooth border makes neighbourhoods, so that the match has to tell models apart. Both were set with
+accuracies in view: of the hospitals for two classes, see benchmarks/combining.py.
+"""
 
 COMBINATION = "combination.json"
 """In the folder of a network that has learnt a combination: its members."""
@@ -94,6 +98,7 @@ class Selection:
     candidates: Sequence[Candidate]  # all methods that have a score, by falling trust
     without: Sequence[str]  # methods without a score in any round
     in_doubt: bool  # whether ``chosen`` is SourceOnly, taken as the trust of the others is hardly higher
+    num_classes: int = 0  # 0 if no run states it
     safe: str | None = None  # the method that adapts nothing or least, to take where none is trusted; if there is one
 
     def __str__(self) -> str:
@@ -159,14 +164,16 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
         in_doubt = chosen is not None and chosen is not candidates[0]
         floors = {name: run.title for run in group.values() for name in (FLOOR, "FedAvg") if _is_of(run, name)}
         safe = floors.get(FLOOR, floors.get("FedAvg"))
-        selections.append(Selection(target, seed, chosen, candidates, without, in_doubt, safe))
+        num_classes = max((len(run.summary.classes) for run in group.values() if run.summary is not None), default=0)
+        selections.append(Selection(target, seed, chosen, candidates, without, in_doubt, num_classes, safe))
     return selections
 
 
 def members_of(selection: Selection) -> list[Candidate]:
     """Candidates that a combination has: all but those whose classes match the sources' far less than others' do."""
     match = max((each.match for each in selection.candidates if each.match is not None), default=0.0)
-    return [each for each in selection.candidates if each.match is None or each.match >= LEAST_MATCH * match]
+    least = match * (LEAST_MATCH_OF_TWO if selection.num_classes == 2 else LEAST_MATCH)
+    return [each for each in selection.candidates if each.match is None or each.match >= least]
 
 
 def choose(trust: Sequence[float], adapts_nothing: Sequence[bool]) -> int | None:

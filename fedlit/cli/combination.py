@@ -49,6 +49,7 @@ class _Stored:
     inputs: Tensor | None  # side by side, shape (n, d), if they are vectors
     features: Tensor  # what its last layer is given, or else its probabilities, shape (n, d)
     state: Mapping[str, Tensor]  # of the target's network
+    positions: Tensor  # in the data, shape (n,)
     ids: Sequence[str]
     classes: Sequence[str]
 
@@ -120,11 +121,15 @@ class _Distilled(Plan):
         if folder is None:
             return []
         write_whole(folder / COMBINATION, (place / COMBINATION).read_text(encoding="utf-8"))
-        run = read_runs([folder])[0]
+        run, left_out = (
+            read_runs([folder])[0],
+            json.loads((place / COMBINATION).read_text(encoding="utf-8"))["left_out"],
+        )
         agreement = run.curves.get("target/agreement", {})
         lost = f", with the combination's class on {[*agreement.values()][-1]:.1%} of them" if agreement else ""
         return [
             f"combined for {run.target} (seed {run.seed}): {_sentence(run.members)}",
+            *(f"left out: {method}: {reason}" for method, reason in left_out.items()),
             f"network of the combination: '{folder}'{lost}; what each model says: '{place / _PREDICTIONS}'",
         ]
 
@@ -135,7 +140,9 @@ def _write(selection: Selection, place: Path, base: str) -> str:
     Returns:
         The reason why there is no combination, if there is none, in which case nothing is written.
     """
-    stored = [_read(each) for each in members_of(selection)]
+    stored, left_out = _read_all(selection, base)
+    if not stored:
+        return f"no model can be read: {'; '.join(f'{name}: {reason}' for name, reason in left_out.items())}"
     first, number = stored[0], len(stored[0].probabilities)
     if number < LEAST_SAMPLES:
         return f"neighbourhoods take {LEAST_SAMPLES} training samples of the target, and it has {number}"
@@ -154,9 +161,29 @@ def _write(selection: Selection, place: Path, base: str) -> str:
         for name, row, labels in zip(first.ids, combination.p.tolist(), said, strict=True)
     ]
     write_rows(place / _PREDICTIONS, [header, *rows])
-    content = {"target": selection.target, "seed": selection.seed, "members": [asdict(each) for each in members]}
+    content = {"members": [asdict(each) for each in members], "left_out": left_out}
     write_whole(place / COMBINATION, json.dumps(content, indent=2))
     return ""
+
+
+def _read_all(selection: Selection, base: str) -> tuple[list[_Stored], dict[str, str]]:
+    """What members say of the samples that the base method has, and by method why another is left out."""
+    members = {each.method for each in members_of(selection)}
+    stored, left_out = list[_Stored](), dict[str, str]()
+    for candidate in selection.candidates:
+        if candidate.method in members or candidate.method == base:
+            try:
+                stored.append(_read(candidate))
+            except (SystemExit, TypeError, RuntimeError, ValueError) as error:
+                left_out[candidate.method] = str(error).removeprefix("fedlit: ")
+    reference = next((each for each in stored if each.candidate.method == base), None)
+    taken = list[_Stored]()
+    for each in stored:
+        if reference is not None and not torch.equal(each.positions, reference.positions):
+            left_out[each.candidate.method] = f"it has other training samples of the target than {base}"
+        elif each.candidate.method in members:
+            taken.append(each)
+    return taken, left_out
 
 
 def _graph(stored: Sequence[_Stored]) -> csr_array:
@@ -212,6 +239,7 @@ def _read(candidate: Candidate) -> _Stored:
         torch.cat(flat) if flat else None,
         torch.cat(features),
         module.replicas[name].state_dict(),
+        positions,
         [str(place) for place in positions.tolist()] if ids is None else ids,
         data.classes,
     )

@@ -75,6 +75,7 @@ def test_members_of_a_combination_are_trusted_and_match_the_sources_classes():
     assert [each.method for each in members_of(found)] == ["FedDAN", "FADA"]  # 0.5 is less than 0.7 times 0.8
     runs["FedMMD"].curves["validator/class_means"] = {1: 0.57}
     (found,) = select(runs)
+    assert [each.method for each in members_of(dataclasses.replace(found, num_classes=2))] == ["FedDAN", "FADA"]
     assert [each.method for each in members_of(found)] == ["FedMMD", "FedDAN", "FADA"]
 
 
