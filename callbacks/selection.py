@@ -34,12 +34,8 @@ With two classes even random networks may have more: those that separate them by
 MATCH = "validator/class_means"
 """The score that sees classes that are mixed up or left out; `Validators` log it."""
 
-LEAST_MATCH, LEAST_MATCH_OF_TWO = 0.7, 0.95
-"""Share of the highest match below which a model is no member of a combination; the second with two classes.
-
-Of these any smooth border makes neighbourhoods, so that the match has to tell models apart. Both were set with
-accuracies in view: of the hospitals for two classes, see benchmarks/combining.py.
-"""
+LEAST_MATCH = 0.7
+"""Share of the highest match below which a model is no member of a combination of more than two classes."""
 
 COMBINATION = "combination.json"
 """In the folder of a network that has learnt a combination: its members."""
@@ -170,9 +166,12 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
 
 
 def members_of(selection: Selection) -> list[Candidate]:
-    """Candidates that a combination has: all but those whose classes match the sources' far less than others' do."""
+    """Candidates that a combination has: all but those whose classes match the sources' far less than others' do.
+
+    With two classes, whose means are opposite directions, the match says too little, and all are members.
+    """
     match = max((each.match for each in selection.candidates if each.match is not None), default=0.0)
-    least = match * (LEAST_MATCH_OF_TWO if selection.num_classes == 2 else LEAST_MATCH)
+    least = LEAST_MATCH * match if selection.num_classes != 2 else -1.0
     return [each for each in selection.candidates if each.match is None or each.match >= least]
 
 

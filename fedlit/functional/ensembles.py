@@ -59,10 +59,13 @@ def combine_predictions(
     be left out before, see `class_mean_match`. A group of equal models weighs as much as a single other one. The mean
     is refined by `refine_labels`, and gets the confidence that is the `neighbour_agreement` of its classes before.
 
+    With two classes neighbourhoods tell models apart too little, since any smooth border makes some: beta is 0 then,
+    and the mean is not refined (both were seen on hospitals with unequal class shares, benchmarks/combining.py).
+
     Args:
         predictions: p_m, M class probabilities, each of shape (n, C).
         graph: Neighbourhoods of the samples, shape (n, n), as of `neighbour_graph`.
-        sharpness: beta, at least 0: how much more the models of most information weigh.
+        sharpness: beta, at least 0: how much more the models of most information weigh; 0 with two classes.
         power: gamma, at least 0; with 0 equal models do not share a weight.
     """
     check_at_least("predictions", len(predictions), 1, "model's")
@@ -74,12 +77,14 @@ def combine_predictions(
     classes, num_classes = confident.argmax(dim=2), confident.shape[2]
     information = torch.stack([_information(each, graph, num_classes) for each in classes])
     alike = (classes[:, None] == classes).double().mean(dim=2) ** power
-    weights = (sharpness * information / information.max().clamp(min=_TINY)).softmax(dim=0) / alike.sum(dim=1)
+    beta = sharpness if num_classes > 2 else 0.0
+    weights = (beta * information / information.max().clamp(min=_TINY)).softmax(dim=0) / alike.sum(dim=1)
     weights = weights / weights.sum()
     mean = (weights[:, None, None] * confident).sum(dim=0)
     agreement = neighbour_agreement(mean.argmax(dim=1), graph)
     confidence = (agreement * num_classes - 1) / max(num_classes - 1, 1)
-    p = to_confidence(refine_labels(mean, graph), min(max(confidence, 1 - SUREST), SUREST))
+    combined = refine_labels(mean, graph) if num_classes > 2 else mean
+    p = to_confidence(combined, min(max(confidence, 1 - SUREST), SUREST))
     return Combination(p, weights, information)
 
 

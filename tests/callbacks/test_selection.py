@@ -73,9 +73,13 @@ def test_members_of_a_combination_are_trusted_and_match_the_sources_classes():
     (found,) = select(runs)
     assert [each.match for each in found.candidates] == [0.5, 0.8, None]
     assert [each.method for each in members_of(found)] == ["FedDAN", "FADA"]  # 0.5 is less than 0.7 times 0.8
+    assert [each.method for each in members_of(dataclasses.replace(found, num_classes=2))] == [
+        "FedMMD",
+        "FedDAN",
+        "FADA",
+    ]
     runs["FedMMD"].curves["validator/class_means"] = {1: 0.57}
     (found,) = select(runs)
-    assert [each.method for each in members_of(dataclasses.replace(found, num_classes=2))] == ["FedDAN", "FADA"]
     assert [each.method for each in members_of(found)] == ["FedMMD", "FedDAN", "FADA"]
 
 

@@ -23,7 +23,6 @@ import yaml
 
 import processes
 from commands import parsed, refusal, summaries
-from fedlit.callbacks import selection
 from fedlit.callbacks.run_record import claim
 from fedlit.cli import main
 from fedlit.cli.arguments import normalise, type_true
@@ -131,8 +130,7 @@ def test_a_selection_needs_several_methods_and_trust():
     assert "select compares models by 'trust'" in refusal("fit", *TINY, *words)
 
 
-def test_methods_are_combined_into_one_network(capsys, monkeypatch):
-    monkeypatch.setattr(selection, "LEAST_MATCH_OF_TWO", 0.0)  # so that no member is out
+def test_methods_are_combined_into_one_network(capsys):
     words = ["fit", *TINY, "--compare=[SourceOnly, FedJDA]", "--select=combine", "--data.target=cleveland"]
     words += ["--trainer.enable_checkpointing=true", "--trainer.max_epochs=10"]
     main(words)
@@ -168,8 +166,7 @@ def test_methods_are_combined_into_one_network(capsys, monkeypatch):
     assert (folder / "summary.json").stat().st_mtime_ns == before  # not trained again
 
 
-def test_a_method_that_cannot_be_read_or_has_other_samples_is_left_out(capsys, monkeypatch):
-    monkeypatch.setattr(selection, "LEAST_MATCH_OF_TWO", 0.0)
+def test_a_method_that_cannot_be_read_or_has_other_samples_is_left_out(capsys):
     other = "{class_path: fedlit.methods.FedJDA, name: other samples, data: {val_fraction: 0.4}}"
     words = ["fit", *TINY, f"--compare=[SourceOnly, FedProx, {other}]", "--select=combine", "--data.target=cleveland"]
     words += ["--trainer.enable_checkpointing=true", "--trainer.max_epochs=10"]

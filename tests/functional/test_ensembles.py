@@ -93,6 +93,15 @@ def test_collapsed_and_random_models_do_not_matter_nor_does_the_order() -> None:
     torch.testing.assert_close(fn.combine_predictions(models[::-1], graph).p, alone.p)
 
 
+def test_with_two_classes_neighbourhoods_neither_weigh_nor_refine() -> None:
+    graph, _ = data()
+    models = [p[:, :2] / p[:, :2].sum(dim=1, keepdim=True) for p in (model(0.3, 1), model(0.9, 2))]
+    found = fn.combine_predictions(models, graph)
+    torch.testing.assert_close(found.weights, torch.tensor([0.5, 0.5]).double())
+    mean = sum(fn.to_confidence(p, 0.5) for p in models) / 2
+    assert torch.equal(found.p.argmax(dim=1), mean.argmax(dim=1))
+
+
 def test_neighbours_agree_by_hand() -> None:
     graph = csr_array(torch.tensor([[0, 2, 1, 0], [2, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]]).double().numpy())
     # the first two have the other, heavier than the third, of their class; the third has none, the last no neighbour
