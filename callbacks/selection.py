@@ -144,7 +144,7 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
         for path, run in group.items():
             curve = trust_of(run)
             if curve:
-                at = max(curve, key=lambda round_idx: curve[round_idx])
+                at = max(curve) if changes_at_end(run) else max(curve, key=lambda round_idx: curve[round_idx])
                 match = run.curves.get(MATCH, {}).get(at)
                 settings = (run.config.get(f"model.{key}") for key in ("class_path", "init_args.refine"))
                 ranked = not trains_on_information(*settings)
@@ -193,6 +193,13 @@ def trust_of(run: RunFolder) -> dict[int, float]:
 def adapts_nothing(run: RunFolder) -> bool:
     """Whether a run is of SourceOnly, whatever its name in tables."""
     return _is_of(run, FLOOR)
+
+
+def changes_at_end(run: RunFolder) -> bool:
+    """Whether the last round is another model than those before: a refined one, or one whose method ends so."""
+    method = locate(str(run.config.get("model.class_path")))
+    ends = getattr(getattr(method, "requires", None), "changes_at_end", False)
+    return bool(ends) or any(run.curves.get("refine/taken", {}).values())
 
 
 def trains_on_information(class_path: object, refine: object) -> bool:

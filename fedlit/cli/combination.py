@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report.run_folder import read_runs
 from fedlit.callbacks.run_record import write_whole
-from fedlit.callbacks.selection import COMBINATION, Candidate, Member, Selection, members_of
+from fedlit.callbacks.selection import COMBINATION, Candidate, Member, Selection, changes_at_end, members_of
 from fedlit.callbacks.shared import write_rows
 from fedlit.cli.folders import ExperimentFolder, fingerprint
 from fedlit.cli.parsed import Parsed
@@ -26,6 +26,8 @@ from fedlit.export.target import target_model
 from fedlit.federation import UNLABELLED, FederatedLoader
 from fedlit.federation.nested import vectors
 from fedlit.functional import Combination, combine_predictions, neighbour_graph, standardised_directions
+from fedlit.models import Replica
+from fedlit.module import FederatedModule
 from fedlit.run.refinement import LEAST_SAMPLES
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class _Stored:
     inputs: Tensor | None  # side by side, shape (n, d), if they are vectors
     features: Tensor  # what its last layer is given, or else its probabilities, shape (n, d)
     state: Mapping[str, Tensor]  # of the target's network
+    is_plain: bool  # whether that is an extractor and a classifier alone
     positions: Tensor  # in the data, shape (n,)
     ids: Sequence[str]
     classes: Sequence[str]
@@ -69,7 +72,8 @@ def combine(experiment: Experiment, selections: Sequence[Selection]) -> tuple[li
     plan = _Distilled(experiment, [(each.target, each.seed) for each in chosen])
     for number, selection in enumerate(chosen):
         place = plan.place(number)
-        if experiment.parsed.arguments.fresh or plan.folder.finished(number) is None:
+        if experiment.parsed.arguments.fresh or not plan.is_of(number, selection):
+            plan.folder.forget(number)
             refusal = _write(selection, place, experiment.base)
             if refusal:
                 said.append(f"nothing is combined for {selection.target} (seed {selection.seed}): {refusal}")
@@ -115,6 +119,13 @@ class _Distilled(Plan):
     def close(self, done: Mapping[int, RunSummary], failed: Collection[int]) -> None:
         """Nothing: the experiment closes."""
 
+    def is_of(self, number: int, selection: Selection) -> bool:
+        """Whether there is a network already, of the models that are selected now."""
+        place = self.place(number) / COMBINATION
+        if self.folder.finished(number) is None or not place.is_file():
+            return False
+        return bool(json.loads(place.read_text(encoding="utf-8")).get("of") == _key(selection))
+
     def about(self, number: int) -> list[str]:
         """The members, where the network is, and what was lost on the way to it."""
         folder, place = self.folder.folder_of(number), self.place(number)
@@ -150,7 +161,7 @@ def _write(selection: Selection, place: Path, base: str) -> str:
     members = _members(stored, combination)
     teacher: dict[str, Any] = {"probabilities": combination.p.float()}
     # weights of the network that is trained on, where a member has it
-    for each in (each for each in stored if each.candidate.method == base):
+    for each in (each for each in stored if each.candidate.method == base and each.is_plain):
         teacher["start"] = dict(each.state)
     place.mkdir(parents=True, exist_ok=True)
     torch.save(teacher, place / _TEACHER)
@@ -161,9 +172,14 @@ def _write(selection: Selection, place: Path, base: str) -> str:
         for name, row, labels in zip(first.ids, combination.p.tolist(), said, strict=True)
     ]
     write_rows(place / _PREDICTIONS, [header, *rows])
-    content = {"members": [asdict(each) for each in members], "left_out": left_out}
+    content = {"members": [asdict(each) for each in members], "left_out": left_out, "of": _key(selection)}
     write_whole(place / COMBINATION, json.dumps(content, indent=2))
     return ""
+
+
+def _key(selection: Selection) -> list[list[Any]]:
+    """What tells the candidates of one selection from others."""
+    return [[each.run, each.round_idx, each.trust] for each in selection.candidates]
 
 
 def _read_all(selection: Selection, base: str) -> tuple[list[_Stored], dict[str, str]]:
@@ -208,14 +224,13 @@ def _sentence(members: Sequence[Member]) -> str:
     taken = sorted((each for each in members if each.weight >= _LEAST), key=lambda each: -each.weight)
     out = [each.method for each in members if each.weight < _LEAST]
     text = ", ".join(f"{each.method} {each.weight:.0%}" for each in taken)
-    return text + (f"; less than {_LEAST:.0%}: {', '.join(out)}" if out else "")
+    return text + (f"; less than {_LEAST:.1%}: {', '.join(out)}" if out else "")
 
 
 def _read(candidate: Candidate) -> _Stored:
-    """Predict the target's training samples with a run's most trusted round, or its last one if that was refined."""
+    """Predict the target's training samples with a run's most trusted round, or its last one, see `changes_at_end`."""
     run_dir = Path(candidate.run)
-    refined = any(read_runs([run_dir])[0].curves.get("refine/taken", {}).values())
-    kept = [] if refined else sorted((run_dir / "checkpoints").glob("trusted-*.ckpt"))
+    kept = [] if changes_at_end(read_runs([run_dir])[0]) else sorted((run_dir / "checkpoints").glob("trusted-*.ckpt"))
     module, data = load([str(run_dir / "config.yaml")], kept[0] if kept else newest(run_dir / "checkpoints"))
     name, seen = module.target.name, list[Tensor]()
     model, positions = target_model(module), data.split(name).train
@@ -239,6 +254,7 @@ def _read(candidate: Candidate) -> _Stored:
         torch.cat(flat) if flat else None,
         torch.cat(features),
         module.replicas[name].state_dict(),
+        type(module.replicas[name]) is Replica and type(module).build_replica is FederatedModule.build_replica,
         positions,
         [str(place) for place in positions.tolist()] if ids is None else ids,
         data.classes,

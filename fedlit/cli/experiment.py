@@ -329,6 +329,11 @@ class Experiment(Plan):
             )
         if self.parsed.arguments.select == "combine" and self.parsed.arguments.trainer.enable_checkpointing is False:
             sys.exit("fedlit: select=combine reads the methods' checkpoints: give --trainer.enable_checkpointing true")
+        several = (
+            self.parsed.arguments.trainer.devices not in (1, "1", "auto") or int(os.environ.get("WORLD_SIZE", "1")) > 1
+        )
+        if self.parsed.arguments.select == "combine" and several:
+            sys.exit("fedlit: select=combine trains a network of the target in one process: give --trainer.devices 1")
         axes: dict[str, Sequence[object]] = {"seeds": self.seeds, "targets": self.targets}
         for axis, values in axes.items():
             if twice := _twice(values):
@@ -375,12 +380,14 @@ class Experiment(Plan):
     def close(self, done: Mapping[int, RunSummary], failed: Collection[int]) -> None:
         """Print and write the closing table, and which method to take the model of."""
         summaries, said = [*done.values()], list[str]()
-        if first_process() and not self.is_dry and self.parsed.arguments.select is not None:
-            combined, said = self._select(done)
-            summaries += combined
-        print_table(summaries)
-        if first_process() and not self.is_dry:
-            self.write_tables(summaries)
+        try:
+            if first_process() and not self.is_dry and self.parsed.arguments.select is not None:
+                combined, said = self._select(done)
+                summaries += combined
+        finally:  # what fails at the end does not take the results with it
+            print_table(summaries)
+            if first_process() and not self.is_dry:
+                self.write_tables(summaries)
         for each in said:
             say(each)
 
@@ -406,6 +413,11 @@ class Experiment(Plan):
             said.append("nothing is selected: no validation has logged validator/trust, as where reports are off")
         if self.parsed.arguments.select != "combine":
             return [], said
+        if len(done) < len(self.runs):
+            return [], [
+                *said,
+                f"nothing is combined before all runs are finished, and {len(done)} of {len(self.runs)} are",
+            ]
         combined, more = combine(self, selections)
         return combined, said + more
 

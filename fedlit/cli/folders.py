@@ -61,9 +61,9 @@ class ExperimentFolder:
         self._total, self._fingerprint, self._by_content = total, cache(fingerprint), by_content
         self._unwritten: dict[int, RunSummary] = {}
 
-    def forget(self) -> None:
-        """Start these runs afresh; their folders stay."""
-        for number in range(self._total):
+    def forget(self, only: int | None = None) -> None:
+        """Start these runs afresh, or one of them; their folders stay."""
+        for number in range(self._total) if only is None else [only]:
             self._file(number).unlink(missing_ok=True)
         (self.path / SELECTED).unlink(missing_ok=True)
 

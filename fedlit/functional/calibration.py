@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlit.checks import check, check_at_least, check_between
-from fedlit.functional.checks import check_samples, check_shape
+from fedlit.functional.checks import check_finite, check_samples, check_shape
 
 LOWEST, HIGHEST = 0.05, 20.0
 """Range of temperatures."""
@@ -52,11 +52,15 @@ def best_temperature(temperatures: Tensor, losses: Tensor) -> float:
         losses: At each, shape (G,), in any unit and up to a constant.
 
     Returns:
-        A temperature: of 53, within half a percent of the minimum; the first or the last if the curve is lowest there.
+        A temperature: of 53, within half a percent of the minimum; the first or the last if the curve is lowest there;
+        1 if all losses are equal, which tells nothing.
     """
     check_shape("temperatures", temperatures, "G")
     check_shape("losses", losses, len(temperatures), way_out="give one for each temperature")
+    check_finite("losses", losses, "has a source diverged?")
     lowest, logs, curve = int(losses.argmin()), temperatures.double().log(), losses.double()
+    if bool((curve == curve[0]).all()):
+        return 1.0
     if lowest in (0, len(losses) - 1):
         return float(temperatures[lowest])
     before, here, after = curve[lowest - 1 : lowest + 2]
@@ -106,6 +110,7 @@ def temperature_at(logits: Tensor, confidence: float) -> float:
     check_samples("logits", logits)
     check_at_least("logits", len(logits), 1, "sample")
     check_between("confidence (alpha)", confidence, 0, 1)
+    check_finite("logits", logits)
     z = logits.detach().double()
     z = z - z.amax(dim=1, keepdim=True)
     low, high = math.log(LOWEST), math.log(HIGHEST)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from fedlit import FederatedModule, Phase, Requires, Run
@@ -69,6 +70,16 @@ class ThenAlone(SourceOnly):
     def rounds(self) -> int:  # type: ignore[override]
         """Federated rounds after a warm-up."""
         return max(0, self.federated_rounds - self.warmup_rounds)
+
+    def on_run_start(self, run: Run) -> None:
+        """Warn if no round is left for the target."""
+        super().on_run_start(run)
+        planned = run.clock.planned_rounds()
+        if planned is not None and planned <= self.federated_rounds and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            rank_zero_warn(
+                f"{run.name} never trains the target: all of {planned} rounds (max_epochs) are over the sources: raise "
+                f"max_epochs, or lower federated_rounds ({self.federated_rounds})"
+            )
 
     @property
     def last_phase(self) -> Phase:

@@ -84,8 +84,9 @@ class TargetDistillation(FederatedModule):
             try:
                 self.replicas[self.target].load_state_dict(start)
             except (RuntimeError, AttributeError, TypeError) as error:
+                lines = str(error).strip().splitlines()
                 raise RosterError(
-                    f"teacher '{path}': its start is of another network than the target's: {error}"
+                    f"teacher '{path}': its start is of another network than the target's: leave it out ({lines[0]})"
                 ) from error
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:

@@ -56,8 +56,8 @@ class SHOT(ThenAlone):
     Args:
         extractor: Network from inputs to features.
         classifier: Network from features to logits; ``None`` is a linear layer.
-        federated_rounds: Rounds over the sources, at least 1; those after them adapt the target. As a share of the
-            Trainer's rounds the paper has about two thirds.
+        federated_rounds: Number of rounds over the sources, at least 1; those after them adapt the target, so that the
+            Trainer needs more: half as many again, say.
         pseudo_weight: Weight beta of the cross-entropy on pseudo-labels, at least 0 (0.3 in the paper, 0.1 for digits).
         label_smoothing: Of the sources' labels, in [0, 1].
         kwargs: See `FederatedModule`.
@@ -72,6 +72,11 @@ class SHOT(ThenAlone):
         super().__init__(*args, **kwargs)
         check_at_least("pseudo_weight (beta)", pseudo_weight, 0)
         check_between("label_smoothing", label_smoothing, 0, 1)
+        if not any(param.requires_grad for param in self.originals[0].parameters()):
+            raise ValueError(
+                "SHOT moves features, and the extractor has nothing to train: put a layer behind it, as "
+                "fedlit.models.Bottleneck does"
+            )
         self.pseudo_weight = pseudo_weight
         self.label_smoothing = label_smoothing
         self._pseudo_labels: Tensor | None = None  # of the target's training samples, at its process
@@ -118,14 +123,15 @@ class T3A(SourceOnly):
     """FedAvg over the sources, then a classifier of class prototypes at the target (Iwasawa and Matsuo, NeurIPS 2021).
 
     A class's prototype is the mean of directions: of its weights in the sources' classifier, and of the features of
-    those target samples that are predicted of it with the least entropy. It is in closed form, and nothing is sent.
+    those target samples that are predicted of it with the least entropy. It is in closed form, and nothing is sent;
+    until then, in validations too, the model is that of `SourceOnly`.
 
     Args:
         num_kept: Samples M that a class keeps, at least 1; ``None`` keeps all (the paper tries 1, 5, 20, 50, 100, all).
         kwargs: See `FederatedModule`; the network ends in a linear layer.
     """
 
-    requires: ClassVar[Requires] = Requires(unlabelled_target=True, tasks=("classification",))
+    requires: ClassVar[Requires] = Requires(unlabelled_target=True, tasks=("classification",), changes_at_end=True)
 
     def __init__(self, *args: Any, num_kept: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

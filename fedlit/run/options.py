@@ -28,6 +28,7 @@ class Requires:
             sources have unequal class shares.
         trains_on_information: Its loss has the certainty or diversity of the target's predictions, so that scores of
             these do not rank it.
+        changes_at_end: The target's model changes when the run ends, so that only the last round's is the method's.
         adaptation_weight: Name of the argument that weighs the adaptation; the warning of a collapse mentions it.
         participation: Clients that are present in a round, unless the strategy sets another rule.
         trains_when_absent: Absent clients go on training, without messages.
@@ -40,6 +41,7 @@ class Requires:
     sources: bool = True
     matches_distributions: bool = False
     trains_on_information: bool = False
+    changes_at_end: bool = False
     adaptation_weight: str = ""
     participation: Participation = field(default_factory=Everyone)
     trains_when_absent: bool = False

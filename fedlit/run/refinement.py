@@ -57,6 +57,9 @@ classes are permuted or vanish, little remains.
 AGREEMENT = 0.975
 """Minimum share of samples on which a network predicts as the linear classifier put into it."""
 
+SUREST = 0.99
+"""Maximum of the mean confidence of refined predictions: where all neighbours agree, some are still wrong."""
+
 STRENGTH = 100.0
 """Inverse of the penalty on the refined classifier's weights, per sample; chosen with sources in the target's place."""
 
@@ -195,7 +198,7 @@ def propose(run: Run, passes: Iterator[int], of_network: bool) -> Proposal:
             outputs = put_in_(run, layers, then, refined)
         after = _copied(network)
         # refined predictions have a confidence that says nothing; what neighbours say of those before does
-        temperature = temperature_at(outputs, neighbour_agreement(p.argmax(dim=1), first))
+        temperature = temperature_at(outputs, min(SUREST, neighbour_agreement(p.argmax(dim=1), first)))
     finally:
         _restore_(network, before)
     classes.append(F.one_hot(refined.argmax(dim=1), p.shape[1]).double())

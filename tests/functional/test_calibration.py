@@ -66,7 +66,9 @@ def test_temperatures_stay_within_their_bounds() -> None:
     grid = fn.temperature_grid()
     assert fn.best_temperature(grid, grid) == float(grid[0])
     assert fn.best_temperature(grid, -grid) == float(grid[-1])
-    assert fn.best_temperature(grid, torch.ones(53)) == float(grid[0])
+    assert fn.best_temperature(grid, torch.ones(53)) == 1.0
+    with pytest.raises(ValueError, match="losses must be finite"):
+        fn.best_temperature(grid, torch.full((53,), math.nan))
 
 
 @pytest.mark.parametrize("confidence", [0.4, 0.7, 0.99])
