@@ -94,7 +94,6 @@ class Selection:
     candidates: Sequence[Candidate]  # all methods that have a score, by falling trust
     without: Sequence[str]  # methods without a score in any round
     in_doubt: bool  # whether ``chosen`` is SourceOnly, taken as the trust of the others is hardly higher
-    num_classes: int = 0  # 0 if no run states it
     safe: str | None = None  # the method that adapts nothing or least, to take where none is trusted; if there is one
 
     def __str__(self) -> str:
@@ -160,18 +159,17 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
         in_doubt = chosen is not None and chosen is not candidates[0]
         floors = {name: run.title for run in group.values() for name in (FLOOR, "FedAvg") if _is_of(run, name)}
         safe = floors.get(FLOOR, floors.get("FedAvg"))
-        num_classes = max((len(run.summary.classes) for run in group.values() if run.summary is not None), default=0)
-        selections.append(Selection(target, seed, chosen, candidates, without, in_doubt, num_classes, safe))
+        selections.append(Selection(target, seed, chosen, candidates, without, in_doubt, safe))
     return selections
 
 
-def members_of(selection: Selection) -> list[Candidate]:
+def members_of(selection: Selection, num_classes: int) -> list[Candidate]:
     """Candidates that a combination has: all but those whose classes match the sources' far less than others' do.
 
     With two classes, whose means are opposite directions, the match says too little, and all are members.
     """
     match = max((each.match for each in selection.candidates if each.match is not None), default=0.0)
-    least = LEAST_MATCH * match if selection.num_classes != 2 else -1.0
+    least = LEAST_MATCH * match if num_classes > 2 else -1.0
     return [each for each in selection.candidates if each.match is None or each.match >= least]
 
 

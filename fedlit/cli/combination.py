@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report.run_folder import read_runs
 from fedlit.callbacks.run_record import write_whole
-from fedlit.callbacks.selection import COMBINATION, Candidate, Member, Selection, changes_at_end, members_of
+from fedlit.callbacks.selection import (
+    COMBINATION,
+    LEAST_MATCH,
+    MATCH,
+    Candidate,
+    Member,
+    Selection,
+    changes_at_end,
+    members_of,
+)
 from fedlit.callbacks.shared import write_rows
 from fedlit.cli.folders import ExperimentFolder, fingerprint
 from fedlit.cli.parsed import Parsed
@@ -132,15 +141,12 @@ class _Distilled(Plan):
         if folder is None:
             return []
         write_whole(folder / COMBINATION, (place / COMBINATION).read_text(encoding="utf-8"))
-        run, left_out = (
-            read_runs([folder])[0],
-            json.loads((place / COMBINATION).read_text(encoding="utf-8"))["left_out"],
-        )
+        run, whole = read_runs([folder])[0], json.loads((place / COMBINATION).read_text(encoding="utf-8"))
         agreement = run.curves.get("target/agreement", {})
         lost = f", with the combination's class on {[*agreement.values()][-1]:.1%} of them" if agreement else ""
         return [
             f"combined for {run.target} (seed {run.seed}): {_sentence(run.members)}",
-            *(f"left out: {method}: {reason}" for method, reason in left_out.items()),
+            *(f"left out: {method}: {reason}" for method, reason in whole["left_out"].items()),
             f"network of the combination: '{folder}'{lost}; what each model says: '{place / _PREDICTIONS}'",
         ]
 
@@ -153,7 +159,7 @@ def _write(selection: Selection, place: Path, base: str) -> str:
     """
     stored, left_out = _read_all(selection, base)
     if not stored:
-        return f"no model can be read: {'; '.join(f'{name}: {reason}' for name, reason in left_out.items())}"
+        return f"all are left out: {'; '.join(f'{name}: {reason}' for name, reason in left_out.items())}"
     first, number = stored[0], len(stored[0].probabilities)
     if number < LEAST_SAMPLES:
         return f"neighbourhoods take {LEAST_SAMPLES} training samples of the target, and it has {number}"
@@ -184,20 +190,23 @@ def _key(selection: Selection) -> list[list[Any]]:
 
 def _read_all(selection: Selection, base: str) -> tuple[list[_Stored], dict[str, str]]:
     """What members say of the samples that the base method has, and by method why another is left out."""
-    members = {each.method for each in members_of(selection)}
     stored, left_out = list[_Stored](), dict[str, str]()
     for candidate in selection.candidates:
-        if candidate.method in members or candidate.method == base:
-            try:
-                stored.append(_read(candidate))
-            except (SystemExit, TypeError, RuntimeError, ValueError) as error:
-                left_out[candidate.method] = str(error).removeprefix("fedlit: ")
+        try:
+            stored.append(_read(candidate))
+        except (SystemExit, TypeError, RuntimeError, ValueError) as error:
+            left_out[candidate.method] = str(error).removeprefix("fedlit: ")
+    if not stored:
+        return [], left_out
+    members = {each.method for each in members_of(selection, len(stored[0].classes))}
     reference = next((each for each in stored if each.candidate.method == base), None)
     taken = list[_Stored]()
     for each in stored:
         if reference is not None and not torch.equal(each.positions, reference.positions):
             left_out[each.candidate.method] = f"it has other training samples of the target than {base}"
-        elif each.candidate.method in members:
+        elif each.candidate.method not in members:
+            left_out[each.candidate.method] = f"its {MATCH} is below {LEAST_MATCH} of the highest"
+        else:
             taken.append(each)
     return taken, left_out
 
