@@ -143,7 +143,8 @@ class _Distilled(Plan):
         write_whole(folder / COMBINATION, (place / COMBINATION).read_text(encoding="utf-8"))
         run, whole = read_runs([folder])[0], json.loads((place / COMBINATION).read_text(encoding="utf-8"))
         agreement = run.curves.get("target/agreement", {})
-        lost = f", with the combination's class on {[*agreement.values()][-1]:.1%} of them" if agreement else ""
+        share = f"{[*agreement.values()][-1]:.1%} of the target's training samples" if agreement else ""
+        lost = f", which names the combination's class on {share}" if share else ""
         return [
             f"combined for {run.target} (seed {run.seed}): {_sentence(run.members)}",
             *(f"left out: {method}: {reason}" for method, reason in whole["left_out"].items()),
