@@ -160,7 +160,8 @@ def test_keys_with_dots_and_below_their_subcommand_are_no_mistakes():
 
 def test_no_shipped_configuration_has_a_mistake():
     for path in (Path(__file__).parents[2] / "configs").rglob("*.yaml"):
-        data = "--data=FeatureDomains" if path.stem == "features" else "--data=Digits"
+        of_recipe = {"features": "FeatureDomains", "signals": "SignalDomains"}
+        data = f"--data={of_recipe.get(path.stem, 'Digits')}"
         if path.parent.name != "sweeps":
             check(normalise(["fit", "--config=experiments/digits", data, f"--config={path}"]))
 
