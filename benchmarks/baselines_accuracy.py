@@ -49,12 +49,17 @@ def kept_in(folder: Path | None, part: str) -> Iterator[str]:
             yield passing
 
 
+def entries(experiment: str) -> dict[str, Any]:
+    """Entries of an experiment's ``compare``, by their names in tables or of their files."""
+    read = yaml.safe_load((CONFIGS / f"experiments/{experiment}.yaml").read_text())
+    return {Path(each).name if isinstance(each, str) else each["name"]: each for each in read["compare"]}
+
+
 def some(name: str, methods: Sequence[str]) -> list[str]:
     """Words that name an experiment, with all its methods or with those."""
     words = [f"--config=experiments/{EXPERIMENTS[name]}"]
     if methods:
-        read = yaml.safe_load((CONFIGS / f"experiments/{EXPERIMENTS[name]}.yaml").read_text())
-        rows = {Path(each).name if isinstance(each, str) else each["name"]: each for each in read["compare"]}
+        rows = entries(EXPERIMENTS[name])
         words.append(f"--compare={json.dumps([rows[method] for method in methods])}")
     return words
 

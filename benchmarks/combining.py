@@ -27,21 +27,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from baselines_accuracy import EXPERIMENTS, kept_in
-from fedlit.papers.experiments import CONFIGS, Results, fit, options_of, show, spread
+import leaderboard
+from baselines_accuracy import EXPERIMENTS, entries, kept_in
+from fedlit.papers.experiments import Results, fit, options_of, show, spread
 
 PARTS = {**EXPERIMENTS, "hapt": "hapt_baselines"}
-RECIPES = {
-    "surf": "features",
-    "styles": "features",
-    "office_caltech": "features",
-    "hearts": "tables",
-    "digits": "networks",
-}
-RECIPES["hapt"] = "networks"
-PREPARED = dict.fromkeys(("office_caltech", "styles", "surf"), ("--data.normalise=ranks",))
+RECIPES = {part: Path(recipe).name for part, (recipe, *_) in leaderboard.RECIPES.items()} | {"hapt": "networks"}
 POOL = (
     *("fed_coral", "fed_dann", "CDAN", "kd3a", "co_mda", "fedrf_tca", "FedJDA", "FedAnalytic", "FedAnalytic, lda"),
     *("fed_mmd", "SHOT", "T3A"),
@@ -53,8 +44,7 @@ Run = Mapping[str, Any]
 
 def pool(part: str) -> list[Any]:
     """Entries of ``compare``."""
-    read = yaml.safe_load((CONFIGS / f"experiments/{PARTS[part]}.yaml").read_text())
-    rows = {Path(each).name if isinstance(each, str) else each["name"]: each for each in read["compare"]}
+    rows = entries(PARTS[part])
     return [*(rows[name] for name in POOL if name in rows), f"recipes/{RECIPES[part]}"]
 
 
@@ -69,7 +59,7 @@ def trained(part: str, seed: int, folder: Path | None, jobs: int) -> tuple[list[
             "--trainer.enable_checkpointing=true",
             f"--seeds=[{seed}]",
             f"--jobs={jobs}",
-            *PREPARED.get(part, ()),
+            *leaderboard.PREPARED.get(part, ()),
         )
         (file,) = Path(place).glob("experiment_*/selected.json")
         selections = json.loads(file.read_text())

@@ -31,11 +31,11 @@ RIDGE = 10.0
 class Calibration(SourceStatistics):
     """Divide the target's logits by a temperature: above 1 if its probabilities are too sure, below 1 if not enough.
 
-    Samples of sources show how sure a model is next to how often it is right there; where the target is harder, it is
-    too sure with the temperature that fits them. The temperature is fitted anew in each
-    validation, logged as ``target/temperature``, kept in checkpoints with the target's state, and used in ``predict``,
-    by `TargetPredictions`, `target_model` and in exported files; a new ``fit`` starts without. Predicted classes stay
-    the same.
+    The sources' samples show how sure a model is next to how often it is right on them; on a target that is harder, the
+    temperature that fits the sources leaves the model too sure. It is fitted anew in each validation, logged as
+    ``target/temperature``, kept in checkpoints with the target's state, and used in ``predict``, by
+    `TargetPredictions`, `target_model` and in exported files; a new ``fit`` starts without. Predicted classes stay the
+    same.
 
     Each source sends the mean loss of its model on its validation samples at 53 temperatures from 0.05 to 20; the
     target receives the mean over sources through the privacy backend of the channel "calibration". Where the target

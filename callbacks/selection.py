@@ -195,15 +195,18 @@ def adapts_nothing(run: RunFolder) -> bool:
 
 def changes_at_end(run: RunFolder) -> bool:
     """Whether the last round is another model than those before: a refined one, or one whose method ends so."""
-    method = locate(str(run.config.get("model.class_path")))
-    ends = getattr(getattr(method, "requires", None), "changes_at_end", False)
-    return bool(ends) or any(run.curves.get("refine/taken", {}).values())
+    ends = _requires(run.config.get("model.class_path"), "changes_at_end")
+    return ends or any(run.curves.get("refine/taken", {}).values())
 
 
 def trains_on_information(class_path: object, refine: object) -> bool:
     """Whether a method's loss has the certainty of the target's predictions, so that scores of that do not rank it."""
-    by_method = getattr(getattr(locate(str(class_path)), "requires", None), "trains_on_information", False)
-    return bool(by_method) or refine == "network"
+    return _requires(class_path, "trains_on_information") or refine == "network"
+
+
+def _requires(class_path: object, name: str) -> bool:
+    """A field of a method's `Requires`; false for what is no method of fedlit's kind."""
+    return bool(getattr(getattr(locate(str(class_path)), "requires", None), name, False))
 
 
 def _is_of(run: RunFolder, method: str) -> bool:

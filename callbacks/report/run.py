@@ -14,7 +14,6 @@ from fedlit.callbacks.report.charts import Line, Panel
 from fedlit.callbacks.report.pages import Block, Bullets, Folded, Heading, Picture, Pictures, Text
 from fedlit.callbacks.report.run_folder import Curve, RunFolder, as_yaml
 from fedlit.callbacks.run_record import METRICS, SUMMARY
-from fedlit.callbacks.selection import Member
 from fedlit.callbacks.shared import LOGGING_CHANNELS
 from fedlit.federation import KEYS
 from fedlit.tables import Table
@@ -79,15 +78,12 @@ def _members(run: RunFolder) -> list[Block]:
         "predicted class about its neighbours', in [0, 1], and those that predict alike share their weight. The last "
         "column is the share of samples of which a model names the class that all together name: no accuracy."
     )
+    shown = ("trust", "weight", "information", "agreement")
     rows = [
-        [each.method, str(each.round_idx), *(f"{number:.3f}" for number in _numbers_of(each))]
+        [each.method, str(each.round_idx), *(f"{getattr(each, name):.3f}" for name in shown)]
         for each in sorted(run.members, key=lambda each: -each.weight)
     ]
-    return [Text(text), Table.of(["method", "after round", "trust", "weight", "information", "agreement"], rows)]
-
-
-def _numbers_of(member: Member) -> tuple[float, ...]:
-    return member.trust, member.weight, member.information, member.agreement
+    return [Text(text), Table.of(["method", "after round", *shown], rows)]
 
 
 def _by_round(lines: Sequence[Line]) -> Table:

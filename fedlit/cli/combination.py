@@ -1,4 +1,4 @@
-"""``--select combine``: the target's predictions by all trusted methods of an experiment, and one network of these."""
+"""``--select combine``: one network of what the methods of an experiment predict at the target."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from scipy.sparse import csr_array
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report.run_folder import read_runs
@@ -37,7 +37,7 @@ from fedlit.federation.nested import vectors
 from fedlit.functional import Combination, combine_predictions, neighbour_graph, standardised_directions
 from fedlit.models import Replica
 from fedlit.module import FederatedModule
-from fedlit.run.refinement import LEAST_SAMPLES
+from fedlit.run.refinement import LEAST_SAMPLES, last_layers, noting
 
 if TYPE_CHECKING:
     from fedlit.cli.experiment import Experiment
@@ -73,7 +73,7 @@ def combine(experiment: Experiment, selections: Sequence[Selection]) -> tuple[li
         What the networks came to, and sentences on members, networks and refusals.
     """
     chosen = [each for each in selections if each.chosen is not None]
-    said = [
+    sentences = [
         f"nothing is combined for {each.target} (seed {each.seed}): {each.refusal}"
         for each in selections
         if each.chosen is None
@@ -85,12 +85,12 @@ def combine(experiment: Experiment, selections: Sequence[Selection]) -> tuple[li
             plan.folder.forget(number)
             refusal = _write(selection, place, experiment.base)
             if refusal:
-                said.append(f"nothing is combined for {selection.target} (seed {selection.seed}): {refusal}")
+                sentences.append(f"nothing is combined for {selection.target} (seed {selection.seed}): {refusal}")
                 continue
             plan.train(number)
-        said += plan.about(number)
+        sentences += plan.about(number)
     found = (plan.folder.finished(number) for number in range(len(chosen)))
-    return [each for each in found if each is not None], said
+    return [each for each in found if each is not None], sentences
 
 
 class _Distilled(Plan):
@@ -140,14 +140,15 @@ class _Distilled(Plan):
         folder, place = self.folder.folder_of(number), self.place(number)
         if folder is None:
             return []
-        write_whole(folder / COMBINATION, (place / COMBINATION).read_text(encoding="utf-8"))
-        run, whole = read_runs([folder])[0], json.loads((place / COMBINATION).read_text(encoding="utf-8"))
+        text = (place / COMBINATION).read_text(encoding="utf-8")
+        write_whole(folder / COMBINATION, text)
+        run, left_out = read_runs([folder])[0], json.loads(text)["left_out"]
         agreement = run.curves.get("target/agreement", {})
         share = f"{[*agreement.values()][-1]:.1%} of the target's training samples" if agreement else ""
         lost = f", which names the combination's class on {share}" if share else ""
         return [
             f"combined for {run.target} (seed {run.seed}): {_sentence(run.members)}",
-            *(f"left out: {method}: {reason}" for method, reason in whole["left_out"].items()),
+            *(f"left out: {method}: {reason}" for method, reason in left_out.items()),
             f"network of the combination: '{folder}'{lost}; what each model says: '{place / _PREDICTIONS}'",
         ]
 
@@ -172,11 +173,11 @@ def _write(selection: Selection, place: Path, base: str) -> str:
         teacher["start"] = dict(each.state)
     place.mkdir(parents=True, exist_ok=True)
     torch.save(teacher, place / _TEACHER)
-    said = torch.stack([each.probabilities.argmax(dim=1) for each in stored], dim=1).tolist()
+    predicted = torch.stack([each.probabilities.argmax(dim=1) for each in stored], dim=1).tolist()
     header = ["id", "predicted", *first.classes, *(f"by {each.method}" for each in members)]
     rows = [
         [name, first.classes[row.index(max(row))], *row, *(first.classes[label] for label in labels)]
-        for name, row, labels in zip(first.ids, combination.p.tolist(), said, strict=True)
+        for name, row, labels in zip(first.ids, combination.p.tolist(), predicted, strict=True)
     ]
     write_rows(place / _PREDICTIONS, [header, *rows])
     content = {"members": [asdict(each) for each in members], "left_out": left_out, "of": _key(selection)}
@@ -185,7 +186,7 @@ def _write(selection: Selection, place: Path, base: str) -> str:
 
 
 def _key(selection: Selection) -> list[list[Any]]:
-    """What tells the candidates of one selection from others."""
+    """Run, round and trust of each candidate, by which a selection is recognised when the command is repeated."""
     return [[each.run, each.round_idx, each.trust] for each in selection.candidates]
 
 
@@ -242,20 +243,17 @@ def _read(candidate: Candidate) -> _Stored:
     run_dir = Path(candidate.run)
     kept = [] if changes_at_end(read_runs([run_dir])[0]) else sorted((run_dir / "checkpoints").glob("trusted-*.ckpt"))
     module, data = load([str(run_dir / "config.yaml")], kept[0] if kept else newest(run_dir / "checkpoints"))
-    name, seen = module.target.name, list[Tensor]()
+    name = module.target.name
     model, positions = target_model(module), data.split(name).train
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear) and layer.out_features == module.num_classes:
-            layer.register_forward_hook(lambda _, given, __: seen.append(given[0]))
     samples = data.make_dataset(name, positions, torch.full((len(positions),), UNLABELLED), training=False)
     probabilities, inputs, features = list[Tensor](), list[Tensor | None](), list[Tensor]()
-    with torch.no_grad():
+    with torch.no_grad(), noting(last_layers(model, module.num_classes)) as calls:
         for batch in FederatedLoader({name: samples}, 512, training=False, guarded=name):
             x = batch[name][0]
-            seen.clear()
+            calls.clear()
             probabilities.append(model(x).double())
             inputs.append(vectors(x))
-            features.append(seen[-1] if seen and seen[-1].dim() == 2 else probabilities[-1])
+            features.append(calls[-1][1] if calls and calls[-1][1].dim() == 2 else probabilities[-1])
     flat = [each for each in inputs if each is not None]
     ids = data.ids(name, "train")
     return _Stored(

@@ -327,13 +327,16 @@ class Experiment(Plan):
                 "fedlit: select chooses among methods: name others in compare, or, for the round of one method, "
                 "monitor validator/trust (--trainer.callbacks+=Validators --trainer.callbacks+=TrustedRound)"
             )
-        if self.parsed.arguments.select == "combine" and self.parsed.arguments.trainer.enable_checkpointing is False:
-            sys.exit("fedlit: select=combine reads the methods' checkpoints: give --trainer.enable_checkpointing true")
-        several = (
-            self.parsed.arguments.trainer.devices not in (1, "1", "auto") or int(os.environ.get("WORLD_SIZE", "1")) > 1
-        )
-        if self.parsed.arguments.select == "combine" and several:
-            sys.exit("fedlit: select=combine trains a network of the target in one process: give --trainer.devices 1")
+        if self.parsed.arguments.select == "combine":
+            trainer = self.parsed.arguments.trainer
+            if trainer.enable_checkpointing is False:
+                sys.exit(
+                    "fedlit: select=combine reads the methods' checkpoints: give --trainer.enable_checkpointing true"
+                )
+            if trainer.devices not in (1, "1", "auto") or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                sys.exit(
+                    "fedlit: select=combine trains a network of the target in one process: give --trainer.devices 1"
+                )
         axes: dict[str, Sequence[object]] = {"seeds": self.seeds, "targets": self.targets}
         for axis, values in axes.items():
             if twice := _twice(values):
@@ -379,16 +382,16 @@ class Experiment(Plan):
 
     def close(self, done: Mapping[int, RunSummary], failed: Collection[int]) -> None:
         """Print and write the closing table, and which method to take the model of."""
-        summaries, said = [*done.values()], list[str]()
+        summaries, sentences = [*done.values()], list[str]()
         try:
             if first_process() and not self.is_dry and self.parsed.arguments.select is not None:
-                combined, said = self._select(done)
+                combined, sentences = self._select(done)
                 summaries += combined
         finally:  # what fails at the end does not take the results with it
             print_table(summaries)
             if first_process() and not self.is_dry:
                 self.write_tables(summaries)
-        for each in said:
+        for each in sentences:
             say(each)
 
     @property
@@ -408,18 +411,18 @@ class Experiment(Plan):
         places = [self.folder.folder_of(number) for number in done]
         selections = select({str(place): read_runs([place])[0] for place in places if place is not None})
         write_whole(self.folder.path / SELECTED, as_json(selections))
-        said = [str(each) for each in selections]
+        sentences = [str(each) for each in selections]
         if not selections:
-            said.append("nothing is selected: no validation has logged validator/trust, as where reports are off")
+            sentences.append("nothing is selected: no validation has logged validator/trust, as where reports are off")
         if self.parsed.arguments.select != "combine":
-            return [], said
+            return [], sentences
         if len(done) < len(self.runs):
             return [], [
-                *said,
+                *sentences,
                 f"nothing is combined before all runs are finished, and {len(done)} of {len(self.runs)} are",
             ]
         combined, more = combine(self, selections)
-        return combined, said + more
+        return combined, sentences + more
 
 
 def _twice(values: Sequence[object]) -> list[object]:

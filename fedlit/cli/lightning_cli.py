@@ -78,7 +78,7 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
         *(Literal["best", "combine"] | None, None),
         "best: print, without labels of the target, which method of compare to take and after which round, and keep a "
         "checkpoint of it: the most trusted one, see fedlit.callbacks.Validators. combine: then also average what all "
-        "trusted ones predict at the target, and train a network of the configuration on that.",
+        "of them predict at the target, and train a network of the configuration on that.",
     ),
     "fresh": (
         *(bool, False),

@@ -319,18 +319,18 @@ class Sweep(Plan):
     def waiting(self) -> list[int]:
         """Numbers of the trials that are not finished; prints, too, if methods will not be ranked."""
         waiting = super().waiting()
-        metric, trials = self.file.metric, range(len(self.runs))
-        self._refuse_what_is_trained_on()
-        if metric not in (None, TRUST) and len({method_of(self.configuration(number)) for number in trials}) > 1:
-            say(not_ranked(metric))
+        metric = self.file.metric
+        if metric not in (None, TRUST):
+            methods = dict.fromkeys(method_of(self.configuration(number)) for number in range(len(self.runs)))
+            self._refuse_what_is_trained_on(methods)
+            if len(methods) > 1:
+                say(not_ranked(metric))
         return waiting
 
-    def _refuse_what_is_trained_on(self) -> None:
+    def _refuse_what_is_trained_on(self, methods: Iterable[Method]) -> None:
         """End, if trials are ranked by what their loss maximises."""
-        if self.file.metric not in _OF_INFORMATION:
-            return
-        for path, refine, _ in dict.fromkeys(method_of(self.configuration(number)) for number in range(len(self.runs))):
-            if trains_on_information(path, refine):
+        for path, refine, _ in methods:
+            if self.file.metric in _OF_INFORMATION and trains_on_information(path, refine):
                 name = path.split(".")[-1] + (" with refine=network" if refine == "network" else "")
                 sys.exit(
                     f"fedlit: {name} trains its predictions to be certain, so that {self.file.metric} does not rank "

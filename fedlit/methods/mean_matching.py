@@ -15,7 +15,7 @@ from fedlit import FederatedModule, ReplicaSpec, Requires, Run
 from fedlit.checks import check, check_at_least, check_one_of
 from fedlit.federation import Channel, Client, DivergedError, Open, Summed
 from fedlit.functional import mean_pair_distance
-from fedlit.methods.shared import exchange_means, sources_in_step, sum_difference
+from fedlit.methods.shared import check_moves_features, exchange_means, sources_in_step, sum_difference
 from fedlit.models import MatchingReplica, feature_width
 from fedlit.models.copies import check_tied
 from fedlit.models.matching import STAYS_LOCAL
@@ -81,11 +81,7 @@ class MomentMatching(FederatedModule):
         check_one_of("average", average, ("all", "classifier"))
         if average == "classifier":
             check_tied(*self.originals, "average='classifier' averages classifiers alone", self.replica_spec.local)
-        if not any(param.requires_grad for param in self.originals[0].parameters()):
-            raise ValueError(
-                f"{type(self).__name__} moves features, and the extractor has nothing to train: put a layer behind it, "
-                "as fedlit.models.Bottleneck does"
-            )
+        check_moves_features(self)
         self.width = self.matched_width()
         self.mmd_weight = mmd_weight
         self.match = match

@@ -19,6 +19,15 @@ from fedlit.models import part_of
 Message = Mapping[str, Tensor]
 
 
+def check_moves_features(module: FederatedModule) -> None:
+    """Refuse an extractor without anything to train, for a method that trains it; raises a `ValueError`."""
+    if not any(param.requires_grad for param in module.originals[0].parameters()):
+        raise ValueError(
+            f"{type(module).__name__} moves features, and the extractor has nothing to train: put a layer behind it, "
+            "as fedlit.models.Bottleneck does"
+        )
+
+
 def sources_in_step(module: FederatedModule, channel: str, *others: str) -> list[Client]:
     """Return the sources that participate on all channels and have a batch in this step; none without the target."""
     able = module.run.in_step(channel, *others)

@@ -22,6 +22,7 @@ from fedlit.checks import check_at_least, check_between
 from fedlit.federation import Client
 from fedlit.functional import centroid_labels, information_maximisation_loss, nearest_prototypes
 from fedlit.methods.baselines import FineTuning, SourceOnly, ThenAlone
+from fedlit.methods.shared import check_moves_features
 from fedlit.models import Replica
 from fedlit.module import Batch
 from fedlit.run.local import evaluating
@@ -72,11 +73,7 @@ class SHOT(ThenAlone):
         super().__init__(*args, **kwargs)
         check_at_least("pseudo_weight (beta)", pseudo_weight, 0)
         check_between("label_smoothing", label_smoothing, 0, 1)
-        if not any(param.requires_grad for param in self.originals[0].parameters()):
-            raise ValueError(
-                "SHOT moves features, and the extractor has nothing to train: put a layer behind it, as "
-                "fedlit.models.Bottleneck does"
-            )
+        check_moves_features(self)
         self.pseudo_weight = pseudo_weight
         self.label_smoothing = label_smoothing
         self._pseudo_labels: Tensor | None = None  # of the target's training samples, at its process

@@ -15,6 +15,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -376,35 +377,45 @@ def decide_(run: Run, proposal: Proposal, accuracies: Mapping[str, Tensor] | Non
     return {"taken": float(taken), "reverse_accuracy": after, "reverse_accuracy_before": before}
 
 
-@torch.no_grad()
-def _outputs(run: Run, client: Client, batches: Iterable[Inputs]) -> tuple[list[nn.Linear], Tensor, Tensor]:
-    """Return a local client's final linear layers, their inputs, and the network's outputs, on the CPU."""
-    assert isinstance(run.task, Classification)
-    network, num_classes = run.replicas[client], run.task.num_classes
+def last_layers(network: nn.Module, num_classes: int) -> list[nn.Linear]:
+    """Return the linear layers of a network with an output per class, of which one may be the last."""
+    return [m for m in network.modules() if isinstance(m, nn.Linear) and m.out_features == num_classes]
+
+
+@contextmanager
+def noting(layers: Iterable[nn.Linear]) -> Iterator[list[tuple[nn.Linear, Tensor]]]:
+    """Note calls of layers, each with its input, in a list that the caller may clear."""
     calls: list[tuple[nn.Linear, Tensor]] = []
 
     def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         assert isinstance(layer, nn.Linear)
         calls.append((layer, inputs[0]))
 
-    able = [m for m in network.modules() if isinstance(m, nn.Linear) and m.out_features == num_classes]
-    hooks = [layer.register_forward_hook(note) for layer in able if layer.bias is not None]
-    layers: list[nn.Linear] = []
-    features, outputs = [], []
+    hooks = [layer.register_forward_hook(note) for layer in layers]
     try:
-        with evaluating(network):
-            for inputs in batches:
-                calls.clear()
-                with run.trainer.precision_plugin.forward_context():
-                    outputs.append(network(inputs).cpu())
-                if not calls or calls[-1][1].dim() != 2:
-                    reason = "no linear layer of its network has a bias and an output per class"
-                    raise NoRefinementError(reason)
-                features.append(calls[-1][1].cpu())
-                layers = [layer for layer, given in calls if given is calls[-1][1] or torch.equal(given, calls[-1][1])]
+        yield calls
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@torch.no_grad()
+def _outputs(run: Run, client: Client, batches: Iterable[Inputs]) -> tuple[list[nn.Linear], Tensor, Tensor]:
+    """Return a local client's final linear layers, their inputs, and the network's outputs, on the CPU."""
+    assert isinstance(run.task, Classification)
+    network, num_classes = run.replicas[client], run.task.num_classes
+    layers: list[nn.Linear] = []
+    features, outputs = [], []
+    with evaluating(network), noting([m for m in last_layers(network, num_classes) if m.bias is not None]) as calls:
+        for inputs in batches:
+            calls.clear()
+            with run.trainer.precision_plugin.forward_context():
+                outputs.append(network(inputs).cpu())
+            if not calls or calls[-1][1].dim() != 2:
+                reason = "no linear layer of its network has a bias and an output per class"
+                raise NoRefinementError(reason)
+            features.append(calls[-1][1].cpu())
+            layers = [layer for layer, given in calls if given is calls[-1][1] or torch.equal(given, calls[-1][1])]
     return layers, torch.cat(features), torch.cat(outputs)
 
 
