@@ -101,6 +101,16 @@ def summed_up(of_seeds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict
     return row
 
 
+def of_targets(of_seeds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """Means and spreads over seeds for each target: which tasks lose, and what they lose."""
+    every = [*of_seeds.values()]
+    columns = ("SourceOnly", "recipe", "best", "chosen", "combined")
+    return {
+        target: {name: spread([seed[target][name] for seed in every], 1.0, 2) for name in columns}
+        for target in every[0]
+    }
+
+
 def main() -> None:
     """Train what is not kept, and print a row for each data set."""
     parser = options_of(__doc__, __file__, jobs=2)
@@ -112,8 +122,11 @@ def main() -> None:
     for part in options.data:
         by_seed = results.found.get("by seed", {}).get(part, {})
         for seed in options.seeds:
-            by_seed = {**by_seed, str(seed): figures(part, *trained(part, seed, options.folder, options.jobs))}
+            runs, picks = trained(part, seed, options.folder, options.jobs)
+            by_seed = {**by_seed, str(seed): figures(part, runs, picks)}
+            results.keep({**results.found.get("picks", {}).get(part, {}), str(seed): picks}, "picks", part)
             results.keep(by_seed, "by seed", part)
+            results.keep(of_targets(by_seed), "tasks", part)
             results.keep({**summed_up(by_seed), "seeds": sorted(map(int, by_seed))}, "combining", part)
             show(f"{part}, {len(by_seed)} seeds", results.found["combining"][part])
 

@@ -1,10 +1,11 @@
 """Recordings of phones: 30 people of HAPT as domains, six of them in turn the unlabelled target.
 
 Run from the repository root, with ../shared/data: python benchmarks/signals.py [--parts methods features cost masked]
-[--folder runs]. With ``--folder`` the runs stay there, and a part that was stopped goes on.
+[--methods GALA] [--folder runs]. With ``--folder`` the runs stay there, and a part that was stopped goes on. With
+``--methods``, named as in the experiment, those rows of "methods" and "cost" alone are made anew.
 
 methods   ``configs/experiments/hapt_baselines.yaml``: a small network on windows of 6 channels, 29 sources; SourceOnly,
-    FedAvg and six methods, 10 rounds.
+    FedAvg and nine methods, 10 rounds.
 features  ``configs/experiments/hapt_features.yaml``: the recipe on 91 numbers of each window.
 cost      Each method and the recipe at one target in a process of its own: CPU seconds, and the most memory that it
     takes, with Python, torch and the windows of all clients.
@@ -18,16 +19,16 @@ training does not see: an oracle, by which nothing was chosen.
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from baselines_accuracy import EVERYBODY, kept_in
-from fedlit.papers.experiments import CONFIGS, Results, by_method, fit, options_of, show
+from baselines_accuracy import EVERYBODY, entries, kept_in
+from fedlit.papers.experiments import Results, by_method, fit, options_of, show
 
 NETWORKS = "experiments/hapt_baselines"
 FEATURES = "experiments/hapt_features"
@@ -36,17 +37,24 @@ ONE = ("--seeds=[0]", "--targets=[person4]", "--compare=[]")
 PARTS = ("methods", "features", "cost", "masked")
 
 
-def accuracies(experiment: str, folder: Path | None, part: str, jobs: int) -> dict[str, dict[str, Any]]:
-    """By method."""
-    with kept_in(folder, part) as place:
-        return by_method([*fit(place, f"--config={experiment}", f"--jobs={jobs}").values()], MEASURE)
+def accuracies(
+    experiment: str, methods: Sequence[str], folder: Path | None, part: str, jobs: int
+) -> dict[str, dict[str, Any]]:
+    """By method, of all or of some."""
+    rows = entries("hapt_baselines") if methods else {}
+    chosen = [f"--compare={json.dumps([rows[name] for name in methods])}"] if methods else []
+    with kept_in(folder, "-".join([part, *methods])) as place:
+        found = by_method([*fit(place, f"--config={experiment}", *chosen, f"--jobs={jobs}").values()], MEASURE)
+    return {name: row for name, row in found.items() if not methods or name != "SourceOnly"}
 
 
-def cost() -> dict[str, dict[str, int]]:
-    """CPU seconds of a run and MiB at its peak, by method."""
-    methods = yaml.safe_load((CONFIGS / f"{NETWORKS}.yaml").read_text())["compare"]
-    runs = {"recipe on features": (f"--config={FEATURES}", *ONE), "": (f"--config={NETWORKS}", *ONE)}
-    runs |= {method: (*runs[""], f"--config={method}") for method in methods}
+def cost(asked: Sequence[str]) -> dict[str, dict[str, int]]:
+    """CPU seconds of a run and MiB at its peak, by method that has a file, of all or of some."""
+    rows = entries("hapt_baselines")
+    methods = [each for name, each in rows.items() if isinstance(each, str) and (not asked or name in asked)]
+    plain = (f"--config={NETWORKS}", *ONE)
+    runs = {} if asked else {"recipe on features": (f"--config={FEATURES}", *ONE), "": plain}
+    runs |= {method: (*plain, f"--config={method}") for method in methods}
     found = {}
     for name, arguments in runs.items():
         with kept_in(None, "cost") as place:
@@ -98,19 +106,22 @@ def main() -> None:
     """Run the parts, print and write them."""
     parser = options_of(__doc__, __file__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--methods", nargs="+", default=(), help="rows to make anew, as the experiment has them")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     results = Results(options.out, "torch", "lightning")
     for part in options.parts:
+        there = results.found.get(part, {}) if options.methods else {}
         if part == "cost":
-            results.keep(cost(), part)
+            results.keep(there | cost(options.methods), part)
         elif part == "masked":
             results.keep(masked(options.folder), part)
         else:
-            found = accuracies(NETWORKS if part == "methods" else FEATURES, options.folder, part, options.jobs)
+            methods = options.methods if part == "methods" else ()
+            found = accuracies(NETWORKS if part == "methods" else FEATURES, methods, options.folder, part, options.jobs)
             for method, row in found.items():
                 show(f"{part}: {method}", row)
-            results.keep(found, part)
+            results.keep(there | found, part)
 
 
 if __name__ == "__main__":

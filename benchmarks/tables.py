@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -326,6 +327,20 @@ def combining_lost(results: Results) -> str:
     return grid("", [*columns, "ECE, recipe", "ECE, combined"], rows)
 
 
+def combining_tasks(results: Results) -> str:
+    """By data set and target: accuracies, and which methods trust takes."""
+    rows = []
+    for name, targets in results["tasks"].items():
+        for target, row in targets.items():
+            picks = Counter(seed.get(target, "none") for seed in results["picks"][name].values())
+            cells = [cell(row[column]) for column in ("SourceOnly", "recipe", "best", "chosen", "combined")]
+            taken = ", ".join(
+                f"{method} ({number})" if number > 1 else method for method, number in picks.most_common()
+            )
+            rows.append((f"{COMBINED_DATA[name]}, {target}", [*cells, taken]))
+    return grid("", ["SourceOnly", "recipe", "best", "chosen", "combined", "trust takes"], rows)
+
+
 def one_round(results: Results) -> str:
     """By row: accuracy and calibration error on each data set, and megabytes of the first."""
     data = [*results]
@@ -394,7 +409,7 @@ HEADLINES: list[Headline] = [
             name, "baselines_accuracy", ("office_caltech", name, "average"), OFFICE_FEATURES,
             "office_caltech_baselines", None, "",
         )
-        for name in ("FedCORAL", "FADE", "SHOT", "T3A")
+        for name in ("FedCORAL", "FADE", "GALA", "SHOT", "T3A")
     ),
     (
         "TargetDistillation", "combining", ("combining", "office_caltech", "combined"),
@@ -944,7 +959,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     },
     "office_caltech_shallow": {"accuracy": shallow},
     "validators": {"unlabelled": validators_lost},
-    "combining": {"lost": combining_lost},
+    "combining": {"lost": combining_lost, "tasks": combining_tasks},
     "one_round": {"rows": one_round},
 }
 """By benchmark and table; each takes the benchmark's `figures_in` its JSON."""

@@ -35,7 +35,8 @@ from fedlit.functional.knowledge import (
     mixup,
 )
 from fedlit.functional.losses import (
-    alignment_loss, annealing, domain_adversarial_loss, domain_loss, entropy_weights, gradient_penalty,
+    alignment_loss, annealing, centroid_weights, domain_adversarial_loss, domain_loss, entropy_weights,
+    gradient_penalty, group_discrepancy,
     information_maximisation_loss, loss_from_gradient, minimax_entropy_loss, multilinear_map,
     mutual_information_bound, reversal_weight, uniform_cross_entropy,
 )
@@ -73,14 +74,14 @@ __all__ = [
     "SourceMoments", "TransferComponents", "UpdateProducts", "adaptive_shares", "alignment_loss", "annealing",
     "auroc_interval", "auto_beta", "auto_weights", "balanced_weights", "bandwidth_ladder", "barycentric_mapping",
     "best_temperature", "between_class_variance", "brier_score", "calibrated_information", "cauchy_kernel",
-    "central_moments", "centroid_labels", "certainty_score", "class_mean_match", "clustering_gains",
+    "central_moments", "centroid_labels", "centroid_weights", "certainty_score", "class_mean_match", "clustering_gains",
     "combine_predictions", "confident_votes", "consensus_focus", "coral_loss", "coral_map", "decide",
     "diagonal_discriminant", "diversity_score", "domain_adversarial_loss", "domain_loss", "entropy_weights",
     "exact_between_domains_mean", "exact_within_domain_mean", "feature_hash", "fedavg", "fedda",
     "fedda_delta_squared", "fedgp", "fedgp_cosine", "fedgp_delta_squared", "fit_temperature", "gaussian_kernel",
-    "geodesic_flow_factor", "geodesic_flow_kernel", "gradient_map", "gradient_penalty", "hard_vote",
-    "importance_weighted_scores", "importance_weights", "information_maximisation_loss", "information_score",
-    "inner_products", "intra_cluster_distance", "jda", "jda_from_sums", "joint_cost", "joint_gaps",
+    "geodesic_flow_factor", "geodesic_flow_kernel", "gradient_map", "gradient_penalty", "group_discrepancy",
+    "hard_vote", "importance_weighted_scores", "importance_weights", "information_maximisation_loss",
+    "information_score", "inner_products", "intra_cluster_distance", "jda", "jda_from_sums", "joint_cost", "joint_gaps",
     "joint_ot_loss", "k_means", "kernel_ladder", "knowledge_vote", "laplace_kernel", "left_out_focus",
     "linear_discriminant", "loss_from_gradient", "losses_at", "mean_pair_distance", "mean_squared_distance",
     "minimax_entropy_loss", "mixture_frequencies", "mixture_variance", "mixup", "mmd_squared", "moments_to_send",

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedlit.checks import check, check_between
-from fedlit.functional.checks import check_same_shape, check_shape
+from fedlit.checks import check, check_between, check_positive
+from fedlit.functional.checks import check_entries, check_finite, check_same_shape, check_shape
 
 
 def domain_loss(logits: Tensor, is_source: bool, weights: Tensor | None = None) -> Tensor:
@@ -207,6 +207,46 @@ def minimax_entropy_loss(logits: Tensor) -> Tensor:
     check_shape("logits", logits, "B > 0", "C > 0", way_out="leave the term out where there is no sample")
     p = logits.softmax(dim=1)
     return (p * (p + _TINY).log()).sum(dim=1).mean()
+
+
+def group_discrepancy(probabilities: Tensor, first: Tensor) -> Tensor:
+    r"""Mean L1 distance of two groups' mean predictions, in [0, 2] (GALA, arXiv 2510.08150).
+
+    .. math:: L = \frac{1}{n} \sum_i \left| \bar p_{Ai} - \bar p_{Bi} \right|_1, \quad
+              \bar p_{Ai} = \frac{1}{|A|} \sum_{k \in A} p_{ki}
+
+    Args:
+        probabilities: Of each of S predictors, shape (S, n, C), of at least two predictors, one sample and one class.
+        first: Which predictors are group A, bool, shape (S,): neither none nor all.
+    """
+    check_shape("probabilities", probabilities, "S > 0", "n > 0", "C > 0")
+    check(len(probabilities) > 1, "probabilities", "of at least two predictors", tuple(probabilities.shape))
+    rule = f"bool, of shape ({len(probabilities)},), with a True and a False"
+    fits = first.shape == probabilities.shape[:1] and first.dtype == torch.bool and bool(first.any() & ~first.all())
+    check(fits, "first", rule, first.tolist())
+    apart = probabilities[first].mean(dim=0) - probabilities[~first].mean(dim=0)
+    return apart.abs().sum(dim=1).mean()
+
+
+def centroid_weights(distances: Tensor, temperature: float) -> Tensor:
+    r"""Weights of sources, of sum 1, by the distance of their mean features from the target's (GALA).
+
+    .. math:: w = \operatorname{softmax}(-d_k / (\tau \bar d))
+
+    Dividing by the mean distance makes them the same in any unit of features; the paper has the distances themselves.
+
+    Args:
+        distances: d, at least 0, shape (S,) of at least one source; if all are 0, weights are equal.
+        temperature: tau, positive.
+    """
+    check_shape("distances", distances, "S > 0")
+    check_entries(bool((distances >= 0).all()), "distances", "at least 0", distances)
+    check_finite("distances", distances)
+    check_positive("temperature", temperature)
+    mean = distances.mean()
+    return (
+        (-distances / (mean * temperature)).softmax(dim=0) if mean else torch.full_like(distances, 1 / len(distances))
+    )
 
 
 def uniform_cross_entropy(logits: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from fedlit.methods.fedprox import FedProx
 from fedlit.methods.fedrep import FedRep
 from fedlit.methods.fedrf_tca import FedRFTCA
 from fedlit.methods.fedrf_tca_closed_form import FedJDA, FedRFTCAClosedForm
+from fedlit.methods.gala import GALA
 from fedlit.methods.kd3a import KD3A
 from fedlit.methods.knn_per import KNNPer
 from fedlit.methods.moment_matching import FedCORAL, FedDAN
@@ -26,8 +27,8 @@ from fedlit.methods.shot import SHOT, T3A
 
 # fmt: off
 __all__ = [
-    "APFL", "FADA", "FADE", "KD3A", "SHOT", "T3A", "AdaBN", "CoMDA", "Ditto", "FedAnalytic", "FedAvg", "FedCORAL",
-    "FedDA", "FedDAN", "FedDANN", "FedDaDiL", "FedGP", "FedJDA", "FedMMD", "FedMME", "FedProx", "FedRFTCA",
+    "APFL", "FADA", "FADE", "GALA", "KD3A", "SHOT", "T3A", "AdaBN", "CoMDA", "Ditto", "FedAnalytic", "FedAvg",
+    "FedCORAL", "FedDA", "FedDAN", "FedDANN", "FedDaDiL", "FedGP", "FedJDA", "FedMMD", "FedMME", "FedProx", "FedRFTCA",
     "FedRFTCAClosedForm", "FedRep", "FedWDGRL", "FinetuneOffline", "KNNPer", "Oracle", "SourceOnly",
     "TargetDistillation", "TargetOnly",
 ]

@@ -258,6 +258,41 @@ class CombinedUpdates(FederatedModule):
                 self.memory(name).load_state_dict(move_data_to_device(state["memory"], device))
 
 
+class WeighedUpdates(CombinedUpdates):
+    r"""The target adds the sources' changes to its own, by weights that it computes.
+
+    .. math:: \theta \leftarrow \theta_T + \sum_i \alpha_i \, \Delta_i
+    """
+
+    def on_round_end(self, run: Run) -> None:
+        """Add the sources' updates to the target's by their weights, and send the new model."""
+        federation, target = run.federation, self.target
+        participants = federation.present("update")
+        if target not in participants:
+            self.move_to_({})
+            return
+        sources = [client for client in participants if not client.is_target and self.has_newest(client)]
+        updates = self.receive_updates(sources)
+        step: Update = {}
+        reported: dict[str, dict[str, float]] = {}
+        if federation.is_local(target):
+            step = self.update(target)
+            weights = self.weigh(updates)
+            reported[target.name] = {f"attention/{name}": weight for name, weight in weights.items()}
+            if weights:
+                step |= {name: torch.zeros_like(tensor) for name, tensor in self.parts(step)[1].items()}
+            for name, weight in weights.items():
+                torch._foreach_add_(list(step.values()), [times(updates[name], weight)[key] for key in step])
+        self.move_to_(step)
+        self.hand_out_()
+        names = [f"attention/{client.name}" for client in self.sources]
+        run.log(federation.report(reported, names).get(target.name, {}), target)
+
+    def weigh(self, updates: Mapping[str, Update]) -> dict[str, float]:
+        """Return the sources' weights, of sum 1, from their updates; called where the target is hosted."""
+        raise NotImplementedError
+
+
 def times(update: Update, factor: float) -> Update:
     """Return an update times a factor."""
     return dict(zip(update, torch._foreach_mul(list(update.values()), factor), strict=True))

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import fedlit.functional as fn
-from fedlit import ReplicaSpec, Requires, Run
+from fedlit import ReplicaSpec, Requires
 from fedlit.checks import check, check_at_least, check_one_of, check_positive
 from fedlit.federation import Channel, Client, Open
 from fedlit.federation.nested import Inputs, num_samples
-from fedlit.methods.combined_updates import CombinedUpdates, Update, times
+from fedlit.methods.combined_updates import Update, WeighedUpdates
 from fedlit.models import AdversarialReplica, DisentanglingReplica, feature_width, make_discriminator
 from fedlit.models.disentangling import DISENTANGLING
 from fedlit.module import Batch
@@ -37,7 +37,7 @@ from fedlit.run.local import evaluating
 from fedlit.run.replicas import Replicas
 
 
-class FADA(CombinedUpdates):
+class FADA(WeighedUpdates):
     r"""The sources' updates, weighted by how well they cluster the target (Peng et al., ICLR 2020, Algorithm 1).
 
     .. math:: \theta \leftarrow \theta_T + \sum_i \alpha_i \, \Delta_i, \qquad
@@ -196,30 +196,6 @@ class FADA(CombinedUpdates):
         """Note nothing: no variance of the target's gradient is needed."""
 
     # ---------------------------------------------------------------- rounds: equation 3
-
-    def on_round_end(self, run: Run) -> None:
-        """Add the sources' updates to the target's by their attention, and send the new model."""
-        federation, target = run.federation, self.target
-        participants = federation.present("update")
-        if target not in participants:
-            self.move_to_({})
-            return
-        sources = [client for client in participants if not client.is_target and self.has_newest(client)]
-        updates = self.receive_updates(sources)
-        step: Update = {}
-        reported: dict[str, dict[str, float]] = {}
-        if federation.is_local(target):
-            step = self.update(target)
-            weights = self.weigh(updates)
-            reported[target.name] = {f"attention/{name}": weight for name, weight in weights.items()}
-            if weights:
-                step |= {name: torch.zeros_like(tensor) for name, tensor in self.parts(step)[1].items()}
-            for name, weight in weights.items():
-                torch._foreach_add_(list(step.values()), [times(updates[name], weight)[key] for key in step])
-        self.move_to_(step)
-        self.hand_out_()
-        names = [f"attention/{client.name}" for client in self.sources]
-        run.log(federation.report(reported, names).get(target.name, {}), target)
 
     @torch.no_grad()
     def weigh(self, updates: Mapping[str, Update]) -> dict[str, float]:

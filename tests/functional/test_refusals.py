@@ -116,6 +116,12 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     ("logits", lambda: fn.uniform_cross_entropy(zeros(3))),
     ("logits", lambda: fn.information_maximisation_loss(zeros(2, 0))),
     ("logits", lambda: fn.minimax_entropy_loss(zeros(3))),
+    ("probabilities", lambda: fn.group_discrepancy(zeros(1, 3, 2), torch.tensor([True]))),
+    ("first", lambda: fn.group_discrepancy(zeros(2, 3, 2), torch.tensor([True, True]))),
+    ("first", lambda: fn.group_discrepancy(zeros(2, 3, 2), torch.tensor([1, 0]))),
+    ("distances", lambda: fn.centroid_weights(torch.tensor([1.0, -1.0]), 0.1)),
+    ("distances", lambda: fn.centroid_weights(zeros(0), 0.1)),
+    ("temperature", lambda: fn.centroid_weights(ones(2), 0.0)),
     ("joint", lambda: fn.mutual_information_bound(zeros(2, 1), zeros(2))),
     ("gradient", lambda: fn.loss_from_gradient(ones(2, 3), ones(2, 1))),
     # subspaces

@@ -34,6 +34,10 @@ VALUES: dict[type[FederatedModule], dict[str, list[Any]]] = {
     methods.APFL: {"alpha": [-0.1, 1.5]},
     methods.CoMDA: {"ensemble": [1.0], "forget_rate": [-0.1], "sharpness": [inf], "mixup": [nan]},
     methods.Ditto: {"lam": [-1.0, inf, nan]},
+    methods.GALA: {
+        "target_lr_ratio": [0.0], "discrepancy_weight": [-1.0, nan], "classifier_lr": [-1.0, inf], "temperature": [0.0],
+        "centroid_samples": [0],
+    },
     methods.FADA: {
         "hidden": [0], "identifier_weight": [-1.0], "mi_weight": [inf], "identifier_lr": [0.0], "temperature": [nan],
         "reverse": ["source"], "attention": ["gap"], "attention_samples": [1],
