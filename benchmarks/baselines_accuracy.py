@@ -50,9 +50,18 @@ def kept_in(folder: Path | None, part: str) -> Iterator[str]:
 
 
 def entries(experiment: str) -> dict[str, Any]:
-    """Entries of an experiment's ``compare``, by their names in tables or of their files."""
-    read = yaml.safe_load((CONFIGS / f"experiments/{experiment}.yaml").read_text())
-    return {Path(each).name if isinstance(each, str) else each["name"]: each for each in read["compare"]}
+    """Entries of an experiment's ``compare``, by their names in tables."""
+
+    def name_of(entry: Any) -> str:
+        if not isinstance(entry, str):
+            return str(entry["name"])
+        return str(_read(entry)["model"]["class_path"]).rpartition(".")[2]
+
+    return {name_of(each): each for each in _read(f"experiments/{experiment}")["compare"]}
+
+
+def _read(config: str) -> Any:
+    return yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
 
 
 def some(name: str, methods: Sequence[str]) -> list[str]:
@@ -96,7 +105,7 @@ def main() -> None:
     """Run the parts, print and write them."""
     parser = options_of(__doc__, __file__, jobs=2)
     parser.add_argument("--parts", nargs="+", choices=(*EXPERIMENTS, "privacy"), default=(*EXPERIMENTS, "privacy"))
-    parser.add_argument("--methods", nargs="+", default=(), help="rows to make again, as the experiment has them")
+    parser.add_argument("--methods", nargs="+", default=(), help="rows to make again")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     results = Results(options.out, "torch", "lightning")

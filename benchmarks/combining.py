@@ -34,8 +34,8 @@ from fedlit.papers.experiments import Results, fit, options_of, show, spread
 PARTS = {**EXPERIMENTS, "hapt": "hapt_baselines"}
 RECIPES = {part: Path(recipe).name for part, (recipe, *_) in leaderboard.RECIPES.items()} | {"hapt": "networks"}
 POOL = (
-    *("fed_coral", "fed_dann", "CDAN", "kd3a", "co_mda", "fedrf_tca", "FedJDA", "FedAnalytic", "FedAnalytic, lda"),
-    *("fed_mmd", "SHOT", "T3A"),
+    *("FedCORAL", "FedDANN", "CDAN", "KD3A", "CoMDA", "FedRFTCA", "FedJDA", "FedAnalytic", "FedAnalytic, lda"),
+    *("FedMMD", "SHOT", "T3A"),
 )
 """Of an experiment's methods, as far as it has them: without those that differ little from another."""
 

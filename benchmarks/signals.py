@@ -2,7 +2,7 @@
 
 Run from the repository root, with ../shared/data: python benchmarks/signals.py [--parts methods features cost masked]
 [--methods GALA] [--folder runs]. With ``--folder`` the runs stay there, and a part that was stopped goes on. With
-``--methods``, named as in the experiment, those rows of "methods" and "cost" alone are made anew.
+``--methods`` those rows of "methods" and "cost" alone are made anew.
 
 methods   ``configs/experiments/hapt_baselines.yaml``: a small network on windows of 6 channels, 29 sources; SourceOnly,
     FedAvg and nine methods, 10 rounds.
@@ -106,7 +106,7 @@ def main() -> None:
     """Run the parts, print and write them."""
     parser = options_of(__doc__, __file__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--methods", nargs="+", default=(), help="rows to make anew, as the experiment has them")
+    parser.add_argument("--methods", nargs="+", default=(), help="rows to make anew")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     results = Results(options.out, "torch", "lightning")
