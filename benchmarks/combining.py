@@ -34,7 +34,7 @@ from fedlit.papers.experiments import Results, fit, options_of, show, spread
 PARTS = {**EXPERIMENTS, "hapt": "hapt_baselines"}
 RECIPES = {part: Path(recipe).name for part, (recipe, *_) in leaderboard.RECIPES.items()} | {"hapt": "networks"}
 POOL = (
-    *("FedCORAL", "FedDANN", "CDAN", "KD3A", "CoMDA", "FedRFTCA", "FedJDA", "FedAnalytic", "FedAnalytic, lda"),
+    *("FedCORAL", "FedDANN", "CDAN", "KD3A", "GALA", "CoMDA", "FedRFTCA", "FedJDA", "FedAnalytic", "FedAnalytic, lda"),
     *("FedMMD", "SHOT", "T3A"),
 )
 """Of an experiment's methods, as far as it has them: without those that differ little from another."""
