@@ -236,17 +236,17 @@ def centroid_weights(distances: Tensor, temperature: float) -> Tensor:
     Dividing by the mean distance makes them the same in any unit of features; the paper has the distances themselves.
 
     Args:
-        distances: d, at least 0, shape (S,) of at least one source; if all are 0, weights are equal.
+        distances: d, at least 0, shape (S,) of at least one source; if all are 0, weights are equal. Weights are
+            float64.
         temperature: tau, positive.
     """
     check_shape("distances", distances, "S > 0")
-    check_entries(bool((distances >= 0).all()), "distances", "at least 0", distances)
     check_finite("distances", distances)
+    check_entries(bool((distances >= 0).all()), "distances", "at least 0", distances)
     check_positive("temperature", temperature)
-    mean = distances.mean()
-    return (
-        (-distances / (mean * temperature)).softmax(dim=0) if mean else torch.full_like(distances, 1 / len(distances))
-    )
+    distances = distances.double()
+    relative = distances / distances.mean() if distances.any() else distances
+    return (-relative / temperature).softmax(dim=0)
 
 
 def uniform_cross_entropy(logits: Tensor) -> Tensor:

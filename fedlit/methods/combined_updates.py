@@ -24,6 +24,9 @@ from fedlit.run.param_groups import check_ratio
 
 Update = dict[str, Tensor]
 
+UPDATE_ALONE = "it is for the channel 'update' alone"
+"""Why other channels get no differential privacy."""
+
 
 class CombinedUpdates(FederatedModule):
     """The target combines the updates of a round and hands out the new model; a subclass defines how.

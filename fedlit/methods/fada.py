@@ -29,7 +29,7 @@ from fedlit import ReplicaSpec, Requires
 from fedlit.checks import check, check_at_least, check_one_of, check_positive
 from fedlit.federation import Channel, Client, Open
 from fedlit.federation.nested import Inputs, num_samples
-from fedlit.methods.combined_updates import Update, WeighedUpdates
+from fedlit.methods.combined_updates import UPDATE_ALONE, Update, WeighedUpdates
 from fedlit.models import AdversarialReplica, DisentanglingReplica, feature_width, make_discriminator
 from fedlit.models.disentangling import DISENTANGLING
 from fedlit.module import Batch
@@ -45,7 +45,8 @@ class FADA(WeighedUpdates):
 
     Sources train on their labels. With each the target shares an identifier that separates their features, which the
     target's extractor learns to mislead. A source's gain is by how much its update alone lowers the scatter of the
-    target's features within k-means clusters, one per class. Logged after each round: ``attention/SOURCE``, alpha.
+    target's features within k-means clusters, one per class. Logged after each round: ``attention/SOURCE``, alpha, of
+    the sources in it.
 
     Args:
         hidden: Units of the hidden layer of all identifiers, and of the estimator of mutual information.
@@ -119,10 +120,11 @@ class FADA(WeighedUpdates):
     @property
     def channels(self) -> tuple[Channel, ...]:
         """Gradients of identifiers, updates to the target, and the new model."""
+        drowned = "its noise would drown the learning rates sent beside an update: take align_magnitudes=False"
         return (
             Open("identifier", "gradient by an identifier's weights", how_often="every local step"),
-            Open("update", "what a source has changed", "sources", "target"),
-            Open("model", "the new weights", "target", "sources", unblurred="it is for the channel 'update' alone"),
+            Open("update", "what a source has changed", "sources", "target", unblurred=drowned * self.align_magnitudes),
+            Open("model", "the new weights", "target", "sources", unblurred=UPDATE_ALONE),
         )
 
     def build_replica(self) -> AdversarialReplica:

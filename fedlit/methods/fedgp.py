@@ -31,9 +31,8 @@ import fedlit.functional as fn
 from fedlit.checks import check, check_one_of
 from fedlit.federation import Channel, Client, DivergedError, FederationError, Open, RosterError, Summed
 from fedlit.functional.aggregation import check_granularity
-from fedlit.methods.combined_updates import Update, times
+from fedlit.methods.combined_updates import UPDATE_ALONE, Update, times
 from fedlit.methods.hidden_updates import (
-    UPDATE_ALONE,
     HiddenUpdates,
     Products,
     SourceWeight,

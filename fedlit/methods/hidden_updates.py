@@ -16,10 +16,7 @@ from torch import Tensor
 
 from fedlit.federation import Channel, Client, Open, Pairwise
 from fedlit.functional import Granularity, UpdateProducts, inner_products, products_with_sources
-from fedlit.methods.combined_updates import CombinedUpdates, Update
-
-UPDATE_ALONE = "it is for the channel 'update' alone"
-"""Why other channels get no differential privacy."""
+from fedlit.methods.combined_updates import UPDATE_ALONE, CombinedUpdates, Update
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,25 @@ def test_losses_and_gradients_are_finite_at_their_ends(loss: Any, logits: Tensor
     assert bool(logits.grad.isfinite().all())
 
 
+def test_the_discrepancy_of_groups_is_that_of_their_means() -> None:
+    """Of three predictors by hand: a mean of (.9, .1) and (.5, .5) next to (.2, .8), and one of equal ones."""
+    p = torch.tensor([[[0.9, 0.1], [1, 0]], [[0.5, 0.5], [1, 0]], [[0.2, 0.8], [1, 0]]])
+    found = fn.group_discrepancy(p, torch.tensor([True, True, False]))
+    assert float(found) == pytest.approx((2 * 0.5 + 0) / 2, abs=1e-6)
+    assert float(fn.group_discrepancy(p, torch.tensor([False, False, True]))) == pytest.approx(float(found))
+    opposed = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
+    assert float(fn.group_discrepancy(opposed, torch.tensor([True, False]))) == 2.0
+
+
+def test_weights_of_centroids_are_the_same_in_any_unit() -> None:
+    distances = torch.tensor([1.0, 2.0, 3.0])
+    expected = torch.tensor([-0.5, -1.0, -1.5], dtype=torch.float64).div(0.3).softmax(dim=0)
+    for unit in (1e-30, 1.0, 1e30):
+        torch.testing.assert_close(fn.centroid_weights(unit * distances, 0.3), expected, atol=1e-6, rtol=0)
+    assert fn.centroid_weights(torch.zeros(4), 0.3).tolist() == [0.25] * 4
+    assert fn.centroid_weights(distances, 1e-45).tolist() == [1.0, 0.0, 0.0]
+
+
 def test_uniform_predictions_have_minus_log_c_and_certain_ones_0() -> None:
     uniform = float(fn.minimax_entropy_loss(torch.zeros(3, 5, dtype=torch.float64)))
     assert uniform == pytest.approx(math.log(0.2 + 1e-5), abs=1e-12)  # sum_c p log(p + 1e-5)
