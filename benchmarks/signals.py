@@ -27,6 +27,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from baselines_accuracy import EVERYBODY, entries, kept_in
 from fedlit.papers.experiments import Results, by_method, fit, options_of, show
 
@@ -49,25 +51,29 @@ def accuracies(
 
 
 def cost(asked: Sequence[str]) -> dict[str, dict[str, int]]:
-    """CPU seconds of a run and MiB at its peak, by method that has a file, of all or of some."""
+    """CPU seconds of a run and MiB at its peak, by method, of all or of some."""
     rows = entries("hapt_baselines")
-    methods = [each for name, each in rows.items() if isinstance(each, str) and (not asked or name in asked)]
-    plain = (f"--config={NETWORKS}", *ONE)
-    runs = {} if asked else {"recipe on features": (f"--config={FEATURES}", *ONE), "": plain}
-    runs |= {method: (*plain, f"--config={method}") for method in methods}
+    runs: dict[str, tuple[str, Any]] = {name: (NETWORKS, rows[name]) for name in asked or rows}
+    if not asked:
+        runs = {"recipe on features": (FEATURES, None), "SourceOnly": (NETWORKS, None)} | runs
     found = {}
-    for name, arguments in runs.items():
+    for name, (experiment, method) in runs.items():
         with kept_in(None, "cost") as place:
-            command = [str(Path(sys.executable).with_name("fedlit")), "fit", *arguments]
+            command = [str(Path(sys.executable).with_name("fedlit")), "fit", f"--config={experiment}", *ONE]
+            if isinstance(method, dict):
+                model = {key: method[key] for key in ("class_path", "init_args")}
+                file = Path(place, "method.yaml")
+                file.write_text(yaml.safe_dump({"model": model}))
+                method = file
+            command += [f"--config={method}"] if method else []
             command.append(f"--trainer.default_root_dir={place}")
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             _, status, used = os.wait4(process.pid, 0)  # of this process and its children alone
             if status:
                 raise RuntimeError(f"{' '.join(command)} failed")
-            method = next(Path(place).glob("*/version_0/summary.json")).parts[-3]
         row = {"cpu_seconds": round(used.ru_utime + used.ru_stime), "peak_mib": round(used.ru_maxrss / 1024)}
-        found[name if name == "recipe on features" else method] = row
-        print(f"{method:20} {row}", flush=True)
+        found[name] = row
+        print(f"{name:20} {row}", flush=True)
     return found
 
 
