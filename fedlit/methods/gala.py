@@ -146,7 +146,7 @@ class GALA(WeighedUpdates):
         for state, name in places:
             state[name] = state[name].detach().requires_grad_()
         apart = fn.group_discrepancy(self.predictions(features, states), first)
-        gradients = torch.autograd.grad(apart, [state[name] for state, name in places])
+        gradients = torch.autograd.grad(apart, [state[name] for state, name in places]) if places else ()
         for (state, name), gradient in zip(places, gradients, strict=True):
             state[name] = state[name].detach() + self.classifier_lr * gradient
         return states
