@@ -27,7 +27,9 @@ from fedlit.checks import check_at_least, check_positive, refuse
 from fedlit.federation import Channel, Client, Open
 from fedlit.methods.combined_updates import UPDATE_ALONE, Update, WeighedUpdates
 from fedlit.methods.shared import check_moves_features
+from fedlit.models import Replica
 from fedlit.run.local import evaluating
+from fedlit.run.replicas import Replicas
 
 
 class GALA(WeighedUpdates):
@@ -67,6 +69,7 @@ class GALA(WeighedUpdates):
         the second round after a warm-up, with labels from the first.
     """
 
+    replicas: Replicas[Replica]
     requires: ClassVar[Requires] = Requires(
         unlabelled_target=True, tasks=("classification",), adaptation_weight="target_lr_ratio"
     )
