@@ -322,7 +322,8 @@ def combining_lost(results: Results) -> str:
         for which in ("chosen", "combined"):
             cells.append(f"{cell(row[f'{which}, lost'])} ({row[f'{which}, worst']:.1f}; {row[f'{which}, below']:.1f})")
         cells += [cell(row[f"ece, {which}"]) for which in ("recipe", "combined")]
-        rows.append((f"{COMBINED_DATA[name]}, {len(row['seeds'])} seeds", cells))
+        number = len(row["seeds"])
+        rows.append((f"{COMBINED_DATA[name]}, {number} seed{'s' * (number > 1)}", cells))
     columns = ["SourceOnly", "recipe", "best", "chosen", "combined", "chosen lost", "combined lost"]
     return grid("", [*columns, "ECE, recipe", "ECE, combined"], rows)
 
