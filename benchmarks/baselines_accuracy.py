@@ -64,11 +64,11 @@ def _read(config: str) -> Any:
     return yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
 
 
-def some(name: str, methods: Sequence[str]) -> list[str]:
+def some(experiment: str, methods: Sequence[str]) -> list[str]:
     """Words that name an experiment, with all its methods or with those."""
-    words = [f"--config=experiments/{EXPERIMENTS[name]}"]
+    words = [f"--config=experiments/{experiment}"]
     if methods:
-        rows = entries(EXPERIMENTS[name])
+        rows = entries(experiment)
         words.append(f"--compare={json.dumps([rows[method] for method in methods])}")
     return words
 
@@ -78,7 +78,7 @@ def experiment(
 ) -> dict[str, dict[str, Any]]:
     """A row for each method, or for some, with ``more`` arguments of the command."""
     with kept_in(folder, "-".join([name, *methods])) as place:
-        return by_method(list(fit(place, *some(name, methods), *more, f"--jobs={jobs}").values()))
+        return by_method(list(fit(place, *some(EXPERIMENTS[name], methods), *more, f"--jobs={jobs}").values()))
 
 
 def privacy(methods: Sequence[str], folder: Path | None, jobs: int) -> dict[str, dict[str, dict[str, float]]]:
@@ -88,7 +88,7 @@ def privacy(methods: Sequence[str], folder: Path | None, jobs: int) -> dict[str,
         with kept_in(folder, "-".join(["privacy", backend, *methods])) as place:
             runs = fit(
                 place,
-                *some("office_caltech", methods),
+                *some(EXPERIMENTS["office_caltech"], methods),
                 "--seeds=[0]",
                 "--targets=[webcam]",
                 f"--jobs={jobs}",

@@ -8,8 +8,8 @@ for all methods, each domain in turn as the target. The row "recommended" is a c
 the same data, with its own rounds. What it does to the data (features by each client's ranks) is done for all methods,
 so that rows differ by what is trained alone. Rows of digits and hearts, whose data it takes as they are, are those of
 ``benchmarks/baselines_accuracy.json``; ``--again`` trains the methods of these parts anew, too. With ``--few-labels``
-the methods are those that take labels of the target, and have LABELS of them. With ``--methods``
-those rows alone are made anew.
+the methods are those that take labels of the target, and have LABELS of them. With ``--methods`` those rows alone are
+made anew.
 
 Accuracies are those of the last round on all samples of the target, whose labels are hidden: an oracle, and nothing is
 chosen by it. "round_by_score" is the round that the label-free score chooses and "round_by_oracle" the best one, both

@@ -19,7 +19,6 @@ training does not see: an oracle, by which nothing was chosen.
 from __future__ import annotations
 
 import csv
-import json
 import os
 import subprocess
 import sys
@@ -29,11 +28,11 @@ from typing import Any
 
 import yaml
 
-from baselines_accuracy import EVERYBODY, entries, kept_in
+from baselines_accuracy import EVERYBODY, entries, kept_in, some
 from fedlit.papers.experiments import Results, by_method, fit, options_of, show
 
-NETWORKS = "experiments/hapt_baselines"
-FEATURES = "experiments/hapt_features"
+NETWORKS = "hapt_baselines"
+FEATURES = "hapt_features"
 MEASURE = "oracle_balanced_accuracy"
 ONE = ("--seeds=[0]", "--targets=[person4]", "--compare=[]")
 PARTS = ("methods", "features", "cost", "masked")
@@ -43,23 +42,21 @@ def accuracies(
     experiment: str, methods: Sequence[str], folder: Path | None, part: str, jobs: int
 ) -> dict[str, dict[str, Any]]:
     """By method, of all or of some."""
-    rows = entries("hapt_baselines") if methods else {}
-    chosen = [f"--compare={json.dumps([rows[name] for name in methods])}"] if methods else []
     with kept_in(folder, "-".join([part, *methods])) as place:
-        found = by_method([*fit(place, f"--config={experiment}", *chosen, f"--jobs={jobs}").values()], MEASURE)
+        found = by_method([*fit(place, *some(experiment, methods), f"--jobs={jobs}").values()], MEASURE)
     return {name: row for name, row in found.items() if not methods or name != "SourceOnly"}
 
 
 def cost(asked: Sequence[str]) -> dict[str, dict[str, int]]:
     """CPU seconds of a run and MiB at its peak, by method, of all or of some."""
-    rows = entries("hapt_baselines")
+    rows = entries(NETWORKS)
     runs: dict[str, tuple[str, Any]] = {name: (NETWORKS, rows[name]) for name in asked or rows}
     if not asked:
         runs = {"recipe on features": (FEATURES, None), "SourceOnly": (NETWORKS, None)} | runs
     found = {}
     for name, (experiment, method) in runs.items():
         with kept_in(None, "cost") as place:
-            command = [str(Path(sys.executable).with_name("fedlit")), "fit", f"--config={experiment}", *ONE]
+            command = [str(Path(sys.executable).with_name("fedlit")), "fit", *some(experiment, ()), *ONE]
             if isinstance(method, dict):
                 model = {key: method[key] for key in ("class_path", "init_args")}
                 file = Path(place, "method.yaml")
@@ -93,7 +90,7 @@ def masked(folder: Path | None) -> dict[str, dict[str, Any]]:
             with kept_in(folder, f"{Path(method).name}_{backend}") as place:
                 strategy = "--trainer.strategy.init_args."
                 privacy = (f"{strategy}privacy={path}", f"{strategy}participation={EVERYBODY}")
-                runs = fit(place, f"--config={NETWORKS}", f"--config={method}", *ONE, *privacy)
+                runs = fit(place, *some(NETWORKS, ()), f"--config={method}", *ONE, *privacy)
                 ((run, summary),) = runs.items()
                 logged.append(losses(run))
             row[backend] = {

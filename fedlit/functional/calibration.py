@@ -53,7 +53,7 @@ def best_temperature(temperatures: Tensor, losses: Tensor) -> float:
 
     Returns:
         A temperature: of 53, within half a percent of the minimum; the first or the last if the curve is lowest there;
-        1 if all losses are equal, which tells nothing.
+        1 if all losses are equal, as no temperature is better then.
     """
     check_shape("temperatures", temperatures, "G")
     check_shape("losses", losses, len(temperatures), way_out="give one for each temperature")

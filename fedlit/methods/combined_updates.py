@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
+from torch.func import functional_call
 from torch.optim import Optimizer
 
 from fedlit import FederatedModule, Requires, Run
 from fedlit.checks import check_positive
 from fedlit.federation import Client, FederatedLoader, RosterError
+from fedlit.federation.nested import Inputs
 from fedlit.models import RoundMemory
 from fedlit.module import Batch
+from fedlit.run.local import evaluating
 from fedlit.run.param_groups import check_ratio
+from fedlit.run.replicas import Replicas
 
 Update = dict[str, Tensor]
 
@@ -267,6 +271,8 @@ class WeighedUpdates(CombinedUpdates):
     .. math:: \theta \leftarrow \theta_T + \sum_i \alpha_i \, \Delta_i
     """
 
+    replicas: Replicas[Any]
+
     def on_round_end(self, run: Run) -> None:
         """Add the sources' updates to the target's by their weights, and send the new model."""
         federation, target = run.federation, self.target
@@ -285,7 +291,8 @@ class WeighedUpdates(CombinedUpdates):
             if weights:
                 step |= {name: torch.zeros_like(tensor) for name, tensor in self.parts(step)[1].items()}
             for name, weight in weights.items():
-                torch._foreach_add_(list(step.values()), [times(updates[name], weight)[key] for key in step])
+                weighted = times(updates[name], weight)
+                torch._foreach_add_(list(step.values()), [weighted[key] for key in step])
         self.move_to_(step)
         self.hand_out_()
         names = [f"attention/{client.name}" for client in self.sources]
@@ -294,6 +301,15 @@ class WeighedUpdates(CombinedUpdates):
     def weigh(self, updates: Mapping[str, Update]) -> dict[str, float]:
         """Return the sources' weights, of sum 1, from their updates; called where the target is hosted."""
         raise NotImplementedError
+
+    def features_with(self, client: Client, state: Update, inputs: Inputs) -> Tensor:
+        """Return a local client's features, in evaluation mode, with a state of its extractor; shape (n, width)."""
+        extractor = self.replicas[client].extractor
+        with evaluating(extractor):
+            return cast(Tensor, functional_call(extractor, state, (inputs,), tie_weights=True))
+
+    def observe_(self, samples: Sequence[Any]) -> None:
+        """Note nothing: no variance of the target's gradient is needed."""
 
 
 def times(update: Update, factor: float) -> Update:

@@ -22,7 +22,6 @@ from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 import fedlit.functional as fn
 from fedlit import ReplicaSpec, Requires
@@ -30,10 +29,9 @@ from fedlit.checks import check, check_at_least, check_one_of, check_positive
 from fedlit.federation import Channel, Client, Open
 from fedlit.federation.nested import Inputs, num_samples
 from fedlit.methods.combined_updates import UPDATE_ALONE, Update, WeighedUpdates
-from fedlit.models import AdversarialReplica, DisentanglingReplica, feature_width, make_discriminator
+from fedlit.models import AdversarialReplica, DisentanglingReplica, feature_width, make_discriminator, part_of
 from fedlit.models.disentangling import DISENTANGLING
 from fedlit.module import Batch
-from fedlit.run.local import evaluating
 from fedlit.run.replicas import Replicas
 
 
@@ -194,9 +192,6 @@ class FADA(WeighedUpdates):
         identifiers = cast(nn.ModuleList, self.replicas[client].discriminator)
         return identifiers[self.sources.index(source) if client.is_target else 0]
 
-    def observe_(self, samples: Sequence[Any]) -> None:
-        """Note nothing: no variance of the target's gradient is needed."""
-
     # ---------------------------------------------------------------- rounds: equation 3
 
     @torch.no_grad()
@@ -223,11 +218,10 @@ class FADA(WeighedUpdates):
 
     def features(self, inputs: Inputs, update: Update) -> Tensor:
         """Return the target's features after one update alone, in evaluation mode, shape (n, width)."""
-        extractor, prefix = self.replicas[self.target].extractor, "extractor."
         state = self.weights_of(self.target)
         if update:
             layers, statistics = self.parts(state)
             state = layers | {name: self.memory(self.target).start[name] for name in statistics}
-        moved = {k.removeprefix(prefix): t + update.get(k, 0) for k, t in state.items() if k.startswith(prefix)}
-        with evaluating(extractor):
-            return cast(Tensor, functional_call(extractor, moved, (inputs,), tie_weights=True))
+        changed = part_of(update, "extractor")
+        moved = {name: tensor + changed.get(name, 0) for name, tensor in part_of(state, "extractor").items()}
+        return self.features_with(self.target, moved, inputs)

@@ -27,8 +27,7 @@ from fedlit.checks import check_at_least, check_positive, refuse
 from fedlit.federation import Channel, Client, Open
 from fedlit.methods.combined_updates import UPDATE_ALONE, Update, WeighedUpdates
 from fedlit.methods.shared import check_moves_features
-from fedlit.models import Replica
-from fedlit.run.local import evaluating
+from fedlit.models import Replica, part_of
 from fedlit.run.replicas import Replicas
 
 
@@ -164,9 +163,6 @@ class GALA(WeighedUpdates):
             outputs.append(functional_call(classifier, {**state, **kept}, (features,)))
         return torch.stack([each.softmax(dim=1) for each in outputs])
 
-    def observe_(self, samples: Sequence[Any]) -> None:
-        """Note nothing: no variance of the target's gradient is needed."""
-
     # ---------------------------------------------------------------- rounds
 
     def on_round_start(self, run: Run) -> None:
@@ -186,20 +182,17 @@ class GALA(WeighedUpdates):
     @torch.no_grad()
     def centroid(self, client: Client) -> Tensor:
         """Return the mean features of a local client with the weights of the round's start, float32, shape (width,)."""
-        extractor, prefix = self.replicas[client].extractor, "extractor."
-        start = self.memory(client).start.items()
-        state = {name.removeprefix(prefix): tensor for name, tensor in start if name.startswith(prefix)}
-        with evaluating(extractor), self.trainer.precision_plugin.forward_context():
-            inputs = self.run.samples.drawn(client, self.centroid_samples)
-            features: Tensor = functional_call(extractor, state, (inputs,), tie_weights=True)
+        state = part_of(self.memory(client).start, "extractor")
+        with self.trainer.precision_plugin.forward_context():
+            features = self.features_with(client, state, self.run.samples.drawn(client, self.centroid_samples))
         return features.float().mean(dim=0)
 
     def weigh(self, updates: Mapping[str, Update]) -> dict[str, float]:
         """Return the sources' weights by the distance of their mean features; keep their classifiers."""
-        start, prefix = self.memory(self.target).start, "classifier."
-        names = [name for name in start if name.startswith(prefix)]
+        start = part_of(self.memory(self.target).start, "classifier")
         for source, update in updates.items():
-            self._classifiers[source] = {name.removeprefix(prefix): start[name] + update[name] for name in names}
+            changed = part_of(update, "classifier")
+            self._classifiers[source] = {name: tensor + changed[name] for name, tensor in start.items()}
         in_order = [client.name for client in self.sources if client.name in self._classifiers]
         self._classifiers = {source: self._classifiers[source] for source in in_order}  # groups are drawn by place
         if not updates:

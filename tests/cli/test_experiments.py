@@ -142,8 +142,8 @@ def test_methods_are_combined_into_one_network(capsys):
     assert weights.keys() == {"FedAvg", "SourceOnly", "FedJDA"}
     assert sum(weights.values()) == pytest.approx(1)
     assert weights["FedAvg"] == weights["SourceOnly"]  # without labels at the target they are the same
-    said = [f"{name} {weight:.0%}" for name, weight in weights.items() if weight >= 0.005]
-    assert all(each in printed.partition("combined for cleveland (seed 0): ")[2] for each in said)
+    shares = [f"{name} {weight:.0%}" for name, weight in weights.items() if weight >= 0.005]
+    assert all(each in printed.partition("combined for cleveland (seed 0): ")[2] for each in shares)
     assert f"network of the combination: '{folder}'" in printed
 
     rows = [*csv.DictReader((place / "predictions.csv").open())]

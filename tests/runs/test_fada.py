@@ -14,10 +14,11 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from adversaries import LR, NAMES, Extractor, fit, shifted
-from fedlit.federation import Schedule
+from fedlit.federation import ChannelError, Schedule
 from fedlit.functional import intra_cluster_distance, k_means, relative_scatter
 from fedlit.methods import FADA, FedAvg
 from fedlit.models.disentangling import DISENTANGLING
+from fedlit.privacy import GaussianMechanism
 from helpers import batches_of, descend_, loader, same, trainer, weights
 
 LAMBDA, RATE = 0.6, 0.2
@@ -105,6 +106,15 @@ def test_both_sides_keep_one_identifier_whoever_is_away() -> None:
         own, targets = module.replicas[name].discriminator[0], module.replicas["c2"].discriminator[place]
         assert same(own.state_dict(), targets.state_dict())
         assert not torch.equal(own[0].weight, start[name].discriminator[0][0].weight)
+
+
+def test_noise_and_aligned_magnitudes_are_refused_together() -> None:
+    """Learning rates are sent beside an update, which noise would drown."""
+    mechanism = {"update": GaussianMechanism(clip_norm=10.0, noise_multiplier=1e-9)}
+    given = {"batch_size": 8, "strategy": {"differential_privacy": mechanism}}
+    with pytest.raises(ChannelError, match=r"cannot blur channel 'update'.*take align_magnitudes=False"):
+        fit(fada(align_magnitudes=True), shifted((24, 16, 20)), **given)
+    fit(fada(), shifted((24, 16, 20)), **given)
 
 
 # -------------------------------------------------------------------- equations 6 to 8
