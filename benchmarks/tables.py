@@ -774,6 +774,21 @@ def vanishing(results: Results) -> str:
     return grid("fault", ("finished as scheduled", "stopped, by name", "else", "noticed after, at most"), rows)
 
 
+def memory_clients(results: Results) -> str:
+    """MiB for each further local client, and times its weights and momenta."""
+    rows = [
+        (
+            network,
+            [
+                str(case["weights_and_state_mib"]),
+                *(f"{case[way]['mib']} ({case[way]['of_weights_and_state']}x)" for way in ("together", "in turns")),
+            ],
+        )
+        for network, case in results.items()
+    ]
+    return grid("MiB by client", ["weights and momenta", "all at once", "in turns"], rows)
+
+
 def rounds_cost(results: Results) -> str:
     """CPU milliseconds of a round, and times those of the plain loop."""
     rows = [
@@ -936,6 +951,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "across": {"rounds": across_rounds, "memory": across_memory},
     "flare": {"ways": flare_ways},
     "vanishing": {"faults": vanishing},
+    "memory": {"clients": memory_clients},
     "rounds": {"cost": rounds_cost},
     "gpu": {"resnet": gpu_resnet, "methods": gpu_methods},
     "privacy": {"cost": privacy_cost},

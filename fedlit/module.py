@@ -34,6 +34,7 @@ from fedlit.run.run import Run
 from fedlit.run.tasks import Task, make_task
 from fedlit.run.trainer_checks import check_trainer
 from fedlit.run.trust_region import TrustRegion
+from fedlit.run.turns import independent
 from fedlit.run.vectorisation import stack
 from fedlit.run.warmup import WarmUp
 from fedlit.run.weights import Averaging, Weighting
@@ -212,6 +213,7 @@ class FederatedModule(ClientOptimisation, Phase):
         """Return the loss of a warm-up, a scalar; default: the task's on the client's labelled samples."""
         return self.task.loss(client, self.replicas[client](batch[0]), batch[1])
 
+    @independent
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Return the losses of local clients in this step, by name; override it to exchange in every local step."""
         return self.run.local_losses(self.loss, batch)
@@ -308,17 +310,20 @@ class FederatedModule(ClientOptimisation, Phase):
             )
         run = self.run
         run.outputs.temperature, run.outputs.intervals = 1.0, None
+        run.turns.start_()
         run.weights.start_()
         run.record.start_run_()
         own_loss = type(self).loss is not FederatedModule.loss or type(self).losses is not FederatedModule.losses
         run.stacked = stack(run, own_loss) if run.local.vectorize else None
 
+    @independent
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Take one local step of every client in ``batch``: return the sum of their losses.
+        """Take one local step of every client in ``batch``, or of the one whose turn it is: return the sum of losses.
 
         Each client's parameters only meet the gradient of its loss, so this is exactly independent training.
         """
         run = self.run
+        batch = run.turns.own(batch)
         if not self.target.labelled:  # the loader has seen to it, unless it is not fedlit's
             batch = guard(batch, self.target.name, keep=False)
         batch = {name: self.task.standardised(name, samples) for name, samples in batch.items()}
@@ -327,9 +332,10 @@ class FederatedModule(ClientOptimisation, Phase):
         learners = {client.name for client in run.present_learners()}
         with self.federation.stepping():
             losses = run.phase().losses({name: samples for name, samples in batch.items() if name in learners})
-        loss = run.record.add_(losses)
+        loss = run.record.add_(losses, goes_on=not run.turns.is_first)
         # A step in which no local client trains must still have a graph: never None with several processes.
-        if not losses:
+        others_train = run.turns.client is not None and (not run.turns.is_last or run.record.trains)
+        if not losses or (others_train and not loss.requires_grad):
             return torch.zeros((), device=self.device, requires_grad=True)
         if self.automatic_optimization and torch.is_grad_enabled() and not loss.requires_grad:
             raise NotTrainedError(

@@ -25,6 +25,7 @@ from fedlit.module import Batch
 from fedlit.run.local import evaluating
 from fedlit.run.param_groups import check_ratio
 from fedlit.run.replicas import Replicas
+from fedlit.run.turns import independent
 
 Update = dict[str, Tensor]
 
@@ -54,6 +55,7 @@ class CombinedUpdates(FederatedModule):
         self.target_lr_ratio = target_lr_ratio
         self.align_magnitudes = align_magnitudes
         self._memories: dict[str, RoundMemory] = {}
+        self._rates: dict[str, float] = {}  # of the clients that have stepped in the local step under way
         self._behind: set[str] | None = None  # sources that lack the target's newest model; None before there is one
 
     # ---------------------------------------------------------------- rounds
@@ -108,11 +110,12 @@ class CombinedUpdates(FederatedModule):
         """Whether the target's batch gradients of a round are remembered, one copy of the parameters each."""
         return False
 
+    @independent
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Take a local step; note the gradient of the target's batch at the round's start."""
-        learners = {client.name for client in self.run.present_learners()}
+        learners, own = {client.name for client in self.run.present_learners()}, self.run.turns.own(batch)
         observes = not (self.observes_steps or self.run.clock.warming_up)
-        if observes and self.target.name in batch.keys() & learners:
+        if observes and self.target.name in own.keys() & learners:
             self.observe_(self.task.standardised(self.target.name, batch[self.target.name]))
         return super().training_step(batch, batch_idx)
 
@@ -130,7 +133,8 @@ class CombinedUpdates(FederatedModule):
                 memory.observe_(dict(zip(params, gradients, strict=True)))
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Take a step, and note for its clients the learning rate of their first group with gradients."""
+        """Take a step, and note for its clients their learning rates."""
+        self._rates.clear()
         warming_up, observed = self.run.clock.warming_up, Update()
         if self.observes_steps and not warming_up and self.federation.is_local(self.target):
             observed = self.parameters_of(self.target)
@@ -138,10 +142,7 @@ class CombinedUpdates(FederatedModule):
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         if warming_up:
             return
-        rates: dict[str, float] = {}
-        for group in optimizer.param_groups:
-            if any(param.grad is not None for param in group["params"]):
-                rates.setdefault(group["client"], float(group["lr"]))
+        rates = self._rates
         for client in self.federation.local_clients:
             if client.name in rates:
                 self.memory(client).record_(rates[client.name])
@@ -150,6 +151,12 @@ class CombinedUpdates(FederatedModule):
                 name: (param.detach() - before[name]) / rates[self.target.name] for name, param in observed.items()
             }
             self.memory(self.target).observe_(steps)
+
+    def on_step_taken(self, optimizer: Optimizer) -> None:
+        """Note the learning rate of each client's first group with gradients."""
+        for group in optimizer.param_groups:
+            if any(param.grad is not None for param in group["params"]):
+                self._rates.setdefault(group["client"], float(group["lr"]))
 
     def make_optimizer(self) -> Optimizer:
         """Return the configured optimiser, with the target's learning rate scaled."""

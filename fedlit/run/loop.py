@@ -123,7 +123,6 @@ class Rounds(Callback):
         local = time.perf_counter() - self._started - (_exchanging(run) - self._exchanging)
         federation.seconds["local"] = federation.seconds.get("local", 0.0) + local
         federation.batch_idx += 1
-        self._standstill.note_gradients_()
         last_of_epoch = batch_idx + 1 >= trainer.num_training_batches
         if federation.batch_idx >= run.clock.batches_in() or last_of_epoch:
             losses = run.record.mean_losses()

@@ -279,10 +279,17 @@ class ClientOptimisation(pl.LightningModule, ABC):
             self.run.stacked.scatter_gradients()
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Take a step, within the trust region of an unlabelled target if it has one."""
-        region = self.run.trust_region
-        with nullcontext() if region is None else region.limited(self.run):
-            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        """Take a step, of one client after the other if they are large; a target within its trust region."""
+        region, plain = self.run.trust_region, getattr(optimizer, "optimizer", optimizer)  # not Lightning's proxy
+        with self.run.turns.take(plain, self.run.turns.of(plain)) as clients:
+            for client in clients:
+                moves_target = client in (None, self.target.name)
+                with nullcontext() if region is None or not moves_target else region.limited(self.run):
+                    super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+                self.on_step_taken(plain)
+
+    def on_step_taken(self, optimizer: Optimizer) -> None:
+        """Do what follows a step of the clients in ``optimizer``'s groups, while their gradients are there."""
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         """Set gradients to None, so that an absent client's optimiser state does not change."""

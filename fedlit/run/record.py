@@ -30,6 +30,7 @@ class RoundRecord(Component):
         steps: By step, names of the clients that trained, and their losses.
         norms: By client, gradient norms before clipping.
         graphs: Clients with a loss in the round that depends on trained weights.
+        trains: Whether a loss of the last step does.
     """
 
     def __init__(self, run: Run) -> None:
@@ -39,6 +40,7 @@ class RoundRecord(Component):
         self.steps: list[tuple[list[str], Tensor]] = []
         self.norms: dict[str, list[Tensor]] = {}
         self.graphs: set[str] = set()
+        self.trains = False
         self._resumed: list[tuple[list[str], Tensor]] = []
 
     def plan_(self, plan: dict[str, Any]) -> None:
@@ -91,12 +93,17 @@ class RoundRecord(Component):
         self.norms.clear()
         self.graphs.clear()
 
-    def add_(self, losses: Mapping[str, Tensor]) -> Tensor:
-        """Note the losses of a step, none too, after which no schedule advances; return their sum, a scalar."""
+    def add_(self, losses: Mapping[str, Tensor], goes_on: bool = False) -> Tensor:
+        """Note the losses of a step, none too, after which no schedule advances; return their sum so far, a scalar.
+
+        ``goes_on`` is with those of other clients, which were noted before.
+        """
         self.graphs.update(name for name, loss in losses.items() if loss.requires_grad)
         stacked = torch.stack(list(losses.values())) if losses else torch.zeros(0)
-        self.steps.append((list(losses), stacked.detach()))
-        return stacked.sum()
+        self.trains = stacked.requires_grad or (goes_on and self.trains)
+        names, before = self.steps.pop() if goes_on else ([], stacked.new_zeros(0))
+        self.steps.append(([*names, *losses], torch.cat([before.to(stacked), stacked.detach()])))
+        return stacked.sum() + before.sum() if names else stacked.sum()
 
     def add_norms_(self, norms: Mapping[str, Tensor]) -> None:
         """Note norms of gradients."""

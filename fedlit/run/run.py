@@ -21,6 +21,7 @@ from fedlit.run.outputs import Outputs
 from fedlit.run.record import RoundRecord
 from fedlit.run.replicas import Replicas
 from fedlit.run.trust_region import TrustRegion
+from fedlit.run.turns import Turns
 from fedlit.run.vectorisation import StackedReplicas
 from fedlit.run.weights import Averaging, SharedWeights
 
@@ -49,6 +50,7 @@ class Run:
         trust_region: Of a target that trains without labels; ``None`` is no limit.
         own_labels: Whether a loss from outside of fedlit reads labels, which may have any form.
         stacked: Replicas that are trained in one call, in a run that is vectorised.
+        turns: Whose turn it is where clients take a local step one after the other.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Run:
         self.parts: list[Component] = [self.outputs, self.record, self.weights]
         self.own_labels = False
         self.stacked: StackedReplicas | None = None
+        self.turns = Turns(self)
 
     # ---------------------------------------------------------------- who and where
 

@@ -59,13 +59,10 @@ class Standstill:
         self._rates.clear()
         self._reached.clear()
 
-    def note_gradients_(self) -> None:
-        """Note which clients have a gradient; call it after each local step."""
-        for name in self._before:
+    def _note_step(self, optimizer: Optimizer, *_: Any) -> None:
+        for name in {group.get("client", "") for group in optimizer.param_groups} & self._before.keys():
             if name not in self._reached and any(param.grad is not None for param in self._trainable[name]):
                 self._reached.add(name)
-
-    def _note_step(self, optimizer: Optimizer, *_: Any) -> None:
         overflow = getattr(optimizer, "found_inf", None)  # a scaler lets fused optimisers skip a step by themselves
         if overflow is not None and bool(overflow):
             return

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedlit.federation import Channel, Client, Summed
 from fedlit.run.component import RUN_SETTINGS, Phase, PhaseSettings
+from fedlit.run.turns import independent
 
 if TYPE_CHECKING:
     from fedlit.run.run import Run
@@ -48,6 +49,7 @@ class WarmUp(Phase):
         """Return the sources."""
         return self._run.sources
 
+    @independent
     def losses(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
         """Return each source's loss on its labels."""
         return self._run.local_losses(self._loss, batch)

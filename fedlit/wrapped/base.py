@@ -27,6 +27,7 @@ from fedlit.module import Batch, FederatedModule
 from fedlit.run.optimisation import default_optimizer
 from fedlit.run.own_optimisers import ClientOptimizer, OwnOptimisers, placeholder, together
 from fedlit.run.tasks import Task, Unscored
+from fedlit.run.turns import independent
 from fedlit.wrapped.evaluation import Log, SelfEvaluated, call_step
 from fedlit.wrapped.outputs import LoggedNumbers, Outputs
 
@@ -265,6 +266,7 @@ class Wrapped(SelfEvaluated):
             made[SERVER] = placeholder(OwnOptimisers.of(module), SERVER)
         return together(made, self.automatic_optimization)
 
+    @independent
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One local step of every client in ``batch``."""
         loss = super().training_step(batch, batch_idx)

@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -29,8 +30,10 @@ from fedlit.federation import (
     Schedule,
     Summed,
 )
+from fedlit.federation.sums import driver
 from fedlit.functional import fedavg
 from fedlit.privacy import PairwiseMasking
+from fedlit.privacy.packing import pack
 
 NAMES = ["a", "b", "c", "t"]
 X = torch.tensor([1.0, 2.0])
@@ -427,3 +430,66 @@ def test_the_state_of_another_roster_is_refused(clients: list[str], target: str)
     state = federation().state_dict()
     with pytest.raises(RosterError, match="belongs to another federation"):
         Federation(clients, target).load_state_dict(state)
+
+
+# ---------------------------------------------------------------- long vectors
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Vectors of any length are made one after the other; how many there were when each was."""
+    alive: WeakSet[Tensor] = WeakSet()
+    counts: list[int] = []
+
+    def noted(payload: Mapping[str, Tensor], *others: Any) -> Tensor:
+        vector = pack(payload, *others)
+        if not vector.is_meta:
+            counts.append(len(alive))
+            alive.add(vector)
+        return vector
+
+    monkeypatch.setattr(driver, "_LONG", 1)
+    monkeypatch.setattr(driver, "pack", noted)
+    return counts
+
+
+def unlike(**more: Tensor) -> dict[str, dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: {"x": torch.randn(50, 3, generator=generator), **more} for name in NAMES}
+
+
+def test_long_plain_vectors_are_made_one_at_a_time(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    payloads, weights = unlike(half=torch.ones(2, dtype=torch.float16)), {"a": 3, "b": 1, "c": 2, "t": 7}
+    one, other = federation(), federation()
+    mean, total = one.mean("w", payloads, weights=weights), one.sum("s", payloads)
+    assert made == [0, 0, 0, 0] * 2
+    monkeypatch.setattr(driver, "_LONG", 1 << 20)
+    again, summed = other.mean("w", payloads, weights=weights), other.sum("s", payloads)
+    assert made[8:] == [0, 1, 2, 3] * 2
+    for name in NAMES:
+        for key in ("x", "half"):
+            assert torch.equal(mean[name][key], again[name][key])
+            assert torch.equal(total[name][key], summed[name][key])
+    assert one.ledger == other.ledger
+
+
+@pytest.mark.parametrize("extra", [torch.tensor([1, 2]), torch.tensor([True])])
+def test_entries_that_are_no_floats_are_checked_before_any_is_sent(made: list[int], extra: Tensor) -> None:
+    total = federation().sum("s", unlike(extra=extra))
+    assert made == [0, 1, 2, 3]
+    assert torch.equal(total["a"]["extra"], (4 * extra.int()).to(extra.dtype))
+
+
+def test_a_long_vector_that_is_not_finite_is_refused_before_any_is_made(made: list[int]) -> None:
+    payloads = unlike()
+    payloads["c"]["x"][7, 1] = math.nan
+    with pytest.raises(DivergedError, match="client 'c' would send NaN"):
+        federation().sum("s", payloads)
+    assert made == []
+
+
+def test_backends_that_hide_make_their_vectors_at_once(made: list[int]) -> None:
+    fed = federation(privacy=PairwiseMasking())
+    total = fed.sum("s", unlike())
+    assert made == [0, 1, 2, 3]
+    assert total["a"]["x"].shape == (50, 3)

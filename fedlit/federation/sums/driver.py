@@ -25,9 +25,12 @@ from fedlit.federation.release import Releases
 from fedlit.federation.sums.conversation import Backends
 from fedlit.federation.sums.totals import Total, Totals, schema_bytes, schema_in
 from fedlit.federation.wire import part, wire_size
-from fedlit.privacy import FixedPoint, InputError, PrivacyError, PrivacyWarning, QuorumError, Tags, Terms, links
+from fedlit.privacy import FixedPoint, InputError, Plain, PrivacyError, PrivacyWarning, QuorumError, Tags, Terms, links
 from fedlit.privacy.driver import Parties
 from fedlit.privacy.packing import Payload, Schema, check_equal, pack, relative_weights, schema_of
+
+_LONG = 1 << 20
+"""Numbers from which on a plain vector is made when the server adds it, so that one is in memory at a time."""
 
 _CHECKED = 3
 """Clients from which on totals have tags: each of two knows the other's vector anyway."""
@@ -196,7 +199,11 @@ class Sums:
         self._releases.account(self._channels[channel], sent)  # whatever happens after
         if messenger.transport.losable and messenger.hosts_server:  # the next total takes its place
             self.totals.forget(channel)
-        total = self._total(recipe, parties, messages, sizes)
+
+        def made(name: str) -> Tensor:
+            return pack(payloads[name], None, None if shares is None else shares[name])
+
+        total = self._total(recipe, parties, messages, sizes, made)
         if total is not None and tags is not None:
             total.tags = tags.count
         messages.clear()
@@ -278,14 +285,28 @@ class Sums:
             schema = schema_bytes(check_equal(schemas, f"payloads of channel {recipe.channel!r}", PayloadError))
         if self._messenger.failed:
             return {}, nothing
+        later = self._makes_later(recipe, next(iter(payloads.values())))
         for name, payload in payloads.items():
             with working(name):
+                if later:
+                    for tensor in payload.values():
+                        self._messenger.check_finite(recipe.channel, name, tensor)
+                    form = {key: torch.empty_like(tensor, device="meta") for key, tensor in payload.items()}
+                    vectors[name] = pack(form, None, None if shares is None else shares[name])
+                    continue
                 vector = pack(payload, codec, None if shares is None else shares[name])
                 if codec is not None or self._messenger.transport.world_size > 1:
                     vector = vector.cpu()  # where those of other processes arrive, and where codecs work
                 self._messenger.check_finite(recipe.channel, name, vector)
                 vectors[name] = vector
         return vectors, schema
+
+    def _makes_later(self, recipe: Recipe, payload: Payload) -> bool:
+        """Whether vectors are on the meta device until the server adds them: long plain ones in one process."""
+        backend, alone = self._channels[recipe.channel].backend, self._messenger.transport.world_size == 1
+        plain = isinstance(backend, Plain) and backend.codec is None
+        floats = all(tensor.is_floating_point() for tensor in payload.values())
+        return plain and alone and floats and sum(tensor.numel() for tensor in payload.values()) >= _LONG
 
     def _readable(self, recipe: Recipe, sizes: dict[Any, int]) -> dict[Any, int]:
         """Leave out vectors that are announced with more than twice the median size: on all processes alike.
@@ -315,9 +336,14 @@ class Sums:
             )
 
     def _total(
-        self, recipe: Recipe, parties: Parties, messages: Mapping[str, Message], sizes: Mapping[str, int]
+        self,
+        recipe: Recipe,
+        parties: Parties,
+        messages: Mapping[str, Message],
+        sizes: Mapping[str, int],
+        made: Callable[[str], Tensor],
     ) -> Total | None:
-        """At the server: the protected total of vectors, each added as it comes."""
+        """At the server: the protected total of vectors, each added as it comes, or as it is ``made`` of a client."""
         messenger, working = self._messenger, self._backends.conversation(recipe.channel).working
         schemas: dict[str, Schema] = {}
         in_plaintext = self._channels[recipe.channel].backend.codec is None
@@ -326,6 +352,7 @@ class Sums:
         def take(name: str, message: Message) -> None:
             with working():
                 vector = part(message, "sum")
+                vector = made(name) if vector.is_meta else vector
                 # a process checks what its clients send: what comes from elsewhere could spoil the mean of all
                 if in_plaintext and not messenger.is_local(name) and not bool(torch.isfinite(vector).all()):
                     left_out[name] = "not finite"

@@ -1,0 +1,137 @@
+"""Memory of local clients: MiB for each further one, of FedAvg in one process.
+
+Run: python benchmarks/memory.py [--networks "ResNet-18, 96 pixels"] [--out benchmarks/memory.json]
+
+Each figure is of a fresh process that trains two rounds of two local steps, SGD with momentum, on images that are made
+as they are read; "mib" is the peak of its memory (VmHWM) with the larger number of clients less that with the smaller
+one, by further client, and "weights_and_state_mib" what a client's weights and momenta take. "together" is how small
+networks are trained: the losses of all clients before one backward pass, and what they send collected before it is
+added; "in turns" is how large ones are. "ms" is CPU time by local step of a client, with the smaller number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fedlit import Client, FederatedStrategy
+from fedlit.data import FederatedLoader
+from fedlit.federation.sums import driver
+from fedlit.methods import FedAvg
+from fedlit.models import ResNet
+from fedlit.run import turns
+from measures import environment, mebibytes, seconds
+
+NETWORKS: Mapping[str, tuple[int, int, int, tuple[int, int]]] = {
+    "ResNet-18, 96 pixels": (18, 96, 32, (3, 7)),
+    "ResNet-50, 224 pixels": (50, 224, 8, (2, 4)),
+}
+"""Depth, pixels, batch size and the two numbers of clients."""
+
+STEPS, ROUNDS = 2, 2
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """Random images, made when they are read."""
+
+    def __init__(self, pixels: int, size: int) -> None:
+        self.pixels, self.size = pixels, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(3, self.pixels, self.pixels, generator=generator), index % 10
+
+
+def train(network: str, num_clients: int, together: bool) -> dict[str, Any]:
+    """Train in this process; its peak, CPU time, and a hash of the weights."""
+    depth, pixels, batch_size, _ = NETWORKS[network]
+    if together:
+        turns.LARGE = driver._LONG = sys.maxsize
+    torch.manual_seed(0)
+    names = [f"client{index}" for index in range(num_clients)]
+    clients = [*names[:-1], Client(names[-1], role="target", labelled=True)]
+    module = FedAvg(clients, names[-1], 10, ResNet(depth, weights=None))
+    options: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
+    options |= {"enable_model_summary": False, "num_sanity_val_steps": 0, "accelerator": "cpu", "max_epochs": ROUNDS}
+    trainer = pl.Trainer(strategy=FederatedStrategy(num_threads=1), **options)
+    data = {name: Images(pixels, STEPS * batch_size) for name in names}
+    spent = seconds(lambda: trainer.fit(module, FederatedLoader(data, batch_size, seed=0)))
+    digest = hashlib.sha256()
+    for param in module.replicas[names[0]].parameters():
+        digest.update(param.detach().numpy().tobytes())
+    numbers = sum(param.numel() for param in module.replicas[names[0]].parameters())
+    return {
+        "peak_mib": mebibytes("VmHWM"),
+        "ms": 1000 * spent / (num_clients * STEPS * ROUNDS),
+        "weights_and_state_mib": 2 * 4 * numbers / 2**20,
+        "sha256": digest.hexdigest(),
+    }
+
+
+def apart(network: str, num_clients: int, together: bool) -> dict[str, Any]:
+    """`train` in a fresh process."""
+    arguments = ["--one", network, str(num_clients), *(["--together"] if together else [])]
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=3600)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def compare(network: str) -> dict[str, Any]:
+    """Both ways, with few clients and more."""
+    few, more = NETWORKS[network][3]
+    found: dict[str, Any] = {}
+    hashes: dict[int, set[str]] = {few: set(), more: set()}
+    for way in ("together", "in turns"):
+        runs = {number: apart(network, number, way == "together") for number in (few, more)}
+        for number, run in runs.items():
+            hashes[number].add(run["sha256"])
+        mib, own = (runs[more]["peak_mib"] - runs[few]["peak_mib"]) / (more - few), runs[few]["weights_and_state_mib"]
+        found[way] = {"mib": round(mib, 1), "of_weights_and_state": round(mib / own, 2), "ms": round(runs[few]["ms"])}
+    return {
+        "clients": [few, more],
+        "weights_and_state_mib": round(own, 1),
+        **found,
+        "equal_bits": all(len(each) == 1 for each in hashes.values()),
+    }
+
+
+def main() -> None:
+    """Print the table and write the JSON next to it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument("--one", nargs=2, metavar=("NETWORK", "CLIENTS"), help=argparse.SUPPRESS)
+    parser.add_argument("--together", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(train(options.one[0], int(options.one[1]), options.together)))
+        return
+    results = json.loads(options.out.read_text())["results"] if options.out.exists() else {}
+    print(f"{'network':24}{'own':>8}{'together':>22}{'in turns':>22}{'ms':>14}   equal bits")
+    for network in options.networks:
+        results[network] = row = compare(network)
+        cells = [f"{row[way]['mib']} ({row[way]['of_weights_and_state']}x)" for way in ("together", "in turns")]
+        times = f"{row['together']['ms']} / {row['in turns']['ms']}"
+        own = row["weights_and_state_mib"]
+        print(f"{network:24}{own:>8}{cells[0]:>22}{cells[1]:>22}{times:>14}   {row['equal_bits']}")
+    made = {"environment": environment(), "results": results}
+    options.out.write_text(json.dumps(made, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Local steps of one client after the other, so that activations and gradients of one are in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    from fedlit.run.run import Run
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+LARGE = 1_000_000
+"""Trained numbers of a client from which on memory is worth the time that turns take, some 0.2 ms of each."""
+
+
+def independent(function: _Function) -> _Function:
+    """Mark ``losses`` or ``training_step`` whose losses of a client depend on no other client's batch or weights.
+
+    A method that overrides it, as to exchange within a step, has the mark only if it is given anew.
+    """
+    function.independent = True  # type: ignore[attr-defined]
+    return function
+
+
+class Turns:
+    """Whose turn it is in a local step; steps taken in turns are bit for bit those taken together.
+
+    Attributes:
+        client: Name of the client whose turn it is; ``None`` where all local clients take the step together.
+        is_first: Whether it is the first turn of the step.
+        is_last: Whether it is the last one.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._large: dict[int, bool] = {}  # by identity of an optimiser
+        self.client: str | None = None
+        self.is_first = self.is_last = True
+
+    def start_(self) -> None:
+        """Begin a run."""
+        self._large.clear()
+
+    def own(self, batch: Mapping[str, Sequence[Any]]) -> Mapping[str, Sequence[Any]]:
+        """Return the samples of ``batch`` that the step is taken on now."""
+        return batch if self.client is None else {name: batch[name] for name in (self.client,) if name in batch}
+
+    def of(self, optimizer: Optimizer) -> list[str | None]:
+        """Return the clients that take turns in a step of an optimiser, in roster order; one ``None`` is all together.
+
+        They do where their losses are `independent`, their networks large, and no scaler of half precision decides on
+        the step of all.
+        """
+        run = self._run
+        separate = getattr(run.phase().losses, "independent", False)
+        separate = separate and getattr(run.module.training_step, "independent", False)
+        scales = getattr(run.trainer.precision_plugin, "scaler", None) is not None
+        if not separate or scales or run.stacked is not None or not run.module.automatic_optimization:
+            return [None]
+        local = [client.name for client in run.federation.local_clients]
+        has_all = {group["client"] for group in optimizer.param_groups} == {*local}
+        return [*local] if has_all and len(local) > 1 and self._is_large(optimizer) else [None]
+
+    def _is_large(self, optimizer: Optimizer) -> bool:
+        if id(optimizer) not in self._large:
+            numbers: dict[str, int] = {}
+            for group in optimizer.param_groups:
+                numbers[group["client"]] = numbers.get(group["client"], 0) + sum(p.numel() for p in group["params"])
+            self._large[id(optimizer)] = max(numbers.values(), default=0) >= LARGE
+        return self._large[id(optimizer)]
+
+    @contextmanager
+    def take(self, optimizer: Optimizer, names: Sequence[str | None]) -> Iterator[Iterator[str | None]]:
+        """Give each client in turn an optimiser of its groups alone; its gradients go when its turn ends."""
+        everybody = optimizer.param_groups
+        try:
+            yield self._each(optimizer, everybody, names)
+        finally:
+            optimizer.param_groups, self.client = everybody, None
+            self.is_first = self.is_last = True
+
+    def _each(
+        self, optimizer: Optimizer, everybody: list[dict[str, Any]], names: Sequence[str | None]
+    ) -> Iterator[str | None]:
+        # of Lightning's, in checkpoints: processes that host other numbers of clients count alike
+        counted = self._run.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.zero_grad
+        for place, name in enumerate(names):
+            before = counted.state_dict()
+            self.client, self.is_first, self.is_last = name, place == 0, place == len(names) - 1
+            if name is not None:
+                optimizer.param_groups = [group for group in everybody if group["client"] == name]
+            yield name
+            if name is not None:
+                optimizer.zero_grad(set_to_none=True)
+            if not self.is_last:
+                counted.load_state_dict(before)
