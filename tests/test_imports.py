@@ -258,6 +258,7 @@ def loaded(module: str) -> set[str]:
     [
         ("fedlit.data", {"torchvision", "sklearn", "matplotlib", "scipy", "PIL"}),
         ("fedlit.models", {"torchvision"}),
+        ("fedlit.methods", {"ot", "sklearn", "torchvision", "matplotlib", "pandas"}),  # POT alone takes a second
         ("fedlit.flare", {"lightning"}),  # a process that hands messages on
     ],
 )

@@ -12,7 +12,6 @@ import math
 import warnings
 from typing import Literal
 
-import ot
 import torch
 from torch import Tensor
 
@@ -94,6 +93,8 @@ def transport_plan(cost: Tensor, entropy: float | None = None, weights: Tensor |
             weight of the entropy in units of the largest cost (Sinkhorn, in the log domain), on the device of ``cost``.
         weights: Of the rows, shape (n,), positive, with sum 1; ``None`` are equal ones. Columns weigh the same.
     """
+    import ot  # takes a second, which methods without transport can do without
+
     costs = cost.detach().double()
     check_shape("cost", costs, "n > 0", "m > 0")
     check_finite("cost", costs)
