@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, final
-
-import numpy as np
+from typing import ClassVar, Literal, final
 
 from fedlit.checks import check, check_at_least, check_one_of, refuse
 from fedlit.privacy.base import Description, SecureAggregation
@@ -29,8 +27,8 @@ class PairwiseMasking(SecureAggregation):
 
     Args:
         codec: Grid on which numbers travel; ``None`` is `FixedPoint()`.
-        modulus_bits: Size of the ring, 32 or 64; a number takes 4 or 8 bytes. 32 bits hold sums of 63 clients on the
-            default grid.
+        modulus_bits: Size of the ring, 32 or 64; a number takes 4 or 8 bytes. ``None`` is 32 in rounds whose sums it
+            holds, of up to 63 clients on the default grid, and else 64.
         threshold: Shares that restore a client's secrets, out of one for each neighbour and one for itself, more than
             half: a fraction from 0.5 (exclusive) to 1, or a number of shares; ``None`` is the fewest above two thirds.
             So many of a round's clients must also confirm who survived. The higher, the more clients may collude with
@@ -60,12 +58,12 @@ class PairwiseMasking(SecureAggregation):
     def __init__(
         self,
         codec: FixedPoint | None = None,
-        modulus_bits: Literal[32, 64] = 32,
+        modulus_bits: Literal[32, 64] | None = None,
         threshold: int | float | None = None,
         neighbours: int | None = None,
         colluders: int = 1,
     ) -> None:
-        check_one_of("modulus_bits", modulus_bits, (32, 64))
+        check_one_of("modulus_bits", modulus_bits, (32, 64, None))
         check(
             not isinstance(threshold, float) or 0.5 < threshold <= 1,
             "threshold",
@@ -93,15 +91,11 @@ class PairwiseMasking(SecureAggregation):
         """Adds masked vectors, and removes the masks of their sum."""
         return MaskingServer(self)
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one number in the ring."""
-        return np.dtype("<u4" if self.modulus_bits == 32 else "<u8")
-
-    @property
-    def signed_dtype(self) -> np.dtype[Any]:
-        """Type of one number once the ring is read as from -2^(bits-1) to 2^(bits-1)."""
-        return np.dtype(f"<i{self.dtype.itemsize}")
+    def ring(self, num_clients: int) -> int:
+        """Bits of the ring in a round of so many."""
+        if self.modulus_bits is not None:
+            return self.modulus_bits
+        return 32 if self.codec.largest_sum(num_clients) < 2**31 else 64
 
     def check_clients(self, num_clients: int) -> None:
         """Raise a `QuorumError` if they are too few, also against `colluders`, or the threshold does not suit them."""
@@ -139,8 +133,9 @@ class PairwiseMasking(SecureAggregation):
         return 2
 
     def _check_headroom(self, num_clients: int) -> None:
-        most = min(2 ** (self.modulus_bits - 1) - 1, 2**53)  # totals are decoded into float64
-        self.codec.check_headroom(num_clients, most, f"uint{self.modulus_bits} masks")
+        bits = self.ring(num_clients)
+        most = min(2 ** (bits - 1) - 1, 2**53)  # totals are decoded into float64
+        self.codec.check_headroom(num_clients, most, f"uint{bits} masks")
 
     def degree(self, num_clients: int) -> int:
         """Clients that each one draws in a round of so many; all others, if the graph is complete."""
@@ -218,7 +213,8 @@ class PairwiseMasking(SecureAggregation):
             threshold=self.shares_needed(len(roster)),
             quorum=self.confirmations_needed(len(roster)),
             degree=self.degree(len(roster)),
-            settings=[self.modulus_bits, self.codec.fraction_bits, self.codec.bound],
+            ring=self.ring(len(roster)),
+            settings=[self.codec.fraction_bits, self.codec.bound],
             terms=terms,
         )
 
@@ -242,7 +238,7 @@ class PairwiseMasking(SecureAggregation):
             collusion=f"the server with {threshold} of those who hold shares of a client's secrets, or with all others "
             f"in a sum; if it reports false dropouts, with 2q - n of the n clients, or with q - 1{refused}",
             dropouts=f"clients may vanish while {threshold} of those who hold shares of each one's secrets stay",
-            bytes_per_number=self.modulus_bits / 8,
+            bytes_per_number=self.ring(self.min_clients) / 8,
             error=self.codec.error_text(),
         )
 
@@ -258,9 +254,8 @@ class PairwiseMasking(SecureAggregation):
                 f", but for a probability of 2^{math.ceil(self.log2_failure(num_clients, borne))} a round over the "
                 f"{self.degree(num_clients)} neighbours that each client draws"
             )
-        return replace(
-            base, collusion=f"of {num_clients} clients, {borne} may collude with it{but}. Not: {base.collusion}"
-        )
+        collusion = f"of {num_clients} clients, {borne} may collude with it{but}. Not: {base.collusion}"
+        return replace(base, collusion=collusion, bytes_per_number=self.ring(num_clients) / 8)
 
     def __repr__(self) -> str:
         return (

@@ -144,7 +144,7 @@ class MaskingClient(IdentifiedClient):
         check_row("vector to protect", vector)
         vector = vector.detach().cpu()
         self._backend.codec.check(vector)
-        dtype = self._backend.dtype
+        dtype = agreed.dtype
         added: list[bytes] = []
         subtracted: list[bytes] = []
         for peer, key in opened.mask_keys.items():
@@ -164,13 +164,13 @@ class MaskingClient(IdentifiedClient):
         for start in range(0, len(numbers), masks.chunk):
             chunk = masked[: len(numbers)][start : start + masks.chunk]
             # two's complement: a negative integer is itself modulo the size of the ring
-            integers = chunk.view(self._backend.signed_dtype)
+            integers = chunk.view(agreed.signed_dtype)
             self._backend.codec.round_into(numbers[start : start + masks.chunk], integers)
             if running is not None:
                 running.take(integers)
             masks.apply(chunk)
         if tags is not None and running is not None:
-            masked[len(numbers) :].view(self._backend.signed_dtype)[:] = tags.numbers(running)
+            masked[len(numbers) :].view(agreed.signed_dtype)[:] = tags.numbers(running)
             masks.apply(masked[len(numbers) :])
         about = binding("vector", self._identity.owner, agreed.digest)
         write_header(data, self._identity.link(SERVER), about, agreed.digest, dtype, len(attested))

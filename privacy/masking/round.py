@@ -50,6 +50,7 @@ class MaskedRound:
         threshold: int,  # shares that restore a secret
         quorum: int,  # clients that must confirm who survived, more than half
         degree: int,  # neighbours that each client draws
+        ring: int,  # bits of a masked number
         settings: Sequence[object],  # of the backend, that parties must share
         terms: bytes,  # digest of the terms of the sum
     ) -> None:
@@ -60,9 +61,11 @@ class MaskedRound:
             raise KeyCheckError(f"round keys must differ and have {KEY_BYTES} bytes: a client copied another's")
         self.threshold = threshold
         self.quorum = quorum
+        self.dtype = np.dtype(f"<u{ring // 8}")
+        self.signed_dtype = np.dtype(f"<i{ring // 8}")  # the ring read as from -2^(bits-1) to 2^(bits-1)
         known = [[name, identities[party(name)], announced[name]] for name in self.clients]
         self.agreement = digest(
-            "masked round", opening, identities[SERVER], known, threshold, quorum, degree, list(settings)
+            "masked round", opening, identities[SERVER], known, threshold, quorum, degree, [ring, *settings]
         )
         self.digest = digest("terms of a masked round", self.agreement, terms)
         self._points = {name: position for position, name in enumerate(self.clients, 1)}

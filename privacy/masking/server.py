@@ -172,10 +172,10 @@ class MaskingServer(AggregationServer):
                 if peer in survivors:
                     key = agreed.mask_key(keys, name, peer)
                     (added if agreed.adds(peer, name) else subtracted).append(key)
-        masks = Masks(subtracted, added, self._backend.dtype)  # taken off: added and subtracted change places
+        masks = Masks(subtracted, added, agreed.dtype)  # taken off: added and subtracted change places
         self._round = None  # from here on the total changes: a second try would start from half of one
         total = self._signed(opened)
-        numbers = total.numpy().view(self._backend.dtype)
+        numbers = total.numpy().view(agreed.dtype)
         for start in range(0, len(numbers), masks.chunk):
             masks.apply(numbers[start : start + masks.chunk])
         return total
@@ -229,7 +229,7 @@ class MaskingServer(AggregationServer):
         is_row = message.dtype == torch.uint8 and message.dim() == 1
         check(is_row, f"vector of client {name!r}", "a row of bytes", form, error=DecodeError, shown=form)
         data = message.cpu().contiguous().numpy()
-        bound_to, numbers = read_header(data, self._backend.dtype, num_tags * TAG_BYTES)
+        bound_to, numbers = read_header(data, agreed.dtype, num_tags * TAG_BYTES)
         if bound_to != agreed.digest:
             raise ReplayError(f"the vector of client {name!r} was made for another round, roster or keys")
         check_tag(data, self._identity.link(party(name)), binding("vector", party(name), agreed.digest))
@@ -293,7 +293,7 @@ class MaskingServer(AggregationServer):
         """The total of a round, in its memory."""
         if opened.sum is None:
             raise QuorumError("there is no vector to add")
-        return torch.from_numpy(opened.sum.view(self._backend.signed_dtype))
+        return torch.from_numpy(opened.sum.view(opened.agreed.signed_dtype))
 
     def _due(self, what: str) -> _ServerRound:
         return part_due(self._round, what, f"{list(self._backend.opening)}, vectors and answers")

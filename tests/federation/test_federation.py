@@ -32,7 +32,7 @@ from fedlit.federation import (
 )
 from fedlit.federation.sums import driver
 from fedlit.functional import fedavg
-from fedlit.privacy import PairwiseMasking
+from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
 from fedlit.privacy.packing import pack
 
 NAMES = ["a", "b", "c", "t"]
@@ -493,3 +493,15 @@ def test_backends_that_hide_make_their_vectors_at_once(made: list[int]) -> None:
     total = fed.sum("s", unlike())
     assert made == [0, 1, 2, 3]
     assert total["a"]["x"].shape == (50, 3)
+
+
+@pytest.mark.slow
+def test_a_default_masked_sum_of_more_clients_than_32_bits_hold_is_that_of_a_plain_one() -> None:
+    names = [f"c{index}" for index in range(66)]
+    generator = torch.Generator().manual_seed(0)
+    payloads = {name: {"x": 64 * torch.rand(3, generator=generator) - 32} for name in names}
+    masked, plain = (
+        Federation(names, "c0", privacy=backend).sum("s", payloads)["c5"]["x"]
+        for backend in (PairwiseMasking(), Plain(FixedPoint()))
+    )
+    assert torch.equal(masked, plain)

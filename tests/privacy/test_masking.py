@@ -223,13 +223,38 @@ def test_more_clients_than_the_ring_has_headroom_for_are_refused() -> None:
     with pytest.raises(RangeError, match="uint64 masks"):  # as float64, of totals
         PairwiseMasking(codec=FixedPoint(20, 2.0**32), modulus_bits=64)
     with pytest.raises(RangeError, match="uint32 masks"):
-        PairwiseMasking(FixedPoint(30, 2.0))
-    parties = parties_of(2)
+        PairwiseMasking(FixedPoint(30, 2.0), modulus_bits=32)
+    parties = parties_of(2, modulus_bits=32)
     for each in (parties.server, parties.clients["c0"]):
         with pytest.raises(RangeError, match="sum of 64 clients can reach 2147483648"):
             each.open_round(RoundId(0, "update", 0), names_of(64))
-    majority().check_round(63)
-    majority(modulus_bits=64).check_round(64)
+    majority(modulus_bits=32).check_round(63)
+    with pytest.raises(RangeError, match="uint64 masks"):
+        majority(codec=FixedPoint(20, 2.0**27)).check_round(65)
+
+
+@pytest.mark.parametrize(("number", "size"), [(2, 4), (63, 4), (64, 8), (250, 8)])
+def test_the_ring_follows_from_the_number_of_clients(number: int, size: int) -> None:
+    backend = majority()
+    assert backend.ring(number) == 8 * size
+    assert backend.describe_round(number).bytes_per_number == size
+    if number > 64:  # a round of so many takes seconds
+        return
+    parties = parties_of(number)
+    largest = {name: torch.tensor([32.0, -32.0, 0.5]) for name in parties.names}  # at the bound: 32 bits hold 63
+    assert parties.sum(largest) == [number * 32 * 2**20, -number * 32 * 2**20, number * 2**19]
+    parties.agree()
+    short, long = (parties.clients["c0" if n == 1 else "c1"].protect(torch.zeros(n)) for n in (1, 11))
+    assert len(long) - len(short) == 10 * size
+
+
+@pytest.mark.slow
+def test_three_hundred_clients_of_whom_some_vanish() -> None:
+    parties = Parties(PairwiseMasking(), names_of(300))
+    vectors = vectors_of(parties.names, 20)
+    vanish = {f"c{index}": STAGES[index % 4 + 1] for index in range(0, 90, 5)}
+    counted = [name for name in parties.names if vanish.get(name, "unmask") in COUNTED]
+    assert parties.sum(vectors, vanish) == integer_sum(vectors, counted)
 
 
 def test_a_vector_that_cannot_be_encoded_uses_up_no_mask() -> None:
