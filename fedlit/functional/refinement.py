@@ -23,6 +23,12 @@ _FLOOR = 1e-12
 _CHUNK = 1024
 """Samples whose cosines with all are in memory at a time."""
 
+_MANY = 20_000
+"""Samples beyond which the nearest ones are looked for in leading directions first, in a fifth of the time."""
+
+_DIRECTIONS, _CANDIDATES = 128, 40
+"""Leading directions, and samples that are nearest in these, of which the nearest ones are taken."""
+
 
 def normal_scores(x: Tensor) -> Tensor:
     r"""Scores of each feature by rank: the quantiles of a standard normal distribution, shape (n, d).
@@ -46,7 +52,8 @@ def neighbour_graph(x: Tensor, num_neighbors: int = 5) -> scipy.sparse.csr_array
     """Neighbourhoods by angle: symmetric weights, shape (n, n), sparse, float64.
 
     That of two samples, one of which is among the nearest of the other, is their cosine to the power of 3, and at least
-    0.
+    0. Beyond 20,000 samples, the nearest are those of the 40 (or 8 ``num_neighbors``) that are nearest in the 128
+    directions in which the samples are longest.
 
     Args:
         x: Samples, shape (n, d).
@@ -55,8 +62,13 @@ def neighbour_graph(x: Tensor, num_neighbors: int = 5) -> scipy.sparse.csr_array
     check_samples("x", x)
     check_between("num_neighbors", num_neighbors, 1, len(x) - 1, "give more samples")
     check_finite("x", x)
-    points = F.normalize(x.detach().double(), dim=1)
-    nearest = [_nearest(points, first, num_neighbors) for first in range(0, len(x), _CHUNK)]
+    if len(x) <= _MANY:
+        points = F.normalize(x.detach().double(), dim=1)
+        nearest = [_nearest(points, first, num_neighbors) for first in range(0, len(x), _CHUNK)]
+    else:
+        points = F.normalize(x.detach().float(), dim=1)
+        shorter = _leading(points, _DIRECTIONS)
+        nearest = [_nearest_of_candidates(points, shorter, first, num_neighbors) for first in range(0, len(x), _CHUNK)]
     cosines, others = (torch.cat(parts).cpu().numpy() for parts in zip(*nearest, strict=True))
     ends = np.arange(0, others.size + 1, num_neighbors)
     one_way = scipy.sparse.csr_array(
@@ -218,6 +230,26 @@ def _check_probabilities(p: Tensor) -> None:
 def _rows(p: Tensor) -> Tensor:
     """Rows scaled to sum 1."""
     return p / p.sum(dim=1, keepdim=True)
+
+
+def _leading(points: Tensor, number: int) -> Tensor:
+    """Coordinates of points along the directions in which they are longest in the mean square, shape (n, number)."""
+    if points.shape[1] <= number:
+        return points
+    _, directions = torch.linalg.eigh((points.T @ points).double())
+    return points @ directions[:, -number:].to(points)
+
+
+def _nearest_of_candidates(points: Tensor, shorter: Tensor, first: int, number: int) -> tuple[Tensor, Tensor]:
+    """As `_nearest`, of the points whose coordinates in ``shorter`` have the largest products with one's own."""
+    _, candidates = _nearest(shorter, first, min(max(_CANDIDATES, 8 * number), len(points) - 1))
+    chunk = points[first : first + _CHUNK]
+    found: list[Tensor] = []
+    for own, others in zip(chunk.split(64), candidates.split(64), strict=True):
+        cosines = torch.einsum("nd,ncd->nc", own, points[others])
+        found.append(others.gather(1, cosines.topk(number).indices))
+    others = torch.cat(found)
+    return torch.einsum("nd,ncd->nc", chunk.double(), points[others].double()), others
 
 
 def _nearest(points: Tensor, first: int, number: int) -> tuple[Tensor, Tensor]:

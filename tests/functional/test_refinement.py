@@ -12,6 +12,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from torch import Tensor
 
 from fedlit import functional as fn
+from fedlit.functional import refinement
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -50,6 +51,28 @@ def test_a_graph_has_cosines_to_the_third_of_all_that_are_near_one_way_or_the_ot
     assert (found == found.T).all()
     assert (np.diag(found) == 0).all()
     np.testing.assert_allclose(fn.neighbour_graph(7 * x, k).toarray(), found)
+
+
+@pytest.mark.parametrize(("width", "least"), [(8, 1.0), (128, 1.0), (300, 0.97)])
+def test_many_samples_find_their_neighbours_in_leading_directions(
+    width: int, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = clusters(1100)[0] @ normal(8, width, seed=4) + normal(1100, width, seed=5)  # two chunks
+    exact = fn.neighbour_graph(x)
+    monkeypatch.setattr(refinement, "_MANY", 100)
+    found = fn.neighbour_graph(x)
+    assert (found.diagonal() == 0).all()
+    both = (exact > 0).multiply(found > 0)
+    assert both.sum() >= least * (exact > 0).sum()
+    np.testing.assert_allclose((found - exact).multiply(both).data, 0, atol=1e-6)
+    assert (found != found.T).nnz == 0
+
+
+def test_of_few_candidates_all_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = normal(30, 4)
+    exact = fn.neighbour_graph(x, 29)
+    monkeypatch.setattr(refinement, "_MANY", 1)
+    np.testing.assert_allclose(fn.neighbour_graph(x, 29).toarray(), exact.toarray(), atol=1e-6)
 
 
 def test_samples_at_right_angles_and_zeros_are_nobodys_neighbours() -> None:
