@@ -200,7 +200,8 @@ class FederatedModule(ClientOptimisation, Phase):
 
         Default: all with labels, and the target if `Requires` declares that it trains on unlabelled samples.
         """
-        return tuple(client for client in self.clients if client.labelled or self.requires.unlabelled_target)
+        everyone = self.requires.unlabelled_target
+        return self.clients if everyone else tuple(client for client in self.clients if client.labelled)
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """Return the loss of one client on its batch, a scalar; default: `label_loss`.

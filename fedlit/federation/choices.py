@@ -179,7 +179,8 @@ class Channels(Mapping[str, Resolved]):
             ("send", declared.up, senders, channel.senders),
             ("receive", declared.to, receivers, channel.receivers),
         ):
-            others = [client for client in some if client not in able]
+            known = frozenset(able)
+            others = [client for client in some if client not in known]
             if others and parties != "learners":  # who learns may change from round to round
                 raise ChannelError(f"{others} cannot {verb} over channel {channel}: declare who does")
         return channel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -144,7 +145,7 @@ def make_roster(clients: Iterable[Client | str], target: str) -> tuple[Client, .
     )
     names = [client.name for client in roster]
     check(len(roster) >= 2, "clients", "at least 2 clients", len(roster), f"they are {names}", RosterError)
-    duplicates = sorted({name for name in names if names.count(name) > 1})
+    duplicates = sorted(name for name, number in Counter(names).items() if number > 1)
     check(not duplicates, "clients", "unique", duplicates, f"they are {names}", RosterError)
     for group in alike(names):
         text = (

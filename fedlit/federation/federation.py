@@ -374,7 +374,8 @@ class Federation(Participants):
             # Between two rounds, as in validation, a report is about the round that has ended.
             about = self.round_idx if self.batch_idx else max(0, self.round_idx - 1)
             resolved = replace(resolved, mechanism=None if reports == "exact" else reports)
-            return share_numbers(self._messenger, self._releases, resolved, mine, names, about)
+            present = names_of(self.roster.present(about))
+            return share_numbers(self._messenger, self._releases, resolved, mine, names, about, present)
 
     def epsilon(self, against: Against = "message") -> dict[str, float]:
         """Privacy loss in this run of each client that has released anything, at the largest ``delta`` of mechanisms.

@@ -51,13 +51,18 @@ class Ledger:
 
     def record(self, round_idx: int, channel: str, sender: str, receiver: str, num_bytes: int) -> None:
         """Book one message of ``num_bytes`` bytes."""
-        entry = self._book.setdefault((round_idx, channel, sender, receiver), [0, 0])
+        key = (round_idx, channel, sender, receiver)
+        entry = self._book.get(key)
+        if entry is None:
+            entry = self._book[key] = [0, 0]
         entry[0] += 1
         entry[1] += num_bytes
         self._add(round_idx, channel, num_bytes)
 
     def _add(self, round_idx: int, channel: str, num_bytes: int) -> None:
-        self._by_round.setdefault(round_idx, Counter())[channel] += num_bytes
+        if round_idx not in self._by_round:
+            self._by_round[round_idx] = Counter()
+        self._by_round[round_idx][channel] += num_bytes
         self._total += num_bytes
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -42,21 +42,23 @@ def share_numbers(
     values: Mapping[str, Mapping[str, float]],
     names: Sequence[str],
     round_idx: int,
+    present: Collection[str],
 ) -> dict[str, dict[str, float]]:
     """Send numbers of local clients to the server, and the table ``{client: {name: number}}`` of all to everyone.
 
     ``names`` are those there may be, the same on every process; clients and names may be left out. Numbers go through
-    the mechanism of the channel, if it has one.
+    the mechanism of the channel, if it has one. Clients that report or are ``present`` are sent the table.
     """
     clients, channel = list(messenger.rank_of), resolved.name
     if resolved.mechanism is not None:
         values = {client: releases.numbers(resolved, client, mine) for client, mine in values.items()}
     # Flags mark the numbers that are reported: NaN is a value that a metric may have.
     table = torch.zeros(2, len(clients), len(names), dtype=torch.float64)
-    for row, client in enumerate(clients):
+    rows = {client: row for row, client in enumerate(clients)}
+    for client, mine in values.items():
         for column, name in enumerate(names):
-            if name in values.get(client, {}):
-                table[0, row, column], table[1, row, column] = values[client][name], 1.0
+            if name in mine:
+                table[0, rows[client], column], table[1, rows[client], column] = mine[name], 1.0
     reporting = table[1].any(dim=1).tolist()
     # The kind has the number of names too: tables of unequal size cannot be gathered. 8 stands for any size above 0:
     # the numbers travel in the table, and are booked below.
@@ -80,6 +82,7 @@ def share_numbers(
     sizes = {client: wire_size(dict.fromkeys(mine, _NUMBER)) for client, mine in reported.items()}
     for client, size in sizes.items():
         messenger.ledger.record(round_idx, channel, client, SERVER, size)
-    for client in clients if reported else ():
-        messenger.ledger.record(round_idx, channel, SERVER, client, sum(sizes.values()))
+    told, whole = reported.keys() | {*present}, sum(sizes.values())
+    for client in (client for client in clients if reported and client in told):
+        messenger.ledger.record(round_idx, channel, SERVER, client, whole)
     return reported

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from fedlit.checks import check, check_one_of
+from fedlit.checks import check, check_one_of, refuse
 from fedlit.federation.client import Client, Facts, make_roster, names_of, place
 from fedlit.federation.errors import RosterError, about
 from fedlit.federation.nested import alike, in_words
@@ -64,8 +64,8 @@ class Roster:
         """Names of ``clients``, which must be of the roster; ``argument`` is for the error message."""
         names = {clients} if isinstance(clients, str) else set(names_of(clients))
         unknown = sorted(names - self.rank_of.keys())
-        known = not unknown and not isinstance(clients, str)
-        check(known, argument, f"a list of clients of {list(self.rank_of)}", unknown or clients, error=RosterError)
+        if unknown or isinstance(clients, str):
+            refuse(argument, f"a list of clients of {list(self.rank_of)}", unknown or clients, error=RosterError)
         return names
 
     def by_sender(
@@ -81,7 +81,7 @@ class Roster:
     def local(self, payloads: Mapping[str, _T]) -> dict[str, _T]:
         """Entries of local clients, in roster order; a `RosterError` of others."""
         for name in payloads:
-            check_one_of("sender", name, [*self.rank_of], "they are the clients", RosterError)
+            check_one_of("sender", name, self.rank_of, "they are the clients", RosterError)
             if not self.is_local(name):
                 text = f"sender {name!r} is hosted by rank {self.rank_of[name]}: give payloads of local clients only"
                 raise about("sender", name, RosterError(text))

@@ -237,7 +237,8 @@ def _leading(points: Tensor, number: int) -> Tensor:
     if points.shape[1] <= number:
         return points
     _, directions = torch.linalg.eigh((points.T @ points).double())
-    return points @ directions[:, -number:].to(points)
+    leading: Tensor = points @ directions[:, -number:].to(points)
+    return leading
 
 
 def _nearest_of_candidates(points: Tensor, shorter: Tensor, first: int, number: int) -> tuple[Tensor, Tensor]:
@@ -245,7 +246,7 @@ def _nearest_of_candidates(points: Tensor, shorter: Tensor, first: int, number: 
     _, candidates = _nearest(shorter, first, min(max(_CANDIDATES, 8 * number), len(points) - 1))
     chunk = points[first : first + _CHUNK]
     found: list[Tensor] = []
-    for own, others in zip(chunk.split(64), candidates.split(64), strict=True):
+    for own, others in zip(torch.split(chunk, 64), torch.split(candidates, 64), strict=True):
         cosines = torch.einsum("nd,ncd->nc", own, points[others])
         found.append(others.gather(1, cosines.topk(number).indices))
     others = torch.cat(found)

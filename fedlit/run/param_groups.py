@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from fedlit.run.run import Run
 
 Entries: TypeAlias = list[dict[str, Any]]
+
+_MANY = 100
+"""Groups of an optimiser beyond which they are made together."""
 
 _WHICH = ("client", "part")
 """Keys of an entry that state where it applies; all others are settings."""
@@ -63,10 +66,23 @@ def make(run: Run, groups: Sequence[dict[str, Any]]) -> Optimizer:
     Raises:
         ValueError: If the optimiser lacks a setting, or a setting is out of range.
     """
-    optimizer = run.optimizer(divide(run, groups))
+    optimizer = over(run.optimizer, divide(run, groups))
     for index, entry in enumerate(run.local.param_groups or ()):
         for name, value in _settings(entry).items():
             _check_setting(f"param_groups[{index}]", name, value, optimizer)
+    return optimizer
+
+
+def over(maker: Callable[..., Optimizer], groups: Sequence[dict[str, Any]]) -> Optimizer:
+    """Return an optimiser over parameter groups; many without settings of their own are made as one.
+
+    torch compares each group that is added with all before it.
+    """
+    if len(groups) <= _MANY or any(group.keys() - {"params", "client", "model"} for group in groups):
+        return maker(list(groups))
+    optimizer = maker([{"params": [param for group in groups for param in group["params"]]}])
+    (whole,) = optimizer.param_groups
+    optimizer.param_groups = [{**whole, **group} for group in groups]
     return optimizer
 
 

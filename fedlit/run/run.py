@@ -248,6 +248,8 @@ class Run:
             logger.log_metrics(dict(shown), step=trainer.global_step)
 
     def _is_shown(self, name: str, of: Client | None) -> bool:
+        if self.federation.shows_all:
+            return True
         if of is None:
             prefixes = ((each, "target/" if each == self.target else f"source/{each.name}/") for each in self.clients)
             of = next((each for each, prefix in prefixes if name.startswith(prefix)), None)

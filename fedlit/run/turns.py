@@ -38,12 +38,14 @@ class Turns:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._large: dict[int, bool] = {}  # by identity of an optimiser
+        self._names: set[str] = set()  # of clients in the last step
         self.client: str | None = None
         self.is_first = self.is_last = True
 
     def start_(self) -> None:
         """Begin a run."""
         self._large.clear()
+        self._names.clear()
 
     def own(self, batch: Mapping[str, Sequence[Any]]) -> Mapping[str, Sequence[Any]]:
         """Return the samples of ``batch`` that the step is taken on now."""
@@ -61,8 +63,8 @@ class Turns:
         scales = getattr(run.trainer.precision_plugin, "scaler", None) is not None
         if not separate or scales or run.stacked is not None or not run.module.automatic_optimization:
             return [None]
-        local = [client.name for client in run.federation.local_clients]
-        has_all = {group["client"] for group in optimizer.param_groups} == {*local}
+        local = [client.name for client in run.present_learners() if run.federation.is_local(client)]
+        has_all = {group["client"] for group in optimizer.param_groups} >= {*local}
         return [*local] if has_all and len(local) > 1 and self._is_large(optimizer) else [None]
 
     def _is_large(self, optimizer: Optimizer) -> bool:
@@ -78,21 +80,33 @@ class Turns:
         """Give each client in turn an optimiser of its groups alone; its gradients go when its turn ends."""
         everybody = optimizer.param_groups
         try:
-            yield self._each(optimizer, everybody, names)
+            yield self._each(optimizer, self._there(everybody), names)
         finally:
             optimizer.param_groups, self.client = everybody, None
             self.is_first = self.is_last = True
 
+    def _there(self, everybody: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Groups of the clients that train in this round, or all if there is none; gradients of others go.
+
+        So that a step costs by those who are present.
+        """
+        names = {client.name for client in self._run.present_learners()}
+        there = [group for group in everybody if group["client"] in names] or everybody
+        gone, self._names = self._names - names, names
+        for group in everybody if gone else ():
+            for param in group["params"] if group["client"] in gone else ():
+                param.grad = None
+        return there
+
     def _each(
-        self, optimizer: Optimizer, everybody: list[dict[str, Any]], names: Sequence[str | None]
+        self, optimizer: Optimizer, there: list[dict[str, Any]], names: Sequence[str | None]
     ) -> Iterator[str | None]:
         # of Lightning's, in checkpoints: processes that host other numbers of clients count alike
         counted = self._run.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.zero_grad
         for place, name in enumerate(names):
             before = counted.state_dict()
             self.client, self.is_first, self.is_last = name, place == 0, place == len(names) - 1
-            if name is not None:
-                optimizer.param_groups = [group for group in everybody if group["client"] == name]
+            optimizer.param_groups = [group for group in there if name in (None, group["client"])]
             yield name
             if name is not None:
                 optimizer.zero_grad(set_to_none=True)

@@ -223,7 +223,8 @@ class SharedWeights(Component):
             federation.fail(heavy)
         named = (part,) if isinstance(part, str) else part
         parts = ("",) if named is None else tuple(f"{name}." for name in named)
-        local = [client.name for client in among if federation.is_local(client)]
+        there = {client.name for client in (among if absent_too else federation.present(channel))}
+        local = [client.name for client in among if federation.is_local(client) and client.name in there]
         for name in local if named is not None else ():
             check_part(self._replicas[name], parts)
         states = {name: {k: t for k, t in self.of(name).items() if k.startswith(parts)} for name in local}

@@ -505,3 +505,10 @@ def test_a_default_masked_sum_of_more_clients_than_32_bits_hold_is_that_of_a_pla
         for backend in (PairwiseMasking(), Plain(FixedPoint()))
     )
     assert torch.equal(masked, plain)
+
+
+def test_numbers_are_sent_to_who_is_present_or_reports() -> None:
+    fed = federation(participation=Schedule([["a", "t"]]))
+    assert fed.report({"c": {"acc": 0.5}, "a": {"acc": 1.0}}, ["acc"]) == {"a": {"acc": 1.0}, "c": {"acc": 0.5}}
+    entries = {(each.sender, each.receiver) for each in fed.ledger}
+    assert entries == {("a", SERVER), ("c", SERVER), (SERVER, "a"), (SERVER, "c"), (SERVER, "t")}

@@ -12,14 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD, Adagrad, Adam
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from fedlit import Client, FederatedModule
-from fedlit.federation import Fraction, NotTrainedError
+from fedlit.federation import Fraction, NotTrainedError, Schedule
 from fedlit.methods import KD3A, Ditto, FedAvg, FedDA, FedDAN, FedGP, FedProx, FedRep
 from fedlit.models import MLP
-from fedlit.run import turns
+from fedlit.run import param_groups, turns
 from fedlit.wrapped import Federated
 from helpers import Snapshots, layers, loader, same, trainer, unequal, weights
 
@@ -259,3 +259,48 @@ def test_an_error_in_a_turn_leaves_the_optimiser_whole(in_turns: None) -> None:
         run.fit(module, loader(unequal(), 64))
     assert [group["client"] for group in run.optimizers[0].param_groups] == ["c0", "c1", "c2"]
     assert module.run.turns.client is None
+
+
+def test_a_step_is_of_the_clients_that_train_in_the_round_and_others_keep_no_gradients() -> None:
+    seen: list[tuple[set[str], set[str]]] = []
+
+    class Noted(FedAvg):
+        def on_step_taken(self, optimizer: Any) -> None:
+            params = {name: list(replica.parameters()) for name, replica in self.replicas.named_children()}
+            with_gradient = {name for name, own in params.items() if any(param.grad is not None for param in own)}
+            seen.append(({group["client"] for group in optimizer.param_groups}, with_gradient))
+
+    names = [f"c{index}" for index in range(6)]
+    data = unequal(*[8] * 6)
+    present = [["c0", "c1"], ["c2", "c1"], ["c5"], ["c3", "c4", "c0"]]
+    module = Noted(names, "c5", 2, MLP(5, [4]), optimizer=partial(Adam, lr=0.1))
+    run = trainer(4, strategy={"participation": Schedule([[*names, "c5"] for names in present])})
+    run.fit(module, loader(data, 8))
+    trained = [set(names) - {"c5"} for names in present]  # the target has no labels
+    assert [there for there, _ in seen if len(there) < 6] == [names for names in trained if names]
+    assert [found for _, found in seen] == trained
+    assert [group["client"] for group in run.optimizers[0].param_groups] == names
+
+
+@pytest.mark.parametrize("kind", [partial(SGD, lr=0.1, momentum=0.9), Adam, Adagrad])
+def test_many_groups_are_made_as_one_by_one(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        linear = [nn.Linear(3, 2) for _ in range(5)]
+        groups = [{"params": list(layer.parameters()), "client": str(at)} for at, layer in enumerate(linear)]
+        return param_groups.over(kind, groups), linear
+
+    (one, first), _ = made(), monkeypatch.setattr(param_groups, "_MANY", 2)
+    other, second = made()
+    for optimizer, own in ((one, first), (other, second)):
+        assert [group["client"] for group in optimizer.param_groups] == list("01234")
+        for layer in own[:3]:
+            layer(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    assert all(torch.equal(a.weight, b.weight) for a, b in zip(first, second, strict=True))
+    states = [optimizer.state_dict() for optimizer in (one, other)]
+    assert states[0].keys() == states[1].keys()
+    assert states[0]["param_groups"] == states[1]["param_groups"]
+    assert str(states[0]["state"]) == str(states[1]["state"])
+    other.param_groups[0]["lr"] = 7.0
+    assert other.param_groups[1]["lr"] != 7.0
