@@ -111,11 +111,11 @@ def products_of_layers(
     # rows: the target's square, then two per source: its product with the target, and its square
     total = torch.zeros(2 * len(sources) + 1, len(names), dtype=torch.float64, device=device)
     for pack in _packs(sizes):
-        lengths = torch.tensor([sizes[layer] for layer in pack], device=device)
+        lengths, layers = torch.tensor([[sizes[layer] for layer in pack], [*pack]], device=device)
         t, *packed = (_packed(update, [names[layer] for layer in pack]) for update in (target, *sources))
         terms = itertools.chain([t * t], *((t * s, s * s) for s in packed))
         for row, term in zip(total, terms, strict=True):
-            row[pack] = torch.segment_reduce(term, "sum", lengths=lengths, initial=0)
+            row[layers] = torch.segment_reduce(term, "sum", lengths=lengths, initial=0)
     large = [layer for layer, size in enumerate(sizes) if size > SMALL]
     t, s = torch.empty(2, min(max(sizes, default=0), CHUNK), dtype=torch.float64, device=device)
     dots: list[Tensor] = []

@@ -109,8 +109,7 @@ def auto_weights(target_variance: float | Tensor, distance: float | Tensor) -> T
         distance: Estimate of a squared distance, of a shape that goes with the variance's: from the source's gradient
             for FedDA (d^2), from its span for FedGP (tau^2 d^2).
     """
-    variance = torch.as_tensor(target_variance, dtype=torch.float64)
-    squared = torch.as_tensor(distance, dtype=torch.float64, device=variance.device)
+    variance, squared = _together(target_variance, distance)
     fits = bool(variance.isfinite().all() and (variance >= 0).all())
     rule, way_out = "finite and not negative", "estimate it from at least two batches"
     check(fits, "target_variance (sigma^2)", rule, target_variance, way_out)
@@ -165,8 +164,8 @@ def fedgp_delta_squared(
     """
     check(num_parameters >= 1, "num_parameters (m)", "at least 1", num_parameters)
     variance, squared, weight = _of_delta(target_variance, "residual (tau^2 d^2)", residual, beta)
-    share = _shares("kept (delta)", kept)
-    length = torch.as_tensor(target_square, dtype=torch.float64)
+    _, share, length = _together(variance, kept, target_square)
+    _check_shares("kept (delta)", share)
     check_finite("target_square", length, "has the target's model diverged?")
     along = share * (2 * weight - weight**2) / num_parameters
     return ((1 - weight) ** 2 + along) * variance + weight**2 * (share * squared + (1 - share) * length)
@@ -176,19 +175,22 @@ def _of_delta(
     target_variance: float | Tensor, argument: str, distance: float | Tensor, beta: float | Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The arguments in float64, checked."""
-    variance = torch.as_tensor(target_variance, dtype=torch.float64)
+    variance, squared, weight = _together(target_variance, distance, beta)
     fits = bool(variance.isfinite().all() and (variance >= 0).all())
     check_entries(fits, "target_variance (sigma^2)", "finite and not negative", variance)
-    squared = torch.as_tensor(distance, dtype=torch.float64)
     check_finite(argument, squared, "has a client's model diverged?")
-    return variance, squared, _shares("beta", beta)
+    _check_shares("beta", weight)
+    return variance, squared, weight
 
 
-def _shares(argument: str, values: float | Tensor) -> Tensor:
-    """Numbers in [0, 1], float64."""
-    shares = torch.as_tensor(values, dtype=torch.float64)
+def _together(*values: float | Tensor) -> list[Tensor]:
+    """Numbers and tensors in float64, on the device of the first tensor."""
+    device = next((each.device for each in values if isinstance(each, Tensor)), None)
+    return [torch.as_tensor(each, dtype=torch.float64, device=device) for each in values]
+
+
+def _check_shares(argument: str, shares: Tensor) -> None:
     check_entries(bool(((shares >= 0) & (shares <= 1)).all()), argument, "from 0 to 1", shares)
-    return shares
 
 
 @torch.no_grad()

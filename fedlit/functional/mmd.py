@@ -83,7 +83,8 @@ def kernel_ladder(x: Tensor, y: Tensor, num_kernels: int = 5, factor: float = 2.
     check_pair(x, y)
     z = torch.cat([x.detach().double(), y.detach().double()])
     z = z - z[:1]  # distances stay, and far from the origin their digits would not
-    return bandwidth_ladder(mean_pair_distance(z.mean(dim=0), z.square().mean(), len(z)), num_kernels, factor)
+    middle = mean_pair_distance(z.mean(dim=0), z.square().mean(), len(z))
+    return bandwidth_ladder(middle, num_kernels, factor).to(x.device)
 
 
 def mean_pair_distance(mean: Tensor, mean_square: Tensor, count: int) -> float:
