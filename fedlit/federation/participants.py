@@ -61,17 +61,12 @@ class Participants:
         """Whether any message is hidden from the server."""
         return self.channels.encrypted or any(each.hides for each in self.channels.values())
 
-    @property
-    def shows_all(self) -> bool:
-        """Whether files and loggers of this process may have the numbers of all clients."""
-        return not (self.transport.losable and self.hides)
-
     def shows(self, client: Client | str) -> bool:
         """Whether files and loggers of this process may have a client's numbers.
 
         Across organisations, where a backend hides, those of its own clients alone.
         """
-        return self.shows_all or self.is_local(client)
+        return not (self.transport.losable and self.hides) or self.is_local(client)
 
     # ---------------------------------------------------------------- roster
 

@@ -248,12 +248,19 @@ class Run:
             logger.log_metrics(dict(shown), step=trainer.global_step)
 
     def _is_shown(self, name: str, of: Client | None) -> bool:
-        if self.federation.shows_all:
-            return True
-        if of is None:
-            prefixes = ((each, "target/" if each == self.target else f"source/{each.name}/") for each in self.clients)
-            of = next((each for each, prefix in prefixes if name.startswith(prefix)), None)
-        return of is None or self.federation.shows(of)
+        owner = self._owner(name) if of is None else of
+        return owner is None or self.federation.shows(owner)
+
+    def _owner(self, name: str) -> str | None:
+        """Return whose number it is, by the names of `metric_names`; ``None`` is nobody's."""
+        role, *parts = name.split("/")
+        if role == "target" and parts:
+            return self.target.name
+        if role != "source":
+            return None
+        names = ("/".join(parts[:end]) for end in range(1, len(parts)))  # a client's name may have strokes
+        known = self.federation.roster.rank_of
+        return next((each for each in names if each in known and each != self.target.name), None)
 
     def metric_names(self, reported: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Return clients' numbers by their log names: ``source/NAME/...``, ``target/...``."""

@@ -61,9 +61,9 @@ def drawn_in(announced: bytes, roster: Sequence[str], client: str, degree: int) 
         raise DecodeError(f"client {client!r} announces its neighbours in {len(announced)} bytes")
     if not announced:
         return tuple(name for name in roster if name != client)
-    bits = int.from_bytes(announced, "little")
-    drawn = tuple(name for position, name in enumerate(roster) if bits >> position & 1)
-    if bits >> len(roster) or client in drawn or len(drawn) != degree:
+    positions = np.flatnonzero(np.unpackbits(np.frombuffer(announced, np.uint8), bitorder="little")).tolist()
+    drawn = tuple(roster[position] for position in positions if position < len(roster))
+    if len(drawn) < len(positions) or client in drawn or len(drawn) != degree:
         raise DecodeError(f"client {client!r} must draw {degree} other clients of the round, got {list(drawn)}")
     return drawn
 

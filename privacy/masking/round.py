@@ -72,15 +72,11 @@ class MaskedRound:
         self.complete = degree >= len(roster) - 1
         drawn = {name: drawn_in(announced[name][KEY_BYTES:], roster, name, degree) for name in self.clients}
         self._drawn = {name: tuple(peer for peer in peers if peer in self.keys) for name, peers in drawn.items()}
-        drawing: dict[str, list[str]] = {name: [] for name in self.clients}
+        self._drawing: dict[str, list[str]] = {name: [] for name in self.clients}
         for name, peers in self._drawn.items():
             for peer in peers:
-                drawing[peer].append(name)
-        self._neighbours = {
-            name: tuple(sorted({*self._drawn[name], *drawing[name]}, key=self._points.__getitem__))
-            for name in self.clients
-        }
-        self._owners = {name: (*drawing[name], name) for name in self.clients}
+                self._drawing[peer].append(name)
+        self._neighbours: dict[str, tuple[str, ...]] = {}  # as far as they were asked for
         self.check_left(self.clients, "announced a round key")
 
     def point(self, client: str) -> int:
@@ -89,6 +85,9 @@ class MaskedRound:
 
     def neighbours(self, client: str) -> tuple[str, ...]:
         """Clients with which one shares masks, as one of the two has drawn the other, in roster order."""
+        if client not in self._neighbours:
+            both = {*self._drawn[client], *self._drawing[client]}
+            self._neighbours[client] = tuple(sorted(both, key=self._points.__getitem__))
         return self._neighbours[client]
 
     def holders(self, client: str) -> tuple[str, ...]:
@@ -97,7 +96,7 @@ class MaskedRound:
 
     def owners(self, holder: str) -> tuple[str, ...]:
         """Clients of whose secrets one gets a share: those that have drawn it, and itself."""
-        return self._owners[holder]
+        return (*self._drawing[holder], holder)
 
     def witnesses(self, client: str, shared: Collection[str]) -> tuple[str, ...]:
         """Holders of one's shares that release that of its seed only if it has masked with those whom they know."""
