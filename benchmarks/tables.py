@@ -789,6 +789,27 @@ def memory_clients(results: Results) -> str:
     return grid("MiB by client", ["weights and momenta", "all at once", "in turns"], rows)
 
 
+def scale_present(results: Results) -> str:
+    """Cost of a federation of which 50 sources are present in a round."""
+    rows = [
+        (
+            f"{int(number):,}",
+            [f"{case['set_up_s']:.2f}", f"{case['round_ms']:.0f}", str(case["peak_mib"])],
+        )
+        for number, case in results["present"].items()
+    ]
+    return grid("clients", ["set-up, s", "a round, ms", "peak, MiB"], rows)
+
+
+def scale_masked(results: Results) -> str:
+    """Cost of a masked sum by client."""
+    rows = [
+        (f"{int(number):,}", [str(case["neighbours"]), f"{case['ms_by_client']:.0f}"])
+        for number, case in results["masked"].items()
+    ]
+    return grid("clients", ["neighbours that each draws", "ms by client"], rows)
+
+
 def rounds_cost(results: Results) -> str:
     """CPU milliseconds of a round, and times those of the plain loop."""
     rows = [
@@ -952,6 +973,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "flare": {"ways": flare_ways},
     "vanishing": {"faults": vanishing},
     "memory": {"clients": memory_clients},
+    "scale": {"present": scale_present, "masked": scale_masked},
     "rounds": {"cost": rounds_cost},
     "gpu": {"resnet": gpu_resnet, "methods": gpu_methods},
     "privacy": {"cost": privacy_cost},
