@@ -337,7 +337,7 @@ class FederatedModule(ClientOptimisation, Phase):
         # A step in which no local client trains must still have a graph: never None with several processes.
         others_train = run.turns.client is not None and (not run.turns.is_last or run.record.trains)
         if not losses or (others_train and not loss.requires_grad):
-            return torch.zeros((), device=self.device, requires_grad=True)
+            return loss.detach().to(self.device) + torch.zeros((), device=self.device, requires_grad=True)
         if self.automatic_optimization and torch.is_grad_enabled() and not loss.requires_grad:
             raise NotTrainedError(
                 f"the losses of {list(losses)} depend on no weight that is trained: all are frozen (requires_grad), or "

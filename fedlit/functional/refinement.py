@@ -24,7 +24,7 @@ _CHUNK = 1024
 """Samples whose cosines with all are in memory at a time."""
 
 _MANY = 20_000
-"""Samples beyond which the nearest ones are looked for in leading directions first, in a fifth of the time."""
+"""Samples beyond which the nearest ones are looked for in leading directions first, as all cosines take long."""
 
 _DIRECTIONS, _CANDIDATES = 128, 40
 """Leading directions, and samples that are nearest in these, of which the nearest ones are taken."""
@@ -66,7 +66,8 @@ def neighbour_graph(x: Tensor, num_neighbors: int = 5) -> scipy.sparse.csr_array
         points = F.normalize(x.detach().double(), dim=1)
         nearest = [_nearest(points, first, num_neighbors) for first in range(0, len(x), _CHUNK)]
     else:
-        points = F.normalize(x.detach().float(), dim=1)
+        # float32 would lose the ends of float64's range before they have length 1
+        points = torch.cat([F.normalize(part.double(), dim=1).float() for part in torch.split(x.detach(), _CHUNK)])
         shorter = _leading(points, _DIRECTIONS)
         nearest = [_nearest_of_candidates(points, shorter, first, num_neighbors) for first in range(0, len(x), _CHUNK)]
     cosines, others = (torch.cat(parts).cpu().numpy() for parts in zip(*nearest, strict=True))

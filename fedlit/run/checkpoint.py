@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import Optimizer
 
-from fedlit.federation import RosterError
+from fedlit.federation import FederationError, RosterError
 from fedlit.run.checkpoint_files import PROCESS
 from fedlit.run.clock import is_share
 from fedlit.run.optimisation import changes
@@ -41,6 +41,11 @@ def public_path(path: str) -> str:
 def save(run: Run, checkpoint: dict[str, Any]) -> None:
     """Put each client's state under its name; add the state of the federation and of the components."""
     federation = run.federation
+    if run.turns.unfinished:
+        raise FederationError(
+            f"no checkpoint is written: a local step has failed which clients {run.turns.unfinished} have taken, and "
+            "others have not, so that a run that goes on from here would take it twice. Resume from an earlier one"
+        )
     local = [client.name for client in federation.local_clients]
     split(checkpoint, local)
     state = federation.state_dict()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
@@ -74,11 +75,14 @@ def make(run: Run, groups: Sequence[dict[str, Any]]) -> Optimizer:
 
 
 def over(maker: Callable[..., Optimizer], groups: Sequence[dict[str, Any]]) -> Optimizer:
-    """Return an optimiser over parameter groups; many without settings of their own are made as one.
+    """Return an optimiser over parameter groups; many plain ones of one of torch's are made as one.
 
-    torch compares each group that is added with all before it.
+    torch compares each group that is added with all before it. Other makers may look into the groups.
     """
-    if len(groups) <= _MANY or any(group.keys() - {"params", "client", "model"} for group in groups):
+    kind = maker.func if isinstance(maker, partial) else maker
+    is_torch_s = str(getattr(kind, "__module__", "")).startswith(("torch.optim.", "fedlit.run.optimisation"))
+    own = any(group.keys() - {"params", "client", "model"} for group in groups)
+    if len(groups) <= _MANY or own or not is_torch_s:
         return maker(list(groups))
     optimizer = maker([{"params": [param for group in groups for param in group["params"]]}])
     (whole,) = optimizer.param_groups

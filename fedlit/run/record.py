@@ -101,9 +101,12 @@ class RoundRecord(Component):
         self.graphs.update(name for name, loss in losses.items() if loss.requires_grad)
         stacked = torch.stack(list(losses.values())) if losses else torch.zeros(0)
         self.trains = stacked.requires_grad or (goes_on and self.trains)
-        names, before = self.steps.pop() if goes_on else ([], stacked.new_zeros(0))
-        self.steps.append(([*names, *losses], torch.cat([before.to(stacked), stacked.detach()])))
-        return stacked.sum() + before.sum() if names else stacked.sum()
+        names, before = self.steps.pop() if goes_on else ([], torch.zeros(0))
+        if not names or not losses:
+            self.steps.append(([*names, *losses], before if names else stacked.detach()))
+            return before.sum() if names else stacked.sum()
+        self.steps.append(([*names, *losses], torch.cat([before, stacked.detach()])))
+        return before.sum() + stacked.sum()
 
     def add_norms_(self, norms: Mapping[str, Tensor]) -> None:
         """Note norms of gradients."""

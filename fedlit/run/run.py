@@ -256,11 +256,8 @@ class Run:
         role, *parts = name.split("/")
         if role == "target" and parts:
             return self.target.name
-        if role != "source":
-            return None
-        names = ("/".join(parts[:end]) for end in range(1, len(parts)))  # a client's name may have strokes
-        known = self.federation.roster.rank_of
-        return next((each for each in names if each in known and each != self.target.name), None)
+        is_source = role == "source" and len(parts) > 1 and parts[0] in self.federation.roster.rank_of
+        return parts[0] if is_source and parts[0] != self.target.name else None
 
     def metric_names(self, reported: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Return clients' numbers by their log names: ``source/NAME/...``, ``target/...``."""

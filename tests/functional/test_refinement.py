@@ -68,6 +68,14 @@ def test_many_samples_find_their_neighbours_in_leading_directions(
     assert (found != found.T).nnz == 0
 
 
+@pytest.mark.parametrize("scale", [1e-60, 1e60])
+def test_many_samples_of_any_length_have_neighbours(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = clusters(300)[0]
+    exact = fn.neighbour_graph(scale * x)
+    monkeypatch.setattr(refinement, "_MANY", 100)
+    np.testing.assert_allclose((fn.neighbour_graph(scale * x) - exact).toarray(), 0, atol=1e-6)
+
+
 def test_of_few_candidates_all_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     x = normal(30, 4)
     exact = fn.neighbour_graph(x, 29)

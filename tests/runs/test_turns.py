@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -11,12 +12,13 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from fedlit import Client, FederatedModule
-from fedlit.federation import Fraction, NotTrainedError, Schedule
+from fedlit.federation import FederationError, Fraction, NotTrainedError, Schedule
 from fedlit.methods import KD3A, Ditto, FedAvg, FedDA, FedDAN, FedGP, FedProx, FedRep
 from fedlit.models import MLP
 from fedlit.run import param_groups, turns
@@ -247,13 +249,13 @@ def test_if_no_client_has_one_it_is_an_error_as_without_turns(in_turns: None) ->
 
 
 def test_an_error_in_a_turn_leaves_the_optimiser_whole(in_turns: None) -> None:
-    class Failing(FedAvg):
+    class Broken(FedAvg):
         def loss(self, client: Client, batch: Any) -> Tensor:
             if client.name == "c1":
                 raise ValueError("no loss")
             return super().loss(client, batch)
 
-    module = Failing(LABELLED, "c2", 2, MLP(5, [4]), optimizer=partial(SGD, lr=0.1))
+    module = Broken(LABELLED, "c2", 2, MLP(5, [4]), optimizer=partial(SGD, lr=0.1))
     run = trainer(1)
     with pytest.raises(ValueError, match="no loss"):
         run.fit(module, loader(unequal(), 64))
@@ -261,7 +263,118 @@ def test_an_error_in_a_turn_leaves_the_optimiser_whole(in_turns: None) -> None:
     assert module.run.turns.client is None
 
 
-def test_a_step_is_of_the_clients_that_train_in_the_round_and_others_keep_no_gradients() -> None:
+class Failing(FedAvg):
+    """Fails once at one client."""
+
+    at = ""
+
+    def loss(self, client: Client, batch: Any) -> Tensor:
+        if client.name == self.at and self.run.clock.round_idx and self.run.clock.step == 1:
+            raise MemoryError
+        return super().loss(client, batch)
+
+
+@pytest.mark.parametrize("at", ["c0", "c1", "c2"])
+def test_a_step_that_only_some_have_taken_is_not_saved(at: str, in_turns: None, tmp_path: Path) -> None:
+    module = Failing(LABELLED, "c2", 2, MLP(5, [4]))
+    module.at = at
+    run = trainer(2, [OnExceptionCheckpoint(tmp_path)], enable_checkpointing=True)
+    with pytest.raises(MemoryError if at == "c0" else FederationError, match="" if at == "c0" else r"\['c0'"):
+        run.fit(module, loader(unequal(8, 8, 8), 4))
+    assert [file.name for file in tmp_path.iterdir()] == (["on_exception.ckpt"] if at == "c0" else [])
+    module.at = ""
+    run.fit(module, loader(unequal(8, 8, 8), 4))
+    run.save_checkpoint(tmp_path / "later.ckpt")
+
+
+class Sum(pl.Callback):
+    """The loss that Lightning hands on after each step."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(float(outputs["loss"]))
+
+
+def test_the_loss_of_a_step_is_the_sum_over_all_clients_in_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for large in (turns.LARGE, 0):
+        monkeypatch.setattr(turns, "LARGE", large)
+        seen = Sum()
+        module = FedAvg(LABELLED, "c2", 2, MLP(5, [4]).double(), nn.Linear(4, 2).double())
+        torch.manual_seed(0)
+        for part in module.originals:
+            part.load_state_dict({name: torch.randn_like(each) for name, each in part.state_dict().items()})
+        trainer(1, [seen]).fit(module, loader(unequal(20, 18, 6, dtype=torch.float64), 4))
+        found.append((seen.seen, [(names, values.tolist(), values.dtype) for names, values in module.run.record.steps]))
+    assert found[0][0] == pytest.approx(found[1][0])
+    assert found[0][1] == found[1][1]
+    assert len(found[0][0]) == 5
+
+
+class Counting(SGD):
+    """An optimiser of one's own, which looks at all groups at once."""
+
+    def step(self, closure: Any = None) -> Any:
+        assert len(self.param_groups) == 3
+        return super().step(closure)
+
+
+class Clipping(FedAvg):
+    """Clips the gradients of all together."""
+
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        assert len(optimizer.param_groups) == 3
+
+
+class Looking(pl.Callback):
+    """Sees the gradients of all."""
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        assert len(optimizer.param_groups) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "callbacks"),
+    [(FedAvg, {"optimizer": partial(Counting, lr=0.1)}, []), (Clipping, {}, []), (FedAvg, {}, [Looking()])],
+)
+def test_what_looks_at_all_gradients_sees_those_of_all(
+    method: Any, arguments: dict[str, Any], callbacks: list[Any], in_turns: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_MANY", 1)
+    run = trainer(1, callbacks, gradient_clip_val=1.0, strategy={"participation": Fraction(1.0)})
+    run.fit(method(LABELLED, "c2", 2, MLP(5, [4]), **arguments), loader(unequal(), 64))
+
+
+def without_decay_of_biases(groups: Any) -> Any:
+    made = [
+        {**group, "params": [param for param in group["params"] if (param.ndim > 1) == wide], "weight_decay": decay}
+        for group in groups
+        for wide, decay in ((True, 0.1), (False, 0.0))
+    ]
+    return Adam(made, lr=0.1)
+
+
+def rate_by_client(groups: Any) -> Any:
+    return SGD([{**group, "lr": 0.5 if group["client"] == "c0" else 0.1} for group in groups], lr=0.1)
+
+
+@pytest.mark.parametrize(("maker", "number"), [(without_decay_of_biases, 6), (rate_by_client, 3)])
+def test_makers_that_look_into_groups_get_them_as_they_are(
+    maker: Any, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(param_groups, "_MANY", 2)
+    module = FedAvg(LABELLED, "c2", 2, MLP(5, [4]), optimizer=maker)
+    run = trainer(1)
+    run.fit(module, loader(unequal(), 64))
+    assert len(run.optimizers[0].param_groups) == number
+
+
+def test_a_step_is_of_the_clients_that_train_in_the_round_and_others_keep_no_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_MANY", 3)
     seen: list[tuple[set[str], set[str]]] = []
 
     class Noted(FedAvg):
