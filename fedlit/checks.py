@@ -81,4 +81,4 @@ def check_one_of(
 ) -> None:
     """Refuse what is not among ``choices``."""
     if value not in choices:  # or naming all choices would take its time at each call
-        check(False, argument, f"one of {list(choices)}", value, way_out, error)
+        refuse(argument, f"one of {list(choices)}", value, way_out, error)

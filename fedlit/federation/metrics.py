@@ -80,9 +80,10 @@ def share_numbers(
         if any(flags[row])
     }
     sizes = {client: wire_size(dict.fromkeys(mine, _NUMBER)) for client, mine in reported.items()}
-    for client, size in sizes.items():
-        messenger.ledger.record(round_idx, channel, client, SERVER, size)
-    told, whole = reported.keys() | {*present}, sum(sizes.values())
-    for client in (client for client in clients if reported and client in told):
-        messenger.ledger.record(round_idx, channel, SERVER, client, whole)
+    for client, own in sizes.items():
+        messenger.ledger.record(round_idx, channel, client, SERVER, own)
+    receivers, size = reported.keys() | {*present}, sum(sizes.values())
+    for client in clients if reported else ():
+        if client in receivers:
+            messenger.ledger.record(round_idx, channel, SERVER, client, size)
     return reported

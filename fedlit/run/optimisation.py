@@ -281,8 +281,9 @@ class ClientOptimisation(pl.LightningModule, ABC):
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Take a step, of one client after the other if they are large; a target within its trust region."""
         region, plain = self.run.trust_region, getattr(optimizer, "optimizer", optimizer)  # not Lightning's proxy
-        with self.run.turns.take(plain, self.run.turns.of(plain)) as clients:
-            for client in clients:
+        turns, clients = self.run.turns, self.run.turns.of(plain)
+        for place, client in enumerate(clients):
+            with turns.take(plain, clients, place):
                 moves_target = client in (None, self.target.name)
                 with nullcontext() if region is None or not moves_target else region.limited(self.run):
                     super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)

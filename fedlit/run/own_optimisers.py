@@ -20,6 +20,7 @@ from torch.optim import LBFGS, Optimizer
 
 from fedlit.checks import check
 from fedlit.run.optimisation import ClientSchedules, ClientView
+from fedlit.run.turns import stepping
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,8 @@ class ClientOptimizer(ClientView):
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Step the client's parameters that have a gradient."""
-        everybody = self.optimizer.param_groups
-        self.optimizer.param_groups = self.param_groups
-        try:
+        with stepping(self.optimizer, self.param_groups):
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
-        finally:
-            self.optimizer.param_groups = everybody
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set the client's gradients to None; with 0, absent clients would be stepped."""

@@ -47,18 +47,16 @@ class Turns:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._large: dict[int, bool] = {}  # by identity of an optimiser
+        self._pays = False
         self._names: set[str] = set()  # of clients in the last step
-        self._sees_all: bool | None = None
         self.unfinished: list[str | None] = []
         self.client: str | None = None
         self.is_first = self.is_last = True
 
     def start_(self) -> None:
         """Begin a run."""
-        self._large.clear()
+        self._pays = _is_large(self._run) and not _sees_all(self._run)
         self._names.clear()
-        self._sees_all = None
         self.unfinished = []
 
     def own(self, batch: Mapping[str, Sequence[Any]]) -> Mapping[str, Sequence[Any]]:
@@ -72,39 +70,40 @@ class Turns:
         scaler of half precision decides on the step of all nor a hook from elsewhere sees the gradients of all.
         """
         run = self._run
+        if not self._pays or not _is_torch_s(optimizer):
+            return [None]
         separate = getattr(run.phase().losses, "independent", False)
         separate = separate and getattr(run.module.training_step, "independent", False)
         scales = getattr(run.trainer.precision_plugin, "scaler", None) is not None
         if not separate or scales or run.stacked is not None or not run.module.automatic_optimization:
             return [None]
-        if self._sees_all is None:
-            self._sees_all = _sees_all(run)
-        if self._sees_all or not _is_torch_s(optimizer):
-            return [None]
         local = [client.name for client in run.present_learners() if run.federation.is_local(client)]
         has_all = {group["client"] for group in optimizer.param_groups} >= {*local}
-        return [*local] if has_all and len(local) > 1 and self._is_large(optimizer) else [None]
-
-    def _is_large(self, optimizer: Optimizer) -> bool:
-        if id(optimizer) not in self._large:
-            numbers: dict[str, int] = {}
-            for group in optimizer.param_groups:
-                numbers[group["client"]] = numbers.get(group["client"], 0) + sum(p.numel() for p in group["params"])
-            self._large[id(optimizer)] = max(numbers.values(), default=0) >= LARGE
-        return self._large[id(optimizer)]
+        return [*local] if has_all and len(local) > 1 else [None]
 
     @contextmanager
-    def take(self, optimizer: Optimizer, names: Sequence[str | None]) -> Iterator[Iterator[str | None]]:
-        """Give each client in turn an optimiser of its groups alone; its gradients go when its turn ends."""
-        everybody = optimizer.param_groups
+    def take(self, optimizer: Optimizer, names: Sequence[str | None], place: int) -> Iterator[None]:
+        """Let one of the clients `of` a step take it, with an optimiser of its groups alone; its gradients go then."""
+        # of Lightning's, in checkpoints: processes that host other numbers of clients count alike
+        counted = self._run.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.zero_grad
+        self.client, self.is_first, self.is_last = names[place], place == 0, place == len(names) - 1
+        before = None if self.is_last else counted.state_dict()
+        own = self._there if self.client is None else self._of_client
         try:
-            yield self._each(optimizer, self._there(optimizer), names)
+            with stepping(optimizer, own(optimizer)):
+                yield
+                if self.client is not None:
+                    optimizer.zero_grad(set_to_none=True)
+            if before is not None:
+                counted.load_state_dict(before)
         except BaseException:
-            self.unfinished = list(names[: names.index(self.client)]) if self.client in names else []
+            self.unfinished = list(names[:place])
             raise
         finally:
-            optimizer.param_groups, self.client = everybody, None
-            self.is_first = self.is_last = True
+            self.client, self.is_first, self.is_last = None, True, True
+
+    def _of_client(self, optimizer: Optimizer) -> list[dict[str, Any]]:
+        return [group for group in optimizer.param_groups if group["client"] == self.client]
 
     def _there(self, optimizer: Optimizer) -> list[dict[str, Any]]:
         """Return, of many groups, those of the clients that train in this round; gradients of others go.
@@ -122,20 +121,24 @@ class Turns:
                 param.grad = None
         return there
 
-    def _each(
-        self, optimizer: Optimizer, there: list[dict[str, Any]], names: Sequence[str | None]
-    ) -> Iterator[str | None]:
-        # of Lightning's, in checkpoints: processes that host other numbers of clients count alike
-        counted = self._run.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.zero_grad
-        for place, name in enumerate(names):
-            before = counted.state_dict()
-            self.client, self.is_first, self.is_last = name, place == 0, place == len(names) - 1
-            optimizer.param_groups = [group for group in there if name in (None, group["client"])]
-            yield name
-            if name is not None:
-                optimizer.zero_grad(set_to_none=True)
-            if not self.is_last:
-                counted.load_state_dict(before)
+
+@contextmanager
+def stepping(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Iterator[None]:
+    """Within it, an optimiser has some of its groups alone."""
+    everybody = optimizer.param_groups
+    optimizer.param_groups = groups
+    try:
+        yield
+    finally:
+        optimizer.param_groups = everybody
+
+
+def _is_large(run: Run) -> bool:
+    sizes = (
+        sum(param.numel() for param in run.replicas[client].parameters() if param.requires_grad)
+        for client in run.federation.local_clients
+    )
+    return any(size >= LARGE for size in sizes)
 
 
 def _is_torch_s(optimizer: Optimizer) -> bool:

@@ -91,8 +91,8 @@ def test_what_the_other_tests_of_this_folder_call_gives_results_where_the_inputs
         env={**os.environ, "FEDLIT_REPLAYED": str(found), "PYTHONPATH": paths},
     )
     assert done.returncode == 0, done.stdout[-2000:]
-    said = json.loads(found.read_text())
-    failures = {name: error for name, error in said["failures"].items() if name not in ARTEFACTS}
+    report = json.loads(found.read_text())
+    failures = {name: error for name, error in report["failures"].items() if name not in ARTEFACTS}
     assert failures == {}
     functions = {name for name in fn.__all__ if inspect.isfunction(getattr(fn, name))}
-    assert functions - said["calls"].keys() <= WITHOUT_TENSORS | HERE | UNSEEN
+    assert functions - report["calls"].keys() <= WITHOUT_TENSORS | HERE | UNSEEN

@@ -287,14 +287,15 @@ class Sums:
             return {}, nothing
         later = self._makes_later(recipe, next(iter(payloads.values())))
         for name, payload in payloads.items():
+            share = None if shares is None else shares[name]
             with working(name):
                 if later:
                     for tensor in payload.values():
                         self._messenger.check_finite(recipe.channel, name, tensor)
                     form = {key: torch.empty_like(tensor, device="meta") for key, tensor in payload.items()}
-                    vectors[name] = pack(form, None, None if shares is None else shares[name])
+                    vectors[name] = pack(form, None, share)
                     continue
-                vector = pack(payload, codec, None if shares is None else shares[name])
+                vector = pack(payload, codec, share)
                 if codec is not None or self._messenger.transport.world_size > 1:
                     vector = vector.cpu()  # where those of other processes arrive, and where codecs work
                 self._messenger.check_finite(recipe.channel, name, vector)
