@@ -1,12 +1,17 @@
 """Memory of local clients: MiB for each further one, of FedAvg in one process.
 
-Run: python benchmarks/memory.py [--networks "ResNet-18, 96 pixels"] [--out benchmarks/memory.json]
+Run: python benchmarks/memory.py [--parts clients state_dir recompute] [--networks "ResNet-18, 96 pixels"]
+    [--out benchmarks/memory.json]
 
 Each figure is of a fresh process that trains two rounds of two local steps, SGD with momentum, on images that are made
 as they are read; "mib" is the peak of its memory (VmHWM) with the larger number of clients less that with the smaller
 one, by further client, and "weights_and_state_mib" what a client's weights and momenta take. "together" is how small
 networks are trained: the losses of all clients before one backward pass, and what they send collected before it is
 added; "in turns" is how large ones are. "ms" is CPU time by local step of a client, with the smaller number.
+
+"state_dir" is the peak of 10 and 100 clients of ResNet-18 whose weights and momenta are in files of a folder, and CPU
+time by local step next to 10 in memory. "recompute" is "mib" and "ms" of FedDAN, whose clients exchange features' means
+in each local step, with their activations kept until the backward pass, and with extractors that run again in it.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,10 +31,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedlit import Client, FederatedStrategy
+from fedlit import Client, FederatedModule, FederatedStrategy
 from fedlit.data import FederatedLoader
 from fedlit.federation.sums import driver
-from fedlit.methods import FedAvg
+from fedlit.methods import FedAvg, FedDAN
 from fedlit.models import ResNet
 from fedlit.run import turns
 from measures import environment, mebibytes, seconds
@@ -40,6 +46,8 @@ NETWORKS: Mapping[str, tuple[int, int, int, tuple[int, int]]] = {
 """Depth, pixels, batch size and the two numbers of clients."""
 
 STEPS, ROUNDS = 2, 2
+
+PARTS = ("clients", "state_dir", "recompute")
 
 
 class Images(Dataset[tuple[Tensor, int]]):
@@ -56,7 +64,9 @@ class Images(Dataset[tuple[Tensor, int]]):
         return torch.randn(3, self.pixels, self.pixels, generator=generator), index % 10
 
 
-def train(network: str, num_clients: int, together: bool) -> dict[str, Any]:
+def train(
+    network: str, num_clients: int, together: bool = False, state_dir: str | None = None, feddan: str | None = None
+) -> dict[str, Any]:
     """Train in this process; its peak, CPU time, and a hash of the weights."""
     depth, pixels, batch_size, _ = NETWORKS[network]
     if together:
@@ -64,10 +74,13 @@ def train(network: str, num_clients: int, together: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     names = [f"client{index}" for index in range(num_clients)]
     clients = [*names[:-1], Client(names[-1], role="target", labelled=True)]
-    module = FedAvg(clients, names[-1], 10, ResNet(depth, weights=None))
+    resnet = ResNet(depth, weights=None)
+    module: FederatedModule = FedAvg(clients, names[-1], 10, resnet)
+    if feddan is not None:
+        module = FedDAN(names, names[-1], 10, resnet, num_frequencies=100, recompute=feddan == "recompute")
     options: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
     options |= {"enable_model_summary": False, "num_sanity_val_steps": 0, "accelerator": "cpu", "max_epochs": ROUNDS}
-    trainer = pl.Trainer(strategy=FederatedStrategy(num_threads=1), **options)
+    trainer = pl.Trainer(strategy=FederatedStrategy(num_threads=1, state_dir=state_dir), **options)
     data = {name: Images(pixels, STEPS * batch_size) for name in names}
     spent = seconds(lambda: trainer.fit(module, FederatedLoader(data, batch_size, seed=0)))
     digest = hashlib.sha256()
@@ -82,9 +95,9 @@ def train(network: str, num_clients: int, together: bool) -> dict[str, Any]:
     }
 
 
-def apart(network: str, num_clients: int, together: bool) -> dict[str, Any]:
+def apart(network: str, num_clients: int, **options: Any) -> dict[str, Any]:
     """`train` in a fresh process."""
-    arguments = ["--one", network, str(num_clients), *(["--together"] if together else [])]
+    arguments = ["--one", json.dumps({"network": network, "num_clients": num_clients, **options})]
     command = [sys.executable, __file__, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=3600)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -97,7 +110,7 @@ def compare(network: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     hashes: dict[int, set[str]] = {few: set(), more: set()}
     for way in ("together", "in turns"):
-        runs = {number: apart(network, number, way == "together") for number in (few, more)}
+        runs = {number: apart(network, number, together=way == "together") for number in (few, more)}
         for number, run in runs.items():
             hashes[number].add(run["sha256"])
         mib, own = (runs[more]["peak_mib"] - runs[few]["peak_mib"]) / (more - few), runs[few]["weights_and_state_mib"]
@@ -110,26 +123,65 @@ def compare(network: str) -> dict[str, Any]:
     }
 
 
+def offload(network: str = "ResNet-18, 96 pixels") -> dict[str, Any]:
+    """With weights and momenta in files."""
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        inside, few = apart(network, 10), apart(network, 10, state_dir=folder)
+        many = apart(network, 100, state_dir=folder)
+    return {
+        "clients": [10, 100],
+        "weights_and_state_mib": [round(number * few["weights_and_state_mib"]) for number in (10, 100)],
+        "peak_mib": [round(run["peak_mib"]) for run in (few, many)],
+        "ms": round(few["ms"]),
+        "in_memory": {"clients": 10, "peak_mib": round(inside["peak_mib"]), "ms": round(inside["ms"])},
+        "equal_bits": inside["sha256"] == few["sha256"],
+        "environment": environment(),
+    }
+
+
+def recompute(network: str = "ResNet-18, 96 pixels") -> dict[str, Any]:
+    """Of a method whose clients exchange in each local step."""
+    few, more = NETWORKS[network][3]
+    found: dict[str, Any] = {"clients": [few, more], "environment": environment()}
+    hashes = set()
+    for way in ("keep", "recompute"):
+        runs = [apart(network, number, feddan=way) for number in (few, more)]
+        mib = (runs[1]["peak_mib"] - runs[0]["peak_mib"]) / (more - few)
+        found[way] = {"mib": round(mib, 1), "ms": round(runs[0]["ms"])}
+        found["weights_and_state_mib"] = round(runs[0]["weights_and_state_mib"], 1)
+        hashes.add((runs[0]["sha256"], runs[1]["sha256"]))
+    return {**found, "equal_bits": len(hashes) == 1}
+
+
 def main() -> None:
     """Print the table and write the JSON next to it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
-    parser.add_argument("--one", nargs=2, metavar=("NETWORK", "CLIENTS"), help=argparse.SUPPRESS)
-    parser.add_argument("--together", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(train(options.one[0], int(options.one[1]), options.together)))
+        print(json.dumps(train(**options.one)))
         return
-    results = json.loads(options.out.read_text())["results"] if options.out.exists() else {}
+    made = json.loads(options.out.read_text()) if options.out.exists() else {"results": {}}
+    results = made["results"]
+    networks = options.networks if "clients" in options.parts else []
+    if networks:
+        made["environment"] = environment()
     print(f"{'network':24}{'own':>8}{'together':>22}{'in turns':>22}{'ms':>14}   equal bits")
-    for network in options.networks:
+    for network in networks:
         results[network] = row = compare(network)
         cells = [f"{row[way]['mib']} ({row[way]['of_weights_and_state']}x)" for way in ("together", "in turns")]
         times = f"{row['together']['ms']} / {row['in turns']['ms']}"
         own = row["weights_and_state_mib"]
         print(f"{network:24}{own:>8}{cells[0]:>22}{cells[1]:>22}{times:>14}   {row['equal_bits']}")
-    made = {"environment": environment(), "results": results}
+    if "state_dir" in options.parts:
+        made["state_dir"] = row = offload()
+        print("state_dir: " + ", ".join(f"{key} {value}" for key, value in row.items() if key != "environment"))
+    if "recompute" in options.parts:
+        made["recompute"] = row = recompute()
+        print("recompute: " + ", ".join(f"{key} {value}" for key, value in row.items() if key != "environment"))
     options.out.write_text(json.dumps(made, indent=2) + "\n")
 
 

@@ -20,6 +20,7 @@ from fedlit.federation.labels import TaskName, guard
 from fedlit.federation.ledger import SERVER
 from fedlit.models import Replica, make_classifier
 from fedlit.models.copies import check_copyable, check_tied, forget_compiled_
+from fedlit.models.recomputed import recompute_
 from fedlit.run import checkpoint as checkpoints
 from fedlit.run.component import Phase
 from fedlit.run.evaluation import Evaluation
@@ -99,6 +100,9 @@ class FederatedModule(ClientOptimisation, Phase):
             Takes two more passes through the extractor in each of the target's steps. ``None`` is no limit.
         vectorize: Train all local clients in one vectorised call; pays for many clients with tiny equal networks. Equal
             to training one by one within float tolerance; with dropout, the numbers drawn depend on placement.
+        recompute: Run extractors a second time in the backward pass, in place of keeping their activations of all
+            clients until then: less memory for a third more time, and the same weights to the last bit. For methods
+            that exchange in a local step; others keep the activations of one client at a time.
 
     Raises:
         RosterError: If the clients make no federation.
@@ -134,6 +138,7 @@ class FederatedModule(ClientOptimisation, Phase):
         refine: bool | Literal["network"] = False,
         trust_region: float | None = None,
         vectorize: bool = False,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         name, requires, spec = type(self).__name__, type(self).requires, type(self).replica_spec
@@ -146,6 +151,8 @@ class FederatedModule(ClientOptimisation, Phase):
         )
         if class_weights is not None and vectorize:
             refuse("vectorize", "False beside class_weights, which its built-in loss lacks", vectorize)
+        if recompute and vectorize:
+            refuse("recompute", "False beside vectorize, which is for tiny networks", recompute)
         if refine and task != "classification":
             refuse("refine", f"False with task={task!r}, which has no class probabilities to refine", refine)
         self.task: Task = self._make_task(task, num_classes, class_weights)
@@ -158,7 +165,8 @@ class FederatedModule(ClientOptimisation, Phase):
         # In a tuple, so that the originals are not registered: only clients' copies belong in the checkpoint.
         self.originals = (extractor, make_classifier(extractor, num_classes) if classifier is None else classifier)
         check_tied(*self.originals, "refine fits a classifier by itself" if refine else spec.apart, spec.local)
-        local = LocalTraining(optimizer, param_groups, reset_optimizer, lr_scheduler, schedule_interval, vectorize)
+        options = (optimizer, param_groups, reset_optimizer, lr_scheduler, schedule_interval, vectorize, recompute)
+        local = LocalTraining(*options)
         local.check([client.name for client in self.clients], spec.own_rates, name)
         self.replicas = Replicas()
         self.save_hyperparameters(
@@ -271,6 +279,8 @@ class FederatedModule(ClientOptimisation, Phase):
         if not len(self.replicas):
             build(self.run)
             forget_compiled_(self.replicas)
+            for replica in self.replicas.children() if self.run.local.recompute else ():
+                recompute_(replica)
         for client in self.clients:
             if client.name in self.replicas and not self.federation.is_local(client):
                 del self.replicas[client.name]
@@ -311,6 +321,9 @@ class FederatedModule(ClientOptimisation, Phase):
             )
         run = self.run
         run.outputs.temperature, run.outputs.intervals = 1.0, None
+        if run.offload is not None:
+            for client in self.federation.local_clients:
+                run.offload.keep_weights_(client.name, self.replicas[client])  # in whatever precision they are now
         run.turns.start_()
         run.weights.start_()
         run.record.start_run_()
@@ -352,7 +365,11 @@ class FederatedModule(ClientOptimisation, Phase):
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return local clients' outputs on their samples, by name, as of `forward`; no label of the target is read."""
         names = [client.name for client in self.clients if client.name in batch and self.can_predict(client)]
-        return {name: self.task.in_unit(name, self.replicas[name](batch[name][0])) for name in names}
+        outputs: dict[str, Tensor] = {}
+        for name in names:
+            outputs[name] = self.task.in_unit(name, self.replicas[name](batch[name][0]))
+            self.run.release(name)
+        return outputs
 
     test_step = validation_step
 

@@ -36,10 +36,11 @@ from fedlit.privacy import GaussianMechanism, PrivacyWarning, SecureAggregation,
 from fedlit.remote import Seat
 from fedlit.remote.star import PROTOCOL, ServerStar, SiteStar
 from fedlit.run.agreement import arguments, facts_of, plain, trained_with
-from fedlit.run.checkpoint_files import part_of, read, stale
+from fedlit.run.checkpoint_files import StreamedCheckpointIO, part_of, read, stale
 from fedlit.run.ending import missing_from, skip_nothing
 from fedlit.run.gathering import unite, warn_of_gathered
 from fedlit.run.journals import keep_journal
+from fedlit.run.offload import DiskOffload
 from fedlit.run.planning import plan_rounds
 from fedlit.run.sample_check import check_evaluation
 from fedlit.run.trainer_checks import check_reported
@@ -96,6 +97,9 @@ class FederatedStrategy(DDPStrategy):
             (`fedlit.remote.Site`), where messages are hidden or noised; a relative one is in `Trainer.log_dir`, and a
             run that is resumed needs that of before. ``None`` keeps none, but for ``fedlit fit``: beside its runs.
         allow_rejoin: Clients whose identity key may be another one than in the journals, as theirs is lost.
+        state_dir: Folder on a local disk for files in which weights and optimiser states of clients lie, so that memory
+            holds those of the client whose turn it is, as long as networks are large and trained in turns; on CPUs,
+            under Linux. The files have no names, and go with the process. ``None`` keeps all in memory.
 
     Attributes:
         stays_joined: Stay in a federation across organisations when a run ends, as for ``Trainer.test`` after ``fit``;
@@ -132,6 +136,7 @@ class FederatedStrategy(DDPStrategy):
         max_share: float = 0.9,
         journal: str | None = None,
         allow_rejoin: list[str] | None = None,
+        state_dir: str | None = None,
     ) -> None:
         if local_steps is not None:
             check_at_least("local_steps", local_steps, 1, "optimiser step", "None is a local epoch")
@@ -143,7 +148,12 @@ class FederatedStrategy(DDPStrategy):
         check_choices(privacy, two_party, differential_privacy, reports)
         if epsilon_budget is not None:
             check_positive("epsilon_budget", epsilon_budget)
-        super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method)
+        super().__init__(
+            checkpoint_io=StreamedCheckpointIO(),
+            process_group_backend="gloo",
+            timeout=timedelta(seconds=timeout),
+            start_method=start_method,
+        )
         self.local_steps, self.rounds_per_epoch = local_steps, rounds_per_epoch
         self.participation, self.heard, self.nested_heard = participation, heard, nested_heard
         self.privacy, self.two_party, self.differential_privacy = privacy, two_party, differential_privacy
@@ -152,6 +162,7 @@ class FederatedStrategy(DDPStrategy):
         self.journal, self.allow_rejoin = journal, allow_rejoin
         self.placement, self.num_threads, self.gather_checkpoints = placement, num_threads, gather_checkpoints
         self.seat, self.stays_joined = seat, False
+        self.state_dir = state_dir
         self._removed: _PATH | None = None
         self._star: ServerStar | SiteStar | None = None
         self._warned = False
@@ -178,6 +189,7 @@ class FederatedStrategy(DDPStrategy):
             torch.set_num_threads(self.num_threads)
         previous = self._federation
         together = self._star is None and (self.world_size > 1 or self.seat is not None)  # a star has compared them
+        self._offload(module)
         facts = facts_of(module.run, (self.local_steps, self.rounds_per_epoch)) if together else {}
         transport, placement = self._joined(facts)
         federation = module.run.make_federation(
@@ -205,6 +217,7 @@ class FederatedStrategy(DDPStrategy):
             allowed = self.allow_rejoin if self.seat is None else self.seat.allow_rejoin
             federation.identify(None if self.seat is None else self.seat.voucher(), allowed or ())
         self._federation.stage = lambda: str(module.trainer.state.stage)
+        self._federation.on_read = module.run.release
         for label, value in facts.items() if self._star is None else ():  # a server compares them before all else
             federation.agree(label, value)
         if previous is None:
@@ -212,6 +225,13 @@ class FederatedStrategy(DDPStrategy):
                 rank_zero_warn(sentence, category=PrivacyWarning)
         if federation.channels.reports == "off":
             check_reported(module.trainer)
+
+    def _offload(self, module: FederatedModule) -> None:
+        if self.state_dir is None or module.run.offload is not None:
+            return
+        device = self.root_device
+        check(device.type == "cpu", "state_dir", f"left out on {device}", self.state_dir, "files are the CPU's memory")
+        module.run.offload = DiskOffload(self.state_dir)
 
     def _joined(self, facts: dict[str, Any]) -> tuple[Transport, Sequence[Sequence[str]] | None]:
         """Return this process's transport, and the clients of each process."""
@@ -424,6 +444,8 @@ class FederatedStrategy(DDPStrategy):
         if not rank:
             for left in stale(path, 1 if writes_all else self.world_size):  # of a run that wrote here before
                 self.checkpoint_io.remove_checkpoint(left)
+        if run.offload is not None:
+            run.offload.release_all()
 
     def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
         """Read all files of a checkpoint that lie here; ``checkpoint_path`` may be any of them."""

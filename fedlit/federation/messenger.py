@@ -65,6 +65,7 @@ class Messenger:
         ledger: What crossed so far.
         batch_idx: Batch within the round.
         stage: Returns whether the run trains, validates or tests.
+        on_read: Called with a local client's name when its long vector has been checked, and when it has been added.
         journal: Of what this process releases, if it keeps one.
         settled: Whether all processes are in the same round; until then, after a resume from different checkpoints,
             announcements count from 0 at each.
@@ -78,6 +79,7 @@ class Messenger:
         self.call = 0
         self.batch_idx = 0
         self.stage: Callable[[], str] = str
+        self.on_read: Callable[[str], object] = str
         self.journal: Journal | None = None
         self.device: torch.device | None = None
         self.ledger = Ledger()

@@ -52,6 +52,9 @@ class Participants:
     round_idx: int = _of_messenger("round_idx", "Communication round under way, from 0; no epoch restarts it.")
     batch_idx: int = _of_messenger("batch_idx", "Batch within the round.")
     stage: Callable[[], str] = _of_messenger("stage", "Whether the run trains, validates or tests; see `Messenger`.")
+    on_read: Callable[[str], object] = _of_messenger(
+        "on_read", "Called when a long vector has been read; see `Messenger`."
+    )
     journal: Journal | None = _of_messenger("journal", "Of what this process releases; ``None`` keeps none.")
     device: torch.device | None = _of_messenger("device", "Where received tensors are put; see `Messenger`.")
     settled: bool = _of_messenger("settled", "Whether all processes have come to the same round; see `Messenger`.")

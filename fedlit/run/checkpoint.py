@@ -6,7 +6,7 @@ Lightning saves all clients together: `split` puts each one's share under its na
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
@@ -106,7 +106,9 @@ def _warn_of_changes(run: Run, checkpoint: Mapping[str, Any]) -> None:
     """Warn of arguments that differ from those with which training began."""
     before, now = checkpoint.get("hyper_parameters", {}), run.module.hparams
     # the roster is compared elsewhere; param_groups below
-    changed = changes(before, now, [key for key in now if key in before and key not in ("param_groups", "clients")])
+    changed = changes(
+        before, now, [key for key in now if key in before and key not in ("param_groups", "clients", "recompute")]
+    )
     if changed:
         rank_zero_warn(f"training goes on with other arguments than the checkpoint's: {'; '.join(changed.values())}")
     if "param_groups" in before and before["param_groups"] != run.local.param_groups:  # as rates of the optimizer are
@@ -177,19 +179,22 @@ def split(checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
     """Move what Lightning saved of each local client under its name, in place."""
     states = checkpoint.setdefault("clients", {})
     own = {name: states.setdefault(name, {}) for name in clients}
-    for name, state in own.items():
-        prefix = f"{REPLICAS}{name}."
-        weights = {key: tensor for key, tensor in checkpoint["state_dict"].items() if key.startswith(prefix)}
-        state["weights"] = {key.removeprefix(prefix): tensor for key, tensor in weights.items()}
-        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if k not in weights}
+    for state in own.values():
+        state["weights"] = {}
+    left = {}
+    for key, tensor in checkpoint["state_dict"].items():
+        name, _, rest = key.removeprefix(REPLICAS).partition(".")
+        if key.startswith(REPLICAS) and name in own:
+            own[name]["weights"][rest] = tensor
+        else:
+            left[key] = tensor
+    checkpoint["state_dict"] = left
     if "optimizer_states" in checkpoint:
-        optimizers = checkpoint.pop("optimizer_states")
+        optimizers = [_groups_by_client(optimizer) for optimizer in checkpoint.pop("optimizer_states")]
         for name, state in own.items():
-            state["optimizers"] = [_groups_of(name, optimizer) for optimizer in optimizers]
+            state["optimizers"] = [groups.get(name, []) for groups in optimizers]
         if not own:  # a server's, which train nothing
-            checkpoint.setdefault(SERVER, {})["optimizers"] = [
-                _groups_of(SERVER, optimizer) for optimizer in optimizers
-            ]
+            checkpoint.setdefault(SERVER, {})["optimizers"] = [groups.get(SERVER, []) for groups in optimizers]
     schedules = checkpoint.get("lr_schedulers", [])
     for place, schedule in enumerate(schedules):
         if schedule and set(schedule) <= {*clients, SERVER}:  # else one of the module's own, equal on all processes
@@ -222,10 +227,12 @@ def arrange(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
     The state may hold groups of other clients too. Of several groups of a client, the n-th meets the n-th.
     """
     names = [group.get("client") for group in optimizer.param_groups]
-    saved = {name: _groups_of(name, state) for name in names}
+    everything, sizes = _groups_by_client(state), defaultdict[Any, list[int]](list)
+    for group in optimizer.param_groups:
+        sizes[group.get("client")].append(len(group["params"]))
+    saved = {name: [*everything.get(name, [])] for name in sizes}
     for name, groups in saved.items():
-        own = [len(group["params"]) for group in optimizer.param_groups if group.get("client") == name]
-        before = [len(group["params"]) for group in groups]
+        own, before = sizes[name], [len(group["params"]) for group in groups]
         if own != before:
             raise RosterError(
                 f"the checkpoint has parameter groups of {before} parameters for client {name!r}, and the optimizer of "
@@ -234,13 +241,13 @@ def arrange(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
     return _numbered([saved[name].pop(0) for name in names])
 
 
-def _groups_of(client: Any, optimizer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a client's parameter groups, with states of parameters in place of their numbers."""
-    return [
-        {**group, "params": [optimizer["state"].get(number) for number in group["params"]]}
-        for group in optimizer["param_groups"]
-        if group.get("client") == client
-    ]
+def _groups_by_client(optimizer: Mapping[str, Any]) -> dict[Any, list[dict[str, Any]]]:
+    """Return parameter groups by client, with states of parameters in place of their numbers."""
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for group in optimizer["param_groups"]:
+        states = [optimizer["state"].get(number) for number in group["params"]]
+        found.setdefault(group.get("client"), []).append({**group, "params": states})
+    return found
 
 
 def _numbered(groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.plugins import TorchCheckpointIO
 
 from fedlit.federation import RosterError
 
@@ -15,7 +22,36 @@ SET = "set"
 PROCESS = "process"
 """Key of the process that wrote a file."""
 
+_LITTLE = 1 << 20
+"""Free bytes below which a disk is full."""
+
 _PART = re.compile(r"\.part[1-9]\d*$")
+
+
+class StreamedCheckpointIO(TorchCheckpointIO):
+    """Write files tensor by tensor, where Lightning's holds a file twice in memory before it writes.
+
+    A file is in place once it is complete; an earlier one of its name stays until then.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+        """Write a checkpoint to a local path; others, as of cloud storage, as Lightning does."""
+        if storage_options is not None or "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_name(f".{file.name}.unfinished")
+        try:
+            torch.save(checkpoint, unfinished)
+            os.replace(unfinished, file)
+        except (OSError, RuntimeError) as error:  # torch's writer has a RuntimeError of its own for a full disk
+            is_full = shutil.disk_usage(file.parent).free < _LITTLE
+            unfinished.unlink(missing_ok=True)
+            if is_full:
+                text = f"no space is left on the disk of {file}: an earlier file of its name is as it was"
+                raise OSError(errno.ENOSPC, text) from error
+            raise
 
 
 def part_of(path: str | Path, rank: int) -> str:

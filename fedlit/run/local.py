@@ -26,6 +26,8 @@ def build(run: Run) -> None:
         for client in federation.local_clients:
             enter_stream(federation.seed, "initial weights")
             run.replicas[client.name] = run.module.build_replica()
+            if run.offload is not None and client.name != target:
+                run.offload.keep_weights_(client.name, run.replicas[client.name])
     if target in run.replicas:
         run.replicas[target] = run.module.build_target(run.replicas[target])
 

@@ -225,6 +225,10 @@ class Rounds(Callback):
         for config in run.trainer.lr_scheduler_configs:  # from here on: one may go by the progress of the next round
             if isinstance(config.scheduler, ClientSchedules) and config.scheduler.interval == "round":
                 config.scheduler.step(list(losses), losses)
+        if run.offload is not None:
+            for optimizer in run.trainer.optimizers:
+                run.offload.keep_states_(optimizer)
+            run.offload.release_all()
         if change_optimizer(run, round_idx):  # before the round's checkpoint, which the next phase goes on from
             self._standstill.watch_(run.trainer.optimizers)
 

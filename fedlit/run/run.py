@@ -16,6 +16,7 @@ from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.run.clock import Clock
 from fedlit.run.component import Component, Phase
 from fedlit.run.local_samples import LocalSamples
+from fedlit.run.offload import DiskOffload
 from fedlit.run.options import LocalTraining
 from fedlit.run.outputs import Outputs
 from fedlit.run.record import RoundRecord
@@ -51,6 +52,7 @@ class Run:
         own_labels: Whether a loss from outside of fedlit reads labels, which may have any form.
         stacked: Replicas that are trained in one call, in a run that is vectorised.
         turns: Whose turn it is where clients take a local step one after the other.
+        offload: Files in which weights and optimiser states of local clients lie; ``None`` is memory.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Run:
         self.own_labels = False
         self.stacked: StackedReplicas | None = None
         self.turns = Turns(self)
+        self.offload: DiskOffload | None = None
 
     # ---------------------------------------------------------------- who and where
 
@@ -161,6 +164,11 @@ class Run:
         """Yield the components whose round hooks are called in the current round: all but other phases."""
         now = self.phase()
         yield from (each for each in self.components if each is now or not isinstance(each, Phase))
+
+    def release(self, client: str) -> None:
+        """Let a local client's weights and optimiser state leave memory until they are used, if they lie in files."""
+        if self.offload is not None:
+            self.offload.release(client)
 
     def declare_channels(self) -> None:
         """Declare the channels of components that were attached after the federation was made."""

@@ -32,7 +32,7 @@ class Standstill:
         self._trainable = {c.name: _trainable(run.replicas[c]) for c in run.federation.local_clients}
         self._waiting = [name for name, params in self._trainable.items() if params]
         self._trained: set[str] = set()
-        target = run.target
+        target, self._put_away = run.target, run.release
         own = run.replicas[target].parameters() if target.name in self._trainable and not target.labelled else ()
         # a loss without labels moves features alone: at a target whose extractor is frozen, nothing may be left to move
         self._excused = {target.name} if any(not param.requires_grad for param in own) else set[str]()
@@ -54,7 +54,10 @@ class Standstill:
     def start_round_(self, learners: Iterable[Client]) -> None:
         """Note the weights that the local steps of these clients start from."""
         waiting = [client.name for client in learners if client.name in self._waiting]
-        self._before = {name: (_sums(self._trainable[name]), _writes(self._trainable[name])) for name in waiting}
+        self._before.clear()
+        for name in waiting:
+            self._before[name] = (_sums(self._trainable[name]), _writes(self._trainable[name]))
+            self._put_away(name)
         self._stepped.clear()
         self._rates.clear()
         self._reached.clear()
@@ -85,7 +88,9 @@ class Standstill:
         for name in [name for name in self._before if name in losses]:
             self._trained.add(name)
             params, (sums, writes) = self._trainable[name], self._before[name]
-            if _sums(params) != sums:
+            now = _sums(params)
+            self._put_away(name)
+            if now != sums:
                 self._waiting.remove(name)
                 continue
             if _writes(params) != writes:  # of a module that clears its gradients after each step, at a rate of 0

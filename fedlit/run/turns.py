@@ -94,6 +94,9 @@ class Turns:
                 yield
                 if self.client is not None:
                     optimizer.zero_grad(set_to_none=True)
+                    if self._run.offload is not None:
+                        self._run.offload.keep_states_(optimizer)
+                        self._run.release(self.client)
             if before is not None:
                 counted.load_state_dict(before)
         except BaseException:

@@ -279,6 +279,7 @@ class SharedWeights(Component):
                 own[name].clamp_(min=0)  # the noise of differential privacy may bring it below
             if self._remembers:
                 self.received[client] = {**self.received.get(client, {}), **state}
+            self._run.release(client)
         for watch in self.watchers:
             watch(received)
 

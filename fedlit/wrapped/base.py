@@ -156,6 +156,7 @@ class Wrapped(SelfEvaluated):
             ("class_weights", self.hparams.get("class_weights") is not None, f"{step} weighs"),
             ("scale_labels", self.run.outputs.scales_labels, f"{step} is given labels as they are, and scales"),
             ("vectorize", local.vectorize, f"{step} is called for each client"),
+            ("recompute", local.recompute, split),
             ("refine", self.hparams.get("refine"), split),
             ("trust_region", self.hparams.get("trust_region"), split),
             ("mixing", self.hparams.get("mixing") is not None, split),

@@ -330,6 +330,7 @@ ARGUMENTS: dict[str, Any] = {
     "param_groups": [{"part": "extractor", "lr": 0.1}],
     "class_weights": "balanced",
     "vectorize": True,
+    "recompute": True,
     "refine": True,
 }
 NO_LOSSES: list[Any] = [None, 3.0, torch.zeros(2)]

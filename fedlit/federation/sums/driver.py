@@ -292,6 +292,7 @@ class Sums:
                 if later:
                     for tensor in payload.values():
                         self._messenger.check_finite(recipe.channel, name, tensor)
+                    self._messenger.on_read(name)
                     form = {key: torch.empty_like(tensor, device="meta") for key, tensor in payload.items()}
                     vectors[name] = pack(form, None, share)
                     continue
@@ -353,7 +354,8 @@ class Sums:
         def take(name: str, message: Message) -> None:
             with working():
                 vector = part(message, "sum")
-                vector = made(name) if vector.is_meta else vector
+                later = vector.is_meta
+                vector = made(name) if later else vector
                 # a process checks what its clients send: what comes from elsewhere could spoil the mean of all
                 if in_plaintext and not messenger.is_local(name) and not bool(torch.isfinite(vector).all()):
                     left_out[name] = "not finite"
@@ -362,6 +364,8 @@ class Sums:
                 if not messenger.failed:
                     check_equal(schemas, f"payloads of channel {recipe.channel!r}", PayloadError)
                     parties.server.add(name, vector)
+                if later:
+                    messenger.on_read(name)
 
         messenger.gather_each(recipe.channel, messages, sizes, take)
         self._warn_left_out(recipe, left_out)

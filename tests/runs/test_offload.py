@@ -1,0 +1,227 @@
+"""Weights and optimiser states in files: the same numbers, in place, and in memory only where they are used."""
+
+from __future__ import annotations
+
+import errno
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam
+
+from fedlit import Client, FederatedModule, FederatedStrategy
+from fedlit.federation import Fraction
+from fedlit.federation.sums import driver
+from fedlit.methods import Ditto, FedAvg, FedDA, FedDAN
+from fedlit.run import turns
+from fedlit.run.checkpoint_files import StreamedCheckpointIO
+from fedlit.run.offload import DiskOffload
+from helpers import Snapshots, layers, loader, same, trainer, unequal, weights
+
+LABELLED = ["c0", "c1", Client("c2", role="target", labelled=True)]
+ADAM: dict[str, Any] = {"optimizer": partial(Adam, lr=0.02)}
+
+RUNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "momentum": (FedAvg, {}, {}, {}),
+    "Adam": (FedAvg, ADAM, {}, {"gradient_clip_val": 0.5}),
+    "reset": (FedAvg, {**ADAM, "reset_optimizer": True}, {}, {}),
+    "some": (FedAvg, ADAM, {"participation": Fraction(0.5)}, {}),
+    "two models": (Ditto, {}, {}, {}),
+    "gradients": (partial(FedDA, beta="auto"), {"warmup_rounds": 1}, {}, {}),
+    "not in turns": (FedDAN, {}, {}, {}),
+    "64 bits": (FedAvg, {}, {}, {"precision": "64-true"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks of any size take turns, and are sent one by one."""
+    monkeypatch.setattr(turns, "LARGE", 0)
+    monkeypatch.setattr(driver, "_LONG", 1)
+
+
+def module_of(method: Any = FedAvg, **arguments: Any) -> FederatedModule:
+    torch.manual_seed(0)
+    network: Any = layers(6, nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2))
+    clients = LABELLED if method is not FedDAN else ["c0", "c1", "c2"]
+    made: FederatedModule = method(clients, "c2", 2, network, **arguments)
+    return made
+
+
+def tensors_of(module: FederatedModule) -> dict[str, torch.Tensor]:
+    """Those that a client keeps between rounds."""
+    (optimizer,) = module.trainer.optimizers
+    states = {
+        f"{place}.{name}": value
+        for place, state in enumerate(optimizer.state.values())
+        for name, value in state.items()
+        if value is not None and value.dim()
+    }
+    return {**states, **{name: each for name, each in module.replicas.state_dict().items() if each.dim()}}
+
+
+def mapped(folder: Path) -> list[tuple[range, int]]:
+    """Address ranges of this process that are files of a folder, and the bytes of each that are in memory."""
+    found: list[tuple[range, int]] = []
+    own = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if "-" in first and not first.endswith(":"):
+            start, end = (int(each, 16) for each in first.split("-"))
+            own = f"{folder}/" in line
+            if own:
+                found.append((range(start, end), 0))
+        elif own and first == "Rss:":
+            found[-1] = (found[-1][0], int(rest[0]) * 1024)
+    return found
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_numbers_are_those_of_a_run_in_memory(name: str, tmp_path: Path) -> None:
+    method, arguments, strategy, options = RUNS[name]
+    kept, data = [Snapshots(), Snapshots()], unequal(20, 18, 6)
+    folders: list[dict[str, Any]] = [{}, {"state_dir": str(tmp_path)}]
+    for snapshots, folder in zip(kept, folders, strict=True):
+        module = module_of(method, **arguments)
+        trainer(3, [snapshots], strategy={**strategy, **folder}, **options).fit(module, loader(data, 4))
+    for before, after in zip(*(each.rounds for each in kept), strict=True):
+        assert all(same(before[client], after[client]) for client in before)
+    assert kept[0].metrics == kept[1].metrics
+    places = [place for place, _ in mapped(tmp_path)]
+    outside = [name for name, each in tensors_of(module).items() if not any(each.data_ptr() in at for at in places)]
+    assert not outside
+    assert not [*tmp_path.iterdir()]  # files have no names, and go with the process
+
+
+def test_pages_of_clients_leave_memory_after_their_turn(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    wide: Any = layers(2000, nn.Linear(5, 2000), nn.Linear(2000, 2000))
+    module = FedAvg(LABELLED, "c2", 2, wide)
+    most: list[int] = []
+    offload = DiskOffload.keep_states_
+
+    def watched(self: DiskOffload, optimizer: Any) -> None:
+        offload(self, optimizer)
+        most.append(sum(size for _, size in mapped(tmp_path)))
+
+    own = 2 * 4 * sum(param.numel() for param in wide.parameters())  # with momenta
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiskOffload, "keep_states_", watched)
+        trainer(2, strategy={"state_dir": str(tmp_path)}).fit(module, loader(unequal(8, 8, 8), 4))
+    assert own > 30e6
+    assert max(most) < 1.5 * own  # of three clients
+    assert max(most) > 0.9 * own
+    assert sum(size for _, size in mapped(tmp_path)) < own / 2
+
+
+def test_a_resumed_run_is_the_straight_one(tmp_path: Path) -> None:
+    folder = {"state_dir": str(tmp_path / "state")}
+    straight, first, second = (module_of(**ADAM) for _ in range(3))
+    trainer(4).fit(straight, loader(unequal(20, 18, 6), 4))
+    half = trainer(2, strategy=folder)
+    half.fit(first, loader(unequal(20, 18, 6), 4))
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    path = str(tmp_path / "half.ckpt")
+    trainer(4, strategy=folder).fit(second, loader(unequal(20, 18, 6), 4), ckpt_path=path, weights_only=False)
+    assert all(same(weights(straight, name), weights(second, name)) for name in ("c0", "c1", "c2"))
+
+
+def test_weights_that_share_memory_still_share_it(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        out_features = 5
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+            self.second.weight = self.first.weight
+            self.first.bias.data = self.second.bias.data
+            self.register_buffer("part", self.second.weight.detach()[0])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x))  # type: ignore[no-any-return]
+
+    network = Tied()
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    DiskOffload(tmp_path).keep_weights_("c0", network)
+    with torch.no_grad():
+        network.first.weight.add_(1)
+        network.first.bias.add_(1)
+    after = network.state_dict()
+    assert all(torch.equal(after[name], before[name] + 1) for name in before)
+
+
+def test_layouts_are_kept(tmp_path: Path) -> None:
+    network = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    before, stride = network.weight.detach().clone(), network.weight.stride()
+    DiskOffload(tmp_path).keep_weights_("c0", network)
+    assert torch.equal(network.weight, before)
+    assert network.weight.stride() == stride
+    assert network.weight.data_ptr() in mapped(tmp_path)[0][0]
+
+
+def _full(fd: int, offset: int, size: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_named_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", _full)
+    run = trainer(1, strategy={"state_dir": str(tmp_path)})
+    with pytest.raises(OSError, match=r"state_dir '.*' has no space for 16 MiB of client 'c0'"):
+        run.fit(module_of(), loader(unequal(8, 8, 8), 4))
+
+
+def test_a_disk_that_fills_up_costs_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, module = (module_of(optimizer=partial(SGD, lr=0.1, momentum=0.9)) for _ in range(2))
+    trainer(2).fit(plain, loader(unequal(8, 8, 8), 4))
+    keep = DiskOffload.keep_states_
+
+    def fills(self: DiskOffload, optimizer: Any) -> None:
+        self._free = None
+        monkeypatch.setattr(os, "posix_fallocate", _full)
+        keep(self, optimizer)
+
+    monkeypatch.setattr(DiskOffload, "keep_states_", fills)
+    with pytest.warns(UserWarning, match="has no space for 16 MiB of client 'c0': states of optimisers stay in memory"):
+        trainer(2, strategy={"state_dir": str(tmp_path)}).fit(module, loader(unequal(8, 8, 8), 4))
+    assert all(same(weights(plain, name), weights(module, name)) for name in ("c0", "c1", "c2"))
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    run = trainer(1, strategy={"state_dir": str(file)})
+    with pytest.raises(ValueError, match=r"state_dir must be a folder that can be written in, got '.*file': give a "):
+        run.fit(module_of(), loader(unequal(8, 8, 8), 4))
+
+
+def test_files_are_refused_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FederatedStrategy, "root_device", torch.device("cuda", 0))
+    with pytest.raises(ValueError, match=r"state_dir must be left out on cuda:0, got .*files are the CPU's memory"):
+        FederatedStrategy(state_dir=str(tmp_path))._offload(module_of())
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, files = tmp_path / "run.ckpt", StreamedCheckpointIO()
+    files.save_checkpoint({"round": 1}, path)
+
+    class Usage:
+        free = 0
+
+    def fails(content: object, file: Path) -> None:
+        file.write_bytes(b"half")
+        raise RuntimeError("unexpected pos 704 vs 598")  # torch's words for a full disk
+
+    monkeypatch.setattr(torch, "save", fails)
+    with pytest.raises(RuntimeError, match="unexpected pos"):
+        files.save_checkpoint({"round": 2}, path)
+    monkeypatch.setattr("fedlit.run.checkpoint_files.shutil.disk_usage", lambda folder: Usage)
+    with pytest.raises(OSError, match=r"no space is left on the disk of .*run.ckpt: an earlier file of its name is as"):
+        files.save_checkpoint({"round": 2}, path)
+    assert [each.name for each in tmp_path.iterdir()] == ["run.ckpt"]
+    assert torch.load(path) == {"round": 1}

@@ -1,0 +1,139 @@
+"""Extractors that run a second time in the backward pass: the same numbers, without the activations of all clients."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedlit.methods import FedAvg, FedMMD
+from fedlit.models import MLP, Replica
+from fedlit.models.recomputed import recompute_
+from helpers import STATEFUL, build, digits, layers, loader, same, trainer, unequal, weights
+from method_table import METHODS, ONE_PASS, one_of_each
+
+CLIENTS = ["clean", "blended", "fonts"]
+
+
+def network() -> Any:
+    """With buffers, random numbers, and a layer whose buffers change its output."""
+    torch.manual_seed(0)
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 12))
+    return layers(16, spectral, nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 16))
+
+
+@pytest.mark.parametrize("name", one_of_each([name for name in METHODS if name not in ONE_PASS]))
+def test_numbers_of_every_method_are_those_without(name: str) -> None:
+    method, arguments, of_data = METHODS[name]
+    found = []
+    for recompute in (False, True):
+        data = digits(**of_data)
+        options = {**STATEFUL, **arguments, "extractor": network(), "recompute": recompute}
+        del options["dropout"]
+        module = build(method, data, **options)
+        trainer(3, strategy={"local_steps": 2}).fit(module, datamodule=data)
+        found.append({client: weights(module, client) for client in CLIENTS})
+    assert all(same(found[0][client], found[1][client]) for client in CLIENTS)
+
+
+class Kept(nn.Module):
+    """A layer of which autograd keeps something until the backward pass; calls and kept things are counted."""
+
+    calls = alive = most = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Kept.calls += 1
+        return _Kept.apply(x)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def count(change: int) -> None:
+        Kept.alive += change
+        Kept.most = max(Kept.most, Kept.alive)
+
+
+class _Kept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        array = np.zeros(1)
+        weakref.finalize(array, Kept.count, -1)
+        Kept.count(1)
+        ctx.save_for_backward(torch.from_numpy(array))
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (_,) = ctx.saved_tensors
+        return grads[0]
+
+
+def test_activations_are_of_one_client_at_a_time_where_all_exchange_in_a_step() -> None:
+    most, calls = [], []
+    for recompute in (False, True):
+        Kept.calls = Kept.alive = Kept.most = 0
+        torch.manual_seed(0)
+        kept = layers(6, nn.Linear(5, 6), *(Kept() for _ in range(10)))
+        module = FedMMD(["c0", "c1", "c2", "c3"], "c3", 2, kept, degree=1, recompute=recompute)
+        data = unequal(8, 8, 8, 8)
+        trainer(1, strategy={"local_steps": 2}).fit(module, loader(data, 8))
+        most.append(Kept.most)
+        calls.append(Kept.calls)
+    assert most[0] == 30  # 10 layers of 3 clients, as pairs of a source and the target train
+    assert most[1] <= 11
+    assert 1.5 * calls[0] < calls[1] <= 2 * calls[0]
+
+
+def test_a_second_call_has_what_the_first_had() -> None:
+    plain, twice = (Replica(network().train(), nn.Linear(16, 2)) for _ in range(2))
+    twice.load_state_dict(plain.state_dict())
+    recompute_(twice)
+    x, found = torch.randn(16, 64), []
+    for replica in (plain, twice):
+        state = {name: 2 * param.detach() for name, param in replica.named_parameters()}
+        state = {name: tensor.requires_grad_() for name, tensor in state.items()}
+        torch.manual_seed(1)
+        out = functional_call(replica, state, (x,))  # whose weights are in place during the call alone
+        replica.eval()
+        torch.manual_seed(2)
+        first = torch.autograd.grad(out.square().sum(), list(state.values()), retain_graph=True)
+        again = torch.autograd.grad(out.square().sum(), list(state.values()))  # as of several losses
+        assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+        assert not replica.extractor.training
+        found.append((out.detach(), first, torch.rand(1), replica.state_dict()))
+    (out, grads, drawn, state), (others, other_grads, other_drawn, other_state) = found
+    assert torch.equal(out, others)
+    assert all(torch.equal(one, other) for one, other in zip(grads, other_grads, strict=True))
+    assert torch.equal(drawn, other_drawn)
+    assert same(state, other_state)
+
+
+def test_copies_run_their_own_network() -> None:
+    replica = Replica(layers(3, nn.Linear(5, 3)), nn.Linear(3, 2))
+    recompute_(replica)
+    x, own = torch.randn(4, 5), copy.deepcopy(replica)
+    read = pickle.loads(pickle.dumps(replica))
+    for other in (own, read):
+        before = replica(x)
+        with torch.no_grad():
+            other.extractor[0].weight.add_(1)
+        assert torch.equal(replica(x), before)
+        assert not torch.equal(other(x), before)
+        other(x).sum().backward()
+        assert other.extractor[0].weight.grad is not None
+    assert replica.extractor[0].weight.grad is None
+    assert replica.state_dict().keys() == Replica(layers(3, nn.Linear(5, 3)), nn.Linear(3, 2)).state_dict().keys()
+
+
+def test_it_is_refused_where_it_would_do_nothing() -> None:
+    with pytest.raises(ValueError, match="recompute must be False beside vectorize, which is for tiny networks"):
+        FedAvg(["c0", "c1"], "c1", 2, MLP(5, [4]), recompute=True, vectorize=True)
+    compiled: Any = torch.compile(MLP(5, [4]))
+    module = FedAvg(["c0", "c1"], "c1", 2, compiled, recompute=True)
+    with pytest.raises(ValueError, match="recompute must be False with an extractor that is compiled, got 'Optimized"):
+        module.configure_model()
