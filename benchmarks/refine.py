@@ -1,9 +1,9 @@
 """What refinement at the target is worth, with a network and with the recommended recipe, and how it was set.
 
 Run from the repository root: python benchmarks/refine.py [--parts styles office_caltech surf digits hearts settings
-weights] [--folder runs]
+weights sizes heads temperatures] [--folder runs]
 
-Every part but the last two is an experiment of ``configs/experiments`` over its targets, without ``refine``, with it,
+Every part but the last five is an experiment of ``configs/experiments`` over its targets, without ``refine``, with it,
 and where there is a network with that trained on (``refine: network``): SourceOnly with the experiment's network, at
 unit length and by rank where inputs are features, and the configuration of ``configs/recipes`` for these data.
 Accuracies are those of the last round on the target's hidden labels, an oracle; targets are trained and scored on all
@@ -14,6 +14,13 @@ settings  What `doubt` was chosen by: each source in the target's place, by the 
     Accuracy in per cent, averaged over all such pairs.
 weights  What the recipes' weights of sources were chosen by: the same, where a source counts by its samples, by the
     square root of these, or as much as any other; and where all sources but the largest are in PIECES of few samples.
+sizes     Accuracy by `alpha` and the number of the target's samples: MNIST and USPS, predicted by a network of the
+    other two domains of digits (256 and 128 units), whose last features have the neighbours; mean of three draws.
+heads     Whether the mean of the recipe's regression and of Gaussian classes (256 principal directions, shrinkage .3),
+    each brought to one confidence, is refined better than the regression, with sources in the target's place; and the
+    regression with another alpha.
+temperatures  Calibration error (15 bins, in per cent) with one temperature, and with one for each predicted class that
+    has at least 30 (100) of the other sources' held-out samples, of which each has its fifth, in the target's place.
 
 The guard's share was loosened after accuracies of styles, SURF features and digits had been seen.
 """
@@ -27,17 +34,31 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.neural_network import MLPClassifier
 from torch import Tensor
+from torchmetrics.functional.classification import multiclass_calibration_error
 
 from baselines_accuracy import EXPERIMENTS, kept_in
 from fedlit.data import FeatureDomains, HeartDisease
 from fedlit.data.raw_inputs import RankNetwork
-from fedlit.functional import refine_labels, softmax_regression
+from fedlit.functional import (
+    best_temperature,
+    losses_at,
+    neighbour_graph,
+    refine_labels,
+    softmax_regression,
+    temperature_grid,
+    to_confidence,
+)
 from fedlit.papers.experiments import Results, by_method, fit, options_of, show
 from leaderboard import RECIPES
 
+SIZES, ALPHAS = (250, 500, 1000, 2000, 4000, 8000), (0.7, 0.8, 0.9, 0.95)
 DOUBTS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 FORMS = {"false": "", "true": ", refined", "network": ", trained on"}
 """Of ``refine``, and what their rows are called."""
@@ -160,9 +181,95 @@ def weights(name: str) -> dict[str, float]:
     return {label: round(statistics.fmean(each), 2) for label, each in accuracies.items()}
 
 
+def digits() -> dict[str, tuple[Tensor, Tensor]]:
+    """Pixels of three domains, 16 x 16, and classes."""
+    file = np.load("../shared/data/digits_mnist10k_usps.npz")
+    x, y = load_digits(return_X_y=True)
+    images = {name: (file[f"{name}_x"], file[f"{name}_y"]) for name in ("mnist", "usps")}
+    images["optdigits"] = (x.reshape(-1, 8, 8), y)
+    found = {}
+    for name, (pixels, labels) in images.items():
+        drawn = torch.tensor(pixels, dtype=torch.float32)[:, None]
+        flat = F.interpolate(drawn, (16, 16), mode="bilinear").flatten(1).double()
+        found[name] = (flat / flat.amax(dim=1, keepdim=True).clamp(min=1e-9), torch.tensor(labels).long())
+    return found
+
+
+def sizes(name: str) -> dict[str, float]:
+    """Accuracy by alpha and number of samples."""
+    domains = digits()
+    x, y = domains.pop(name)
+    sources = [torch.cat(each).numpy() for each in zip(*domains.values(), strict=True)]
+    network = MLPClassifier((256, 128), max_iter=15, random_state=0).fit(*sources)
+    p, features = torch.tensor(network.predict_proba(x.numpy())), x.numpy()
+    for weight, bias in list(zip(network.coefs_, network.intercepts_, strict=True))[:-1]:
+        features = np.maximum(features @ weight + bias, 0)
+    generator, found = torch.Generator().manual_seed(0), {}
+    for number in SIZES:
+        draws = [torch.randperm(len(y), generator=generator)[:number] for _ in range(3)]
+        found[f"{number}, as predicted"] = statistics.fmean(right(p[rows], y[rows]) for rows in draws)
+        unit = [F.normalize(torch.tensor(features)[rows], dim=1) for rows in draws]
+        graphs = [neighbour_graph(each - each.mean(dim=0)) for each in unit]
+        for alpha in ALPHAS:
+            refined = [refine_labels(p[rows], graph, alpha=alpha) for rows, graph in zip(draws, graphs, strict=True)]
+            accuracies = [right(each, y[rows]) for each, rows in zip(refined, draws, strict=True)]
+            found[f"{number}, alpha {alpha}"] = statistics.fmean(accuracies)
+    return {label: round(value, 1) for label, value in found.items()}
+
+
+def heads(name: str) -> dict[str, float]:
+    """Accuracy of two classifiers and of their mean, refined."""
+    accuracies: dict[str, list[float]] = {
+        "regression": [],
+        "Gaussian classes": [],
+        "mean": [],
+        "regression, alpha 0.9": [],
+    }
+    for sources, own, labels, classes in in_targets_place(name):
+        x, y = (torch.cat(each) for each in zip(*sources, strict=True))
+        directions = torch.linalg.svd(x - x.mean(dim=0), full_matrices=False)[2][:256].T
+        gaussian = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.3).fit(x @ directions, y)
+        there = torch.zeros(len(own), classes, dtype=torch.float64)
+        there[:, gaussian.classes_] = torch.tensor(gaussian.predict_proba(own @ directions))
+        both = [predicted(sources, own, classes, POWERS["sqrt"]), there]
+        both.append(sum(to_confidence(p, 0.5) for p in both) / 2)  # type: ignore[arg-type]
+        graph = neighbour_graph(own - own.mean(dim=0))
+        for each, p in zip(accuracies.values(), [*both, both[0]], strict=True):
+            alpha = 0.9 if each is accuracies["regression, alpha 0.9"] else None
+            each.append(right(refine_labels(p, graph, alpha=alpha), labels))
+    return {label: round(statistics.fmean(each), 2) for label, each in accuracies.items()}
+
+
+def temperatures(name: str) -> dict[str, float]:
+    """Calibration errors."""
+    errors: dict[str, list[float]] = {"none": [], "one": [], "by class, 30": [], "by class, 100": []}
+    generator, grid = torch.Generator().manual_seed(0), temperature_grid()
+    for sources, own, labels, classes in in_targets_place(name):
+        orders = [torch.randperm(len(y), generator=generator) for _, y in sources]
+        parts = [rows.tensor_split([len(rows) // 5]) for rows in orders]
+        held, kept = ([(x[rows[i]], y[rows[i]]) for (x, y), rows in zip(sources, parts, strict=True)] for i in (0, 1))
+        xs, ys = (torch.cat(each) for each in zip(*held, strict=True))
+        outputs = predicted(kept, torch.cat([xs, own]), classes).log()
+        there, logits = outputs[: len(xs)], outputs[len(xs) :]
+        losses, classes_there, predicted_class = losses_at(there, ys, grid), there.argmax(dim=1), logits.argmax(dim=1)
+        overall = best_temperature(grid, losses.mean(dim=0))
+        for label, each in errors.items():
+            own_temperatures = torch.full((classes,), 1.0 if label == "none" else overall, dtype=torch.float64)
+            for c in range(classes) if "," in label else ():
+                of_class = losses[classes_there == c]
+                if len(of_class) >= int(label.split()[-1]):
+                    own_temperatures[c] = best_temperature(grid, of_class.mean(dim=0))
+            q = (logits / own_temperatures[predicted_class, None]).softmax(dim=1)
+            each.append(100 * float(multiclass_calibration_error(q, labels, classes, n_bins=15)))
+    return {label: round(statistics.fmean(each), 1) for label, each in errors.items()}
+
+
 OTHERS = {
     "settings": (settings, ("styles", "hearts")),
     "weights": (weights, (*PATHS, "hearts", *(name + CUT for name in PATHS))),
+    "sizes": (sizes, ("mnist", "usps")),
+    "heads": (heads, (*PATHS, "hearts")),
+    "temperatures": (temperatures, (*PATHS, "hearts")),
 }
 """Parts that are no experiment, each with its data sets."""
 

@@ -21,7 +21,7 @@ import fedgp
 import leaderboard
 from fedlit.papers.entries import entry
 from fedlit.tables import COLLAPSED, Table
-from refine import FORMS, OTHERS
+from refine import ALPHAS, FORMS, OTHERS, SIZES
 
 HERE = Path(__file__).parent
 PAGES = (HERE.parent / "README.md", HERE / "RESULTS.md", *sorted((HERE.parent / "docs").rglob("*.md")))
@@ -617,6 +617,17 @@ def in_targets_place(part: str) -> Callable[[Results], str]:
     return make
 
 
+def by_size(results: Results) -> str:
+    """Accuracy of refined predictions by the number of samples and alpha."""
+    names = ("as predicted", *(f"alpha {alpha}" for alpha in ALPHAS))
+    cells = {
+        (name, number): [f"{row[f'{number}, {label}']:.1f}" for label in names]
+        for name, row in results["sizes"].items()
+        for number in SIZES
+    }
+    return grid("target, samples", names, [(f"{name}, {number:,}", each) for (name, number), each in cells.items()])
+
+
 def few_labels_in_targets_place(results: Results) -> str:
     """Methods with a few labels, on sources in the target's place; the first column's best first."""
     first = next(iter(results.values()))
@@ -968,7 +979,11 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "images": {"accuracy": image_accuracy},
     "defaults": {"gains": default_gains},
     "first_hour": {"journeys": first_hours},
-    "refine": {"accuracy": refined, "settings": in_targets_place("settings"), "weights": in_targets_place("weights")},
+    "refine": {
+        "accuracy": refined,
+        "sizes": by_size,
+        **{part: in_targets_place(part) for part in ("settings", "weights", "heads", "temperatures")},
+    },
     "across": {"rounds": across_rounds, "memory": across_memory},
     "flare": {"ways": flare_ways},
     "vanishing": {"faults": vanishing},

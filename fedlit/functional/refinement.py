@@ -23,6 +23,9 @@ _FLOOR = 1e-12
 _CHUNK = 1024
 """Samples whose cosines with all are in memory at a time."""
 
+_DENSE = 2000
+"""Samples from which on labels are to spread further, see benchmarks/refine.py (sizes)."""
+
 _MANY = 20_000
 """Samples beyond which the nearest ones are looked for in leading directions first, as all cosines take long."""
 
@@ -195,7 +198,7 @@ def refine_labels(
     features: Tensor | scipy.sparse.csr_array,
     *,
     num_neighbors: int = 5,
-    alpha: float = 0.7,
+    alpha: float | None = None,
     doubt: float = 1.0,
     confidence: float = 0.5,
 ) -> Tensor:
@@ -209,16 +212,17 @@ def refine_labels(
         p: Predictions, shape (n, C); rows sum to 1.
         features: Of the same samples, shape (n, d), centred, as angles are compared; or their `neighbour_graph`.
         num_neighbors: See `neighbour_graph`; without effect where that is passed.
-        alpha: See `propagate_labels`.
+        alpha: See `propagate_labels`; ``None`` is 0.7, and 0.9 from 2,000 samples on, whose neighbours are nearer.
         doubt: See `adaptive_shares`.
         confidence: See `to_confidence`.
     """
     _check_probabilities(p)
     check(features.shape[0] == len(p), "features", f"of the {len(p)} samples of p", features.shape[0])
     graph = neighbour_graph(features, num_neighbors) if isinstance(features, Tensor) else features
+    weight = (0.7 if len(p) < _DENSE else 0.9) if alpha is None else alpha
     confident = to_confidence(p, confidence).cpu()
-    shares = adaptive_shares(propagate_labels(graph, confident, alpha), doubt)
-    spread = propagate_labels(graph, to_class_shares(confident, shares), alpha)
+    shares = adaptive_shares(propagate_labels(graph, confident, weight), doubt)
+    spread = propagate_labels(graph, to_class_shares(confident, shares), weight)
     return to_class_shares(spread, shares).to(p.device)
 
 

@@ -62,6 +62,10 @@ class DiskOffload:
         self._slots: dict[str, dict[Hashable, Tensor]] = {}
         self._full = False
 
+    def __reduce__(self) -> tuple[type[DiskOffload], tuple[str]]:
+        """Copies and pickles of a module have their tensors in memory, and files of their own."""
+        return DiskOffload, (str(self._folder),)
+
     def keep_weights_(self, client: str, network: nn.Module) -> None:
         """Move parameters and buffers of a client's network into files, as far as they are not there.
 

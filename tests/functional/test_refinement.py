@@ -160,3 +160,14 @@ def test_the_recipe_is_its_steps() -> None:
     found = fn.refine_labels(p, x, num_neighbors=4, alpha=0.6, doubt=1.5, confidence=0.4)
     torch.testing.assert_close(found, fn.to_class_shares(step, shares))
     torch.testing.assert_close(found.mean(dim=0), shares, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize(("number", "alpha"), [(1999, 0.7), (2000, 0.9)])
+def test_labels_of_many_samples_spread_further(number: int, alpha: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(number, 4, generator=generator, dtype=torch.float64)
+    p = (x[:, :3] + torch.randn(number, 3, generator=generator, dtype=torch.float64)).softmax(dim=1)
+    graph = fn.neighbour_graph(x)
+    found = fn.refine_labels(p, graph)
+    assert torch.equal(found, fn.refine_labels(p, graph, alpha=alpha))
+    assert not torch.equal(found, fn.refine_labels(p, graph, alpha=1.6 - alpha))

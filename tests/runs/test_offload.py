@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
+import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,20 @@ def test_a_resumed_run_is_the_straight_one(tmp_path: Path) -> None:
     path = str(tmp_path / "half.ckpt")
     trainer(4, strategy=folder).fit(second, loader(unequal(20, 18, 6), 4), ckpt_path=path, weights_only=False)
     assert all(same(weights(straight, name), weights(second, name)) for name in ("c0", "c1", "c2"))
+
+
+def test_a_copied_module_has_weights_of_its_own(tmp_path: Path) -> None:
+    module = module_of()
+    trainer(1, strategy={"state_dir": str(tmp_path)}).fit(module, loader(unequal(8, 8, 8), 4))
+    module.trainer = None
+    before = weights(module, "c0")
+    for other in (copy.deepcopy(module.run.offload), pickle.loads(pickle.dumps(module.run.offload))):
+        assert not other._extents
+    replicas = copy.deepcopy(module.replicas)
+    with torch.no_grad():
+        for param in replicas.parameters():
+            param.add_(1)
+    assert same(weights(module, "c0"), before)
 
 
 def test_weights_that_share_memory_still_share_it(tmp_path: Path) -> None:
