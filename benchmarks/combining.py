@@ -1,7 +1,7 @@
 """Combining in place of choosing: what is lost next to the best method of each target, which nobody knows beforehand.
 
-Run from the repository root: python benchmarks/combining.py [--data surf styles office_caltech hearts hapt digits]
-[--seeds 0 1 2 3 4] [--jobs 2] [--folder runs]
+Run from the repository root: python benchmarks/combining.py [--data surf styles office_caltech hearts hapt digits
+shifted] [--seeds 0 1 2 3 4] [--jobs 2] [--folder runs]
 
 Each part is ``fedlit fit --select combine`` over the methods POOL of an experiment
 ``configs/experiments/*_baselines.yaml`` and the data's recipe, on every target. Printed, in points of accuracy on the
@@ -16,6 +16,9 @@ combined    The network that has learnt the combination.
 lost        Of the last two, next to the best. "worst" is the most on a target and seed, and "below" the most that is
             lost next to SourceOnly.
 ece         Expected calibration error of the recipe's and the combined probabilities, 15 bins.
+
+"shifted" is styles with other shares of classes in each domain: of class c, domain i keeps (1 + (c + 3i) mod 10) tenths
+of its samples.
 """
 
 from __future__ import annotations
@@ -27,12 +30,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import leaderboard
 from baselines_accuracy import EXPERIMENTS, entries, kept_in
 from fedlit.papers.experiments import Results, fit, options_of, show, spread
 
-PARTS = {**EXPERIMENTS, "hapt": "hapt_baselines"}
-RECIPES = {part: Path(recipe).name for part, (recipe, *_) in leaderboard.RECIPES.items()} | {"hapt": "networks"}
+STYLES = Path("../shared/data/office_caltech10_styles_efficientnet_lite0.npz")
+PARTS = {**EXPERIMENTS, "hapt": "hapt_baselines", "shifted": EXPERIMENTS["styles"]}
+RECIPES = {part: Path(recipe).name for part, (recipe, *_) in leaderboard.RECIPES.items()} | {
+    "hapt": "networks",
+    "shifted": "features",
+}
 POOL = (
     *("FedCORAL", "FedDANN", "CDAN", "KD3A", "GALA", "CoMDA", "FedRFTCA", "FedJDA", "FedAnalytic", "FedAnalytic, lda"),
     *("FedMMD", "SHOT", "T3A"),
@@ -40,6 +49,18 @@ POOL = (
 """Of an experiment's methods, as far as it has them: without those that differ little from another."""
 
 Run = Mapping[str, Any]
+
+
+def shift(folder: Path) -> Path:
+    """Write styles with other shares of classes in each domain."""
+    file, kept = np.load(STYLES), {}
+    for place, name in enumerate(key[:-2] for key in file if key.endswith("_y")):
+        y = file[f"{name}_y"]
+        tenths = [np.flatnonzero(y == c)[: (1 + (c + 3 * place) % 10) * int((y == c).sum()) // 10] for c in range(10)]
+        rows = np.sort(np.concatenate(tenths))
+        kept |= {f"{name}_x": file[f"{name}_x"][rows], f"{name}_y": y[rows]}
+    np.savez(folder / "shifted.npz", classes=file["classes"], **kept)
+    return folder / "shifted.npz"
 
 
 def pool(part: str) -> list[Any]:
@@ -51,6 +72,9 @@ def pool(part: str) -> list[Any]:
 def trained(part: str, seed: int, folder: Path | None, jobs: int) -> tuple[list[Run], dict[str, str]]:
     """Summaries of all runs with a seed, and the method that trust takes on each target."""
     with kept_in(folder, f"{part}-{seed}") as place:
+        own = leaderboard.PREPARED.get(part, ())
+        if part == "shifted":
+            own = (f"--data.path={shift(Path(place).absolute())}", *leaderboard.PREPARED["styles"])
         runs = fit(
             place,
             f"--config=experiments/{PARTS[part]}",
@@ -59,7 +83,7 @@ def trained(part: str, seed: int, folder: Path | None, jobs: int) -> tuple[list[
             "--trainer.enable_checkpointing=true",
             f"--seeds=[{seed}]",
             f"--jobs={jobs}",
-            *leaderboard.PREPARED.get(part, ()),
+            *own,
         )
         (file,) = Path(place).glob("experiment_*/selected.json")
         selections = json.loads(file.read_text())

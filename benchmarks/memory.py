@@ -191,10 +191,10 @@ def main() -> None:
         own = row["weights_and_state_mib"]
         print(f"{network:24}{own:>8}{cells[0]:>22}{cells[1]:>22}{times:>14}   {row['equal_bits']}")
     if "state_dir" in options.parts:
-        made["state_dir"] = row = offload()
+        results["state_dir"] = row = offload()
         print("state_dir: " + ", ".join(f"{key} {value}" for key, value in row.items() if key != "environment"))
     if "recompute" in options.parts:
-        made["recompute"] = row = recompute()
+        results["recompute"] = row = recompute()
         print("recompute: " + ", ".join(f"{key} {value}" for key, value in row.items() if key != "environment"))
     options.out.write_text(json.dumps(made, indent=2) + "\n")
 

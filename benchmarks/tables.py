@@ -311,7 +311,7 @@ def validators_lost(results: Results) -> str:
     return grid("lost (worst), of 8", [*VALIDATORS_DATA.values(), "correlation", "lost, rounds"], rows)
 
 
-COMBINED_DATA = {**VALIDATORS_DATA, "hapt": "HAPT", "hearts": "hospitals"}
+COMBINED_DATA = {**VALIDATORS_DATA, "hapt": "HAPT", "hearts": "hospitals", "shifted": "styles, other class shares"}
 
 
 def combining_lost(results: Results) -> str:
@@ -796,8 +796,47 @@ def memory_clients(results: Results) -> str:
             ],
         )
         for network, case in results.items()
+        if "together" in case
     ]
     return grid("MiB by client", ["weights and momenta", "all at once", "in turns"], rows)
+
+
+def memory_state_dir(results: Results) -> str:
+    """Peaks with weights and momenta in files."""
+    case = results["state_dir"]
+    inside, both = (
+        case["in_memory"],
+        zip(case["weights_and_state_mib"], case["peak_mib"], case["ms"], case["wall_ms"], strict=True),
+    )
+    rows = [
+        (
+            "10",
+            [f"{case['weights_and_state_mib'][0]:,}", *(f"{inside[key]:,}" for key in ("peak_mib", "ms", "wall_ms"))],
+        )
+    ]
+    rows += [
+        (f"{number}, state_dir", [f"{each:,}" for each in row])
+        for number, row in zip(case["clients"], both, strict=True)
+    ]
+    columns = ["weights and momenta, MiB", "peak, MiB", "a local step, CPU ms", "wall ms"]
+    return grid("clients of ResNet-18, 96 pixels, batches of 8", columns, rows)
+
+
+def peers_ways(results: Results) -> str:
+    """One FedAvg job in fedlit and other frameworks."""
+    rows = [
+        (
+            way,
+            [
+                f"{row['first_round_s']:.1f}",
+                *(f"{row[key]:,.0f}" for key in ("wall_ms", "cpu_ms", "peak_mib")),
+                f"{row['accuracy']:.1f}",
+            ],
+        )
+        for way, row in results["ways"].items()
+    ]
+    columns = ["first round, s", "a round, wall ms", "CPU ms", "memory, MiB", "accuracy"]
+    return grid("digits, 10 clients", columns, rows)
 
 
 def scale_present(results: Results) -> str:
@@ -987,7 +1026,8 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "across": {"rounds": across_rounds, "memory": across_memory},
     "flare": {"ways": flare_ways},
     "vanishing": {"faults": vanishing},
-    "memory": {"clients": memory_clients},
+    "memory": {"clients": memory_clients, "state_dir": memory_state_dir},
+    "peers": {"ways": peers_ways},
     "scale": {"present": scale_present, "masked": scale_masked},
     "rounds": {"cost": rounds_cost},
     "gpu": {"resnet": gpu_resnet, "methods": gpu_methods},

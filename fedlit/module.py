@@ -165,8 +165,9 @@ class FederatedModule(ClientOptimisation, Phase):
         # In a tuple, so that the originals are not registered: only clients' copies belong in the checkpoint.
         self.originals = (extractor, make_classifier(extractor, num_classes) if classifier is None else classifier)
         check_tied(*self.originals, "refine fits a classifier by itself" if refine else spec.apart, spec.local)
-        options = (optimizer, param_groups, reset_optimizer, lr_scheduler, schedule_interval, vectorize, recompute)
-        local = LocalTraining(*options)
+        local = LocalTraining(
+            optimizer, param_groups, reset_optimizer, lr_scheduler, schedule_interval, vectorize, recompute
+        )
         local.check([client.name for client in self.clients], spec.own_rates, name)
         self.replicas = Replicas()
         self.save_hyperparameters(

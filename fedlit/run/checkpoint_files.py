@@ -41,7 +41,7 @@ class StreamedCheckpointIO(TorchCheckpointIO):
             return
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_name(f".{file.name}.unfinished")
+        unfinished = file.with_name(f".{file.name[-200:]}.unfinished")
         try:
             torch.save(checkpoint, unfinished)
             os.replace(unfinished, file)

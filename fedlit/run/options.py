@@ -81,7 +81,7 @@ class LocalTraining:
     lr_scheduler: LRSchedulerCallable | None
     schedule_interval: Literal["round", "step"]
     vectorize: bool
-    recompute: bool = False
+    recompute: bool
 
     def check(self, clients: Iterable[str], own_rates: Mapping[str, str], method: str) -> None:
         """Refuse arguments that do not fit these clients and this method.

@@ -108,4 +108,6 @@ def test_what_a_benchmark_imports_is_there(name):
             elif (ROOT / "tests" / "support" / f"{root}.py").is_file():
                 assert '"tests"' in text, root
             else:
-                assert root in {"tenseal", "phe", "nvflare", "flwr", "pfl", "ray"} or importlib.util.find_spec(root), root
+                assert root in {"tenseal", "phe", "nvflare", "flwr", "pfl", "ray"} or importlib.util.find_spec(root), (
+                    root
+                )

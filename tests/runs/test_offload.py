@@ -35,6 +35,7 @@ RUNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "two models": (Ditto, {}, {}, {}),
     "gradients": (partial(FedDA, beta="auto"), {"warmup_rounds": 1}, {}, {}),
     "not in turns": (FedDAN, {}, {}, {}),
+    "vectorised": (FedAvg, {"vectorize": True}, {}, {}),
     "64 bits": (FedAvg, {}, {}, {"precision": "64-true"}),
 }
 
@@ -49,6 +50,7 @@ def _in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def module_of(method: Any = FedAvg, **arguments: Any) -> FederatedModule:
     torch.manual_seed(0)
     network: Any = layers(6, nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2))
+    network = layers(6, nn.Linear(5, 6), nn.ReLU()) if arguments.get("vectorize") else network
     clients = LABELLED if method is not FedDAN else ["c0", "c1", "c2"]
     made: FederatedModule = method(clients, "c2", 2, network, **arguments)
     return made
