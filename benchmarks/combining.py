@@ -59,6 +59,7 @@ def shift(folder: Path) -> Path:
         tenths = [np.flatnonzero(y == c)[: (1 + (c + 3 * place) % 10) * int((y == c).sum()) // 10] for c in range(10)]
         rows = np.sort(np.concatenate(tenths))
         kept |= {f"{name}_x": file[f"{name}_x"][rows], f"{name}_y": y[rows]}
+    folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "shifted.npz", classes=file["classes"], **kept)
     return folder / "shifted.npz"
 

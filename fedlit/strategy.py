@@ -231,6 +231,8 @@ class FederatedStrategy(DDPStrategy):
             return
         device = self.root_device
         check(device.type == "cpu", "state_dir", f"left out on {device}", self.state_dir, "files are the CPU's memory")
+        rule = "left out beside vectorize, which holds all networks in one tensor"
+        check(not module.run.local.vectorize, "state_dir", rule, self.state_dir)
         module.run.offload = DiskOffload(self.state_dir)
 
     def _joined(self, facts: dict[str, Any]) -> tuple[Transport, Sequence[Sequence[str]] | None]:

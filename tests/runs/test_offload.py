@@ -35,7 +35,6 @@ RUNS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "two models": (Ditto, {}, {}, {}),
     "gradients": (partial(FedDA, beta="auto"), {"warmup_rounds": 1}, {}, {}),
     "not in turns": (FedDAN, {}, {}, {}),
-    "vectorised": (FedAvg, {"vectorize": True}, {}, {}),
     "64 bits": (FedAvg, {}, {}, {"precision": "64-true"}),
 }
 
@@ -50,7 +49,6 @@ def _in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def module_of(method: Any = FedAvg, **arguments: Any) -> FederatedModule:
     torch.manual_seed(0)
     network: Any = layers(6, nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2))
-    network = layers(6, nn.Linear(5, 6), nn.ReLU()) if arguments.get("vectorize") else network
     clients = LABELLED if method is not FedDAN else ["c0", "c1", "c2"]
     made: FederatedModule = method(clients, "c2", 2, network, **arguments)
     return made
@@ -216,7 +214,11 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         run.fit(module_of(), loader(unequal(8, 8, 8), 4))
 
 
-def test_files_are_refused_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_refused_on_a_gpu_and_beside_stacked_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="state_dir must be left out beside vectorize, which holds all networks in"):
+        trainer(1, strategy={"state_dir": str(tmp_path)}).fit(module_of(vectorize=True), loader(unequal(8, 8, 8), 4))
     monkeypatch.setattr(FederatedStrategy, "root_device", torch.device("cuda", 0))
     with pytest.raises(ValueError, match=r"state_dir must be left out on cuda:0, got .*files are the CPU's memory"):
         FederatedStrategy(state_dir=str(tmp_path))._offload(module_of())
