@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
@@ -148,12 +150,7 @@ class FederatedStrategy(DDPStrategy):
         check_choices(privacy, two_party, differential_privacy, reports)
         if epsilon_budget is not None:
             check_positive("epsilon_budget", epsilon_budget)
-        super().__init__(
-            checkpoint_io=StreamedCheckpointIO(),
-            process_group_backend="gloo",
-            timeout=timedelta(seconds=timeout),
-            start_method=start_method,
-        )
+        super().__init__(process_group_backend="gloo", timeout=timedelta(seconds=timeout), start_method=start_method)
         self.local_steps, self.rounds_per_epoch = local_steps, rounds_per_epoch
         self.participation, self.heard, self.nested_heard = participation, heard, nested_heard
         self.privacy, self.two_party, self.differential_privacy = privacy, two_party, differential_privacy
@@ -173,6 +170,19 @@ class FederatedStrategy(DDPStrategy):
     def federation(self) -> Federation | None:
         """The federation of the run; ``None`` before a run has started."""
         return self._federation
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """What writes checkpoints: a plugin of the Trainer, or by default tensor by tensor."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = StreamedCheckpointIO()
+        elif isinstance(self._checkpoint_io, _WrappingCheckpointIO) and self._checkpoint_io.checkpoint_io is None:
+            self._checkpoint_io.checkpoint_io = StreamedCheckpointIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO | None) -> None:
+        self._checkpoint_io = io
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:

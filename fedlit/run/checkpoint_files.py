@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -41,14 +42,15 @@ class StreamedCheckpointIO(TorchCheckpointIO):
             return
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_name(f".{file.name[-200:]}.unfinished")
+        unfinished = file.with_name(f".{hashlib.sha256(file.name.encode()).hexdigest()[:16]}.unfinished")
         try:
             torch.save(checkpoint, unfinished)
             os.replace(unfinished, file)
-        except (OSError, RuntimeError) as error:  # torch's writer has a RuntimeError of its own for a full disk
+        except BaseException as error:
             is_full = shutil.disk_usage(file.parent).free < _LITTLE
             unfinished.unlink(missing_ok=True)
-            if is_full:
+            # torch's writer has a RuntimeError of its own for a full disk
+            if is_full and isinstance(error, OSError | RuntimeError):
                 text = f"no space is left on the disk of {file}: an earlier file of its name is as it was"
                 raise OSError(errno.ENOSPC, text) from error
             raise

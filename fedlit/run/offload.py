@@ -8,14 +8,17 @@ import os
 import sys
 import tempfile
 import warnings
+import weakref
 from collections import Counter
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from fedlit.checks import check, refuse
 
@@ -31,8 +34,28 @@ class _Extent:
     """Pages of a file that are one client's."""
 
     memory: mmap.mmap
+    address: int  # of the first byte of the mapping
     start: int
     size: int
+
+    def has(self, tensor: Tensor) -> bool:
+        return self.start <= tensor.data_ptr() - self.address < self.start + self.size
+
+
+@dataclass
+class _Slot:
+    """Bytes of an extent for a tensor, which another may have once no tensor has them."""
+
+    extent: _Extent
+    start: int
+    size: int
+    user: Callable[[], memoryview | None]
+
+    def tensor(self, like: Tensor) -> Tensor:
+        """Return a tensor of these bytes, in the layout of another."""
+        view = memoryview(self.extent.memory)[self.start : self.start + self.size]
+        self.user = weakref.ref(view)  # the storage of tensors has the view until the last of them goes
+        return torch.frombuffer(view, dtype=like.dtype, count=like.numel()).as_strided(like.size(), like.stride())
 
 
 class DiskOffload:
@@ -59,7 +82,7 @@ class DiskOffload:
             refuse("state_dir", "a folder that can be written in", str(folder), way_out)
         self._free: _Extent | None = None  # what is left of the last mapping
         self._extents: dict[str, list[_Extent]] = {}
-        self._slots: dict[str, dict[Hashable, Tensor]] = {}
+        self._slots: dict[str, dict[Hashable, _Slot]] = {}
         self._full = False
 
     def __reduce__(self) -> tuple[type[DiskOffload], tuple[str]]:
@@ -73,8 +96,13 @@ class DiskOffload:
             OSError: If there is no space; the network is as it was.
         """
         tensors = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
-        users = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
-        alone = [(key, each) for key, each in tensors.items() if users[each.untyped_storage().data_ptr()] == 1]
+        found = [each for module in network.modules() for each in tree_leaves(vars(module)) if isinstance(each, Tensor)]
+        beside = {each.untyped_storage().data_ptr() for each in found if id(each) not in tensors and _is_plain(each)}
+        alone = [
+            (key, each)
+            for key, each in tensors.items()
+            if _is_plain(each) and each.untyped_storage().data_ptr() not in beside
+        ]
         self._keep_(client, alone)
         self.release(client)
 
@@ -105,21 +133,27 @@ class DiskOffload:
             self.release(client)
 
     def _keep_(self, client: str, tensors: Iterable[tuple[Hashable, Tensor]]) -> None:
-        slots = self._slots.setdefault(client, {})
-        moved = [(key, tensor) for key, tensor in tensors if _is_movable(tensor) and not _is_in(slots.get(key), tensor)]
-        new = [(key, tensor) for key, tensor in moved if not _fits(slots.get(key), tensor)]
-        sizes = [-(-tensor.untyped_storage().nbytes() // _ALIGNED) * _ALIGNED for _, tensor in new]
+        """Move tensors, but for those that share memory, and would not any more."""
+        slots, extents = self._slots.setdefault(client, {}), self._extents.setdefault(client, [])
+        plain = [(key, each) for key, each in tensors if _is_plain(each)]
+        users = Counter(each.untyped_storage().data_ptr() for _, each in plain)
+        moved = [
+            (key, each)
+            for key, each in plain
+            if _is_whole(each)
+            and users[each.untyped_storage().data_ptr()] == 1
+            and not any(extent.has(each) for extent in extents)
+        ]
+        sizes = {key: each.untyped_storage().nbytes() for key, each in moved}
+        new = [key for key, _ in moved if key not in slots or slots[key].size != sizes[key] or slots[key].user()]
         if new:
-            extent = self._allocate(sum(sizes), client)
-            self._extents.setdefault(client, []).append(extent)
-            place = extent.start
-            for (key, tensor), size in zip(new, sizes, strict=True):
-                slots[key] = torch.frombuffer(extent.memory, dtype=tensor.dtype, count=tensor.numel(), offset=place)
-                place += size
+            padded = [-(-sizes[key] // _ALIGNED) * _ALIGNED for key in new]
+            extent = self._allocate(sum(padded), client)
+            extents.append(extent)
+            for key, start in zip(new, accumulate(padded, initial=extent.start), strict=False):
+                slots[key] = _Slot(extent, start, sizes[key], _nobody)
         for key, tensor in moved:
-            mapped = slots[key].as_strided(tensor.size(), tensor.stride())
-            mapped.copy_(tensor.detach())
-            tensor.data = mapped
+            tensor.data = slots[key].tensor(tensor).copy_(tensor.detach())
 
     def _allocate(self, size: int, client: str) -> _Extent:
         size = -(-size // _PAGE) * _PAGE
@@ -133,26 +167,22 @@ class DiskOffload:
                         raise
                     text = f"state_dir {str(self._folder)!r} has no space for {length >> 20} MiB of client {client!r}"
                     raise OSError(error.errno, text) from error
-                self._free = _Extent(mmap.mmap(file.fileno(), length), 0, length)
-        extent = _Extent(self._free.memory, self._free.start, size)
-        self._free = _Extent(self._free.memory, self._free.start + size, self._free.size - size)
+                memory = mmap.mmap(file.fileno(), length)
+            self._free = _Extent(memory, torch.frombuffer(memory, dtype=torch.uint8).data_ptr(), 0, length)
+        extent = replace(self._free, size=size)
+        self._free = replace(self._free, start=self._free.start + size, size=self._free.size - size)
         return extent
 
 
-def _is_movable(tensor: Tensor) -> bool:
-    """Whether a tensor has its memory to itself: it is no view, and has no views beside it that would lose it."""
-    return bool(
-        tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and tensor.numel() > 0
-        and tensor.storage_offset() == 0
-        and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    )
+def _nobody() -> None:
+    """Return the user of a slot that has had none."""
 
 
-def _is_in(slot: Tensor | None, tensor: Tensor) -> bool:
-    return slot is not None and slot.data_ptr() == tensor.data_ptr()
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
 
 
-def _fits(slot: Tensor | None, tensor: Tensor) -> bool:
-    return slot is not None and slot.dtype == tensor.dtype and slot.numel() == tensor.numel()
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor has all of its memory, and is no view of a part."""
+    size = tensor.numel() * tensor.element_size()
+    return bool(size > 0 and tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == size)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 from torch import nn
 from torch.optim import SGD, Adam
 
@@ -156,6 +157,8 @@ def test_weights_that_share_memory_still_share_it(tmp_path: Path) -> None:
             self.second.weight = self.first.weight
             self.first.bias.data = self.second.bias.data
             self.register_buffer("part", self.second.weight.detach()[0])
+            self.register_buffer("bank", torch.zeros(4))
+            self.views = [self.get_buffer("bank")[1:]]
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.second(self.first(x))  # type: ignore[no-any-return]
@@ -166,6 +169,8 @@ def test_weights_that_share_memory_still_share_it(tmp_path: Path) -> None:
     with torch.no_grad():
         network.first.weight.add_(1)
         network.first.bias.add_(1)
+        network.views[0].add_(1)
+        network.get_buffer("bank")[0] += 1
     after = network.state_dict()
     assert all(torch.equal(after[name], before[name] + 1) for name in before)
 
@@ -245,3 +250,85 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
         files.save_checkpoint({"round": 2}, path)
     assert [each.name for each in tmp_path.iterdir()] == ["run.ckpt"]
     assert torch.load(path) == {"round": 1}
+
+
+class Rotating(SGD):
+    """Exchanges two of its states in each step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    state = self.state[param]
+                    first = state.get("first", torch.zeros_like(param))
+                    second = state.get("second", torch.ones_like(param))
+                    first.mul_(0.5).add_(param.grad)
+                    second.mul_(0.9)
+                    state["first"], state["second"] = second, first
+                    param.sub_(0.05 * first * second)
+        return loss
+
+
+class Sparse(nn.Module):
+    """With buffers that are not in rows."""
+
+    out_features = 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+        self.register_buffer("edges", torch.eye(5).to_sparse(), persistent=False)
+        self.register_buffer("codes", torch.quantize_per_tensor(torch.ones(5), 0.1, 0, torch.qint8), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        edges, codes = self.get_buffer("edges"), self.get_buffer("codes")
+        return torch.sparse.mm(edges, self.linear(x).t()).t() * codes.dequantize()  # type: ignore[no-any-return]
+
+
+def test_states_that_change_places_and_buffers_of_other_layouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_is_torch_s", lambda optimizer: True)
+    found = []
+    for folder in ({}, {"state_dir": str(tmp_path)}):
+        torch.manual_seed(0)
+        module = FedAvg(LABELLED, "c2", 2, Sparse(), optimizer=partial(Rotating, lr=0.1))  # type: ignore[arg-type]
+        trainer(3, strategy=folder).fit(module, loader(unequal(20, 18, 6), 4))
+        found.append(module)
+    assert all(same(weights(found[0], name), weights(found[1], name)) for name in ("c0", "c1", "c2"))
+
+
+def test_space_of_a_state_is_another_s_when_nothing_has_it(tmp_path: Path) -> None:
+    offload, param = DiskOffload(tmp_path), nn.Parameter(torch.zeros(1000))
+    optimizer = SGD([{"params": [param], "client": "c0"}], lr=0.1)
+    kept, places = [], set()
+    for number in range(4):
+        optimizer.state.clear()
+        optimizer.state[param]["momentum_buffer"] = torch.full((1000,), float(number))
+        offload.keep_states_(optimizer)
+        now = optimizer.state[param]["momentum_buffer"]
+        places.add(now.data_ptr())
+        if number == 1:
+            kept.append(now.detach())
+        del now
+    assert len(places) == 2
+    assert torch.equal(kept[0], torch.ones(1000))
+
+
+def test_what_is_left_of_a_checkpoint_that_cannot_be_pickled_goes(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError, match="local object"):
+        StreamedCheckpointIO().save_checkpoint({"callback": lambda: None}, tmp_path / "run.ckpt")
+    StreamedCheckpointIO().save_checkpoint({"round": 1}, tmp_path / f"{'é' * 120}.ckpt")
+    assert [each.name for each in tmp_path.iterdir()] == [f"{'é' * 120}.ckpt"]
+
+
+def test_a_plugin_of_the_trainer_writes_checkpoints_in_its_place(tmp_path: Path) -> None:
+    wrapping = AsyncCheckpointIO()
+    for plugins, kind in (([], StreamedCheckpointIO), ([TorchCheckpointIO()], TorchCheckpointIO), ([wrapping], None)):
+        run = trainer(1, plugins=plugins)
+        run.fit(module_of(), loader(unequal(8, 8, 8), 4))
+        run.save_checkpoint(tmp_path / "run.ckpt")
+        assert type(run.strategy.checkpoint_io) is (kind or AsyncCheckpointIO)
+    assert type(wrapping.checkpoint_io) is StreamedCheckpointIO
