@@ -102,7 +102,9 @@ class FederatedModule(ClientOptimisation, Phase):
             to training one by one within float tolerance; with dropout, the numbers drawn depend on placement.
         recompute: Run extractors a second time in the backward pass, in place of keeping their activations of all
             clients until then: less memory for a third more time, and the same weights to the last bit. For methods
-            that exchange in a local step; others keep the activations of one client at a time.
+            that exchange in a local step; others keep the activations of one client at a time. Extractors that leave
+            their inputs as they are, draw random numbers from torch's default generators alone, and whose outputs do
+            not depend on what calls leave in other attributes than buffers.
 
     Raises:
         RosterError: If the clients make no federation.

@@ -101,7 +101,8 @@ class FederatedStrategy(DDPStrategy):
         allow_rejoin: Clients whose identity key may be another one than in the journals, as theirs is lost.
         state_dir: Folder on a local disk for files in which weights and optimiser states of clients lie, so that memory
             holds those of the client whose turn it is, as long as networks are large and trained in turns; on CPUs,
-            under Linux. The files have no names, and go with the process. ``None`` keeps all in memory.
+            under Linux. The files have no names, and go with the process; those that are forked from it share them.
+            ``None`` keeps all in memory.
 
     Attributes:
         stays_joined: Stay in a federation across organisations when a run ends, as for ``Trainer.test`` after ``fit``;
@@ -237,13 +238,15 @@ class FederatedStrategy(DDPStrategy):
             check_reported(module.trainer)
 
     def _offload(self, module: FederatedModule) -> None:
-        if self.state_dir is None or module.run.offload is not None:
+        if self.state_dir is None:
             return
         device = self.root_device
         check(device.type == "cpu", "state_dir", f"left out on {device}", self.state_dir, "files are the CPU's memory")
         rule = "left out beside vectorize, which holds all networks in one tensor"
         check(not module.run.local.vectorize, "state_dir", rule, self.state_dir)
-        module.run.offload = DiskOffload(self.state_dir)
+        offload = DiskOffload(self.state_dir)
+        if module.run.offload is None or module.run.offload.folder != offload.folder:
+            module.run.offload = offload
 
     def _joined(self, facts: dict[str, Any]) -> tuple[Transport, Sequence[Sequence[str]] | None]:
         """Return this process's transport, and the clients of each process."""

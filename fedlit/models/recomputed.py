@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from fedlit.checks import refuse
 
@@ -19,8 +19,8 @@ def recompute_(replica: nn.Module) -> None:
     """Let the extractors in a replica keep their inputs alone for the backward pass, which runs them again.
 
     The second call has the random numbers, weights and modes of the first. Gradients are the same to the last bit, and
-    buffers change once. Layers draw from torch's own generators; what they keep beside parameters and buffers is as the
-    first call leaves it.
+    buffers change once. Layers draw from torch's default generators; what they keep beside parameters and buffers is as
+    the first call leaves it.
 
     Args:
         replica: Changed in place; state dicts and copies are as before.
@@ -30,12 +30,13 @@ def recompute_(replica: nn.Module) -> None:
     """
     inside: set[nn.Module] = set()
     for module in replica.modules():
-        extractor = getattr(module, "extractor", None)
-        if not isinstance(extractor, nn.Module) or extractor in inside:
+        extractor = module._modules.get("extractor")
+        if extractor is None or extractor in inside:
             continue
         if "forward" in vars(extractor) or isinstance(extractor, torch.jit.ScriptModule):
             way_out = "give the network that it was made of"
-            refuse("recompute", "False with an extractor that is compiled", type(extractor).__name__, way_out)
+            rule = "False with an extractor that is compiled, or has another forward than its class"
+            refuse("recompute", rule, type(extractor).__name__, way_out)
         inside.update(extractor.modules())
         extractor.forward = _Recomputed(extractor)
 
@@ -47,16 +48,26 @@ class _Recomputed:
         self.network = network
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = partial(type(self.network).forward, self.network)
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        states = [_State.of(module) for module in self.network.modules()]
-        copied = [replace(each, buffers=each.copies()) for each in states]
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = tree_map(lambda leaf: leaf, (args, kwargs))  # it may change dictionaries and lists
+            return type(self.network).forward(self.network, *args, **kwargs)
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             return nullcontext(), _AsBefore(copied)
 
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        copies: dict[int, Tensor] = {}
+        copied = [_State.of(module).with_copies(copies) for module in self.network.modules()]
+        before = _versions(args, kwargs)
+        with set_checkpoint_early_stop(False):  # by an exception, which a forward may catch
+            found = checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        if _versions(args, kwargs) != before:
+            raise RuntimeError(
+                f"{type(self.network).__name__} changes its inputs in place, so that it cannot be run again: let it "
+                "make new tensors (inplace=False), or give recompute=False"
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -72,13 +83,24 @@ class _State:
     def of(cls, module: nn.Module) -> _State:
         return cls(module, module.training, dict(module._parameters), dict(module._buffers))
 
-    def copies(self) -> dict[str, Tensor | None]:
-        return {name: None if each is None else each.clone() for name, each in self.buffers.items()}
+    def with_copies(self, copies: dict[int, Tensor]) -> _State:
+        """Return it with copies of its buffers; ``copies`` has those of modules before, as two may share one."""
+        for each in self.buffers.values():
+            if each is not None and id(each) not in copies:
+                copies[id(each)] = each.clone()
+        own = {name: None if each is None else copies[id(each)] for name, each in self.buffers.items()}
+        return replace(self, buffers=own)
 
-    def put_back_(self, buffers: dict[str, Tensor | None]) -> None:
+    def put_back_(self) -> None:
         self.module.training = self.training
         self.module._parameters.update(self.params)
-        self.module._buffers.update(buffers)
+        self.module._buffers.update(self.buffers)
+
+
+def _versions(*inputs: Any) -> list[int]:
+    """Return how often tensors have been written to."""
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 class _AsBefore:
@@ -90,10 +112,11 @@ class _AsBefore:
 
     def __enter__(self) -> None:
         self._now = [_State.of(each.module) for each in self._states]
+        copies: dict[int, Tensor] = {}
         for each in self._states:
-            each.put_back_(each.copies())
+            each.with_copies(copies).put_back_()
 
     def __exit__(self, *_: object) -> None:
         for each in self._now:
-            each.put_back_(each.buffers)
+            each.put_back_()
         self._now = []

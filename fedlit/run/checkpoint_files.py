@@ -40,7 +40,7 @@ class StreamedCheckpointIO(TorchCheckpointIO):
         if storage_options is not None or "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        file = Path(path)
+        file = Path(path).expanduser()
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_name(f".{hashlib.sha256(file.name.encode()).hexdigest()[:16]}.unfinished")
         try:

@@ -61,33 +61,37 @@ class _Slot:
 class DiskOffload:
     """Keep tensors of local clients in mapped files, in place: their pages leave memory when they are released.
 
-    The files have no names, and their space is free again when the run's process ends. Blocks are allocated before
+    The files have no names, and their space is free again when the run's process ends; processes that it forks share
+    them, and so the weights. Blocks are allocated before
     anything is written, as a process that writes to a mapping without space is killed.
 
     Args:
         folder: On a disk of this machine; made if it is not there.
+
+    Attributes:
+        folder: As given, with the home folder in the place of ``~``.
 
     Raises:
         ValueError: If no file can be written in it, or the system is not Linux.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._folder = Path(folder)
+        self.folder = Path(folder).expanduser()
         check(sys.platform == "linux", "state_dir", "left out on this system, as it needs Linux", str(folder))
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=self._folder).close()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.folder).close()
         except OSError as error:
             way_out = f"give a folder on a local disk ({error.strerror})"
             refuse("state_dir", "a folder that can be written in", str(folder), way_out)
         self._free: _Extent | None = None  # what is left of the last mapping
         self._extents: dict[str, list[_Extent]] = {}
-        self._slots: dict[str, dict[Hashable, _Slot]] = {}
+        self._slots: dict[str, dict[Hashable, list[_Slot]]] = {}
         self._full = False
 
     def __reduce__(self) -> tuple[type[DiskOffload], tuple[str]]:
         """Copies and pickles of a module have their tensors in memory, and files of their own."""
-        return DiskOffload, (str(self._folder),)
+        return DiskOffload, (str(self.folder),)
 
     def keep_weights_(self, client: str, network: nn.Module) -> None:
         """Move parameters and buffers of a client's network into files, as far as they are not there.
@@ -144,28 +148,33 @@ class DiskOffload:
             and users[each.untyped_storage().data_ptr()] == 1
             and not any(extent.has(each) for extent in extents)
         ]
-        sizes = {key: each.untyped_storage().nbytes() for key, each in moved}
-        new = [key for key, _ in moved if key not in slots or slots[key].size != sizes[key] or slots[key].user()]
+        taken: dict[Hashable, _Slot] = {}
+        for key, each in moved:
+            free = (slot for slot in slots.get(key, ()) if slot.size == _bytes(each) and slot.user() is None)
+            if slot := next(free, None):
+                taken[key] = slot
+        new = [(key, _bytes(each)) for key, each in moved if key not in taken]
         if new:
-            padded = [-(-sizes[key] // _ALIGNED) * _ALIGNED for key in new]
+            padded = [-(-size // _ALIGNED) * _ALIGNED for _, size in new]
             extent = self._allocate(sum(padded), client)
             extents.append(extent)
-            for key, start in zip(new, accumulate(padded, initial=extent.start), strict=False):
-                slots[key] = _Slot(extent, start, sizes[key], _nobody)
+            for (key, size), start in zip(new, accumulate(padded, initial=extent.start), strict=False):
+                taken[key] = _Slot(extent, start, size, _nobody)
+                slots.setdefault(key, []).append(taken[key])
         for key, tensor in moved:
-            tensor.data = slots[key].tensor(tensor).copy_(tensor.detach())
+            tensor.data = taken[key].tensor(tensor).copy_(tensor.detach())
 
     def _allocate(self, size: int, client: str) -> _Extent:
         size = -(-size // _PAGE) * _PAGE
         if self._free is None or self._free.size < size:
             length = max(size, _LEAST)
-            with tempfile.TemporaryFile(dir=self._folder) as file:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
                 try:
                     os.posix_fallocate(file.fileno(), 0, length)
                 except OSError as error:
                     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                         raise
-                    text = f"state_dir {str(self._folder)!r} has no space for {length >> 20} MiB of client {client!r}"
+                    text = f"state_dir {str(self.folder)!r} has no space for {length >> 20} MiB of client {client!r}"
                     raise OSError(error.errno, text) from error
                 memory = mmap.mmap(file.fileno(), length)
             self._free = _Extent(memory, torch.frombuffer(memory, dtype=torch.uint8).data_ptr(), 0, length)
@@ -182,7 +191,11 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
 
 
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
 def _is_whole(tensor: Tensor) -> bool:
     """Whether a tensor has all of its memory, and is no view of a part."""
-    size = tensor.numel() * tensor.element_size()
+    size = _bytes(tensor)
     return bool(size > 0 and tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == size)

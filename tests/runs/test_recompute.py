@@ -113,6 +113,59 @@ def test_a_second_call_has_what_the_first_had() -> None:
     assert same(state, other_state)
 
 
+class Careless(nn.Module):
+    """Takes what it is given apart, and has one buffer in two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.counter, self.out_features = nn.Linear(5, 4), nn.Module(), 4
+        self.register_buffer("seen", torch.zeros(5))
+        self.counter.register_buffer("seen", self.seen)
+
+    def forward(self, given: dict[str, Tensor]) -> Tensor:
+        x = given.pop("x")
+        given["scale"] = x.mean()
+        try:
+            self.get_buffer("seen").add_(x.detach().mean(dim=0))
+            return self.linear(x - self.counter.get_buffer("seen")).tanh()  # type: ignore[no-any-return]
+        except Exception as error:
+            raise AssertionError("nothing is to be caught") from error
+
+
+def test_inputs_may_be_taken_apart_and_modules_share_a_buffer() -> None:
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        replica = Replica(Careless(), nn.Linear(4, 2))
+        if recompute:
+            recompute_(replica)
+        for step in range(3):
+            x = torch.randn(6, 5, generator=torch.Generator().manual_seed(step))
+            replica.extractor.zero_grad()
+            replica.classifier(replica.extractor({"x": x})).square().sum().backward()
+        grads = {
+            name: param.grad.clone() for name, param in replica.extractor.named_parameters() if param.grad is not None
+        }
+        found.append((grads, replica.state_dict()))
+    assert all(same(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_inputs_that_are_changed_in_place_are_refused(nested: bool) -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 4)
+
+        def forward(self, given: Any) -> Tensor:
+            return self.linear((given["x"] if nested else given).mul_(2))  # type: ignore[no-any-return]
+
+    replica, x = Replica(InPlace(), nn.Linear(4, 2)), torch.randn(6, 5)
+    recompute_(replica)
+    with pytest.raises(RuntimeError, match="InPlace changes its inputs in place, so that it cannot be run again"):
+        replica.extractor({"x": x} if nested else x)
+
+
 def test_copies_run_their_own_network() -> None:
     replica = Replica(layers(3, nn.Linear(5, 3)), nn.Linear(3, 2))
     recompute_(replica)
@@ -135,5 +188,8 @@ def test_it_is_refused_where_it_would_do_nothing() -> None:
         FedAvg(["c0", "c1"], "c1", 2, MLP(5, [4]), recompute=True, vectorize=True)
     compiled: Any = torch.compile(MLP(5, [4]))
     module = FedAvg(["c0", "c1"], "c1", 2, compiled, recompute=True)
-    with pytest.raises(ValueError, match="recompute must be False with an extractor that is compiled, got 'Optimized"):
+    with pytest.raises(
+        ValueError,
+        match="recompute must be False with an extractor that is compiled, or has another forward than its class, got 'Optimized",
+    ):
         module.configure_model()
