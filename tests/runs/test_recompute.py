@@ -190,6 +190,6 @@ def test_it_is_refused_where_it_would_do_nothing() -> None:
     module = FedAvg(["c0", "c1"], "c1", 2, compiled, recompute=True)
     with pytest.raises(
         ValueError,
-        match="recompute must be False with an extractor that is compiled, or has another forward than its class, got 'Optimized",
+        match="False with an extractor that is compiled, or has another forward than its class, got 'Optimized",
     ):
         module.configure_model()
