@@ -25,8 +25,9 @@ METHODS = (
     "AdaBN, mixing", "FedAvg", "FedProx", "SourceOnly", "FinetuneOffline", "FedRFTCA", "Voting", "FedRFTCAClosedForm",
     "FedDA", "FedDA auto", "FedGP", "FedGP auto", "FedGP auto, exact", "FedGP by layer", "FedDaDiL", "FedMMD",
     "FedMMD, pairwise", "APFL", "Ditto", "FedRep", "KNNPer", "TargetOnly", "CoMDA", "CoMDA, votes", "KD3A",
-    "KD3A, votes", "Wrapped",
+    "KD3A, votes", "Wrapped", "FedAnalytic", "FedAnalytic, squares", "FedJDA", "GALA", "SHOT", "T3A",
 )  # fmt: skip
+ONE_PASS = ("FedRFTCAClosedForm", "FedAnalytic", "FedJDA")
 BACKENDS = {
     "masked": MASKED,
     "BFV": "BFV()",
@@ -36,11 +37,12 @@ BACKENDS = {
 CASES: dict[str, tuple[str, ...]] = {method: ("--method", method) for method in METHODS}
 CASES |= {
     f"{method}, {name}": ("--method", method, "--everyone", "--privacy", backend)
-    for method in ("FedAvg", "FedGP auto", "FedMMD", "FedDaDiL")
+    for method in ("FedAvg", "FedGP auto", "FedMMD", "FedDaDiL", "FedAnalytic")
     for name, backend in BACKENDS.items()
 }
 TWO_PARTIES = ("--two-party", f"PaillierAffine({SMALL}, reveal_moments=True)", "--rounds", "1", "--steps", "1")
 CASES["two parties"] = ("--method", "FedMMD, pairwise", "--everyone", *TWO_PARTIES)
+CASES["FedAnalytic, leave one out"] = ("--method", "FedAnalytic, leave one out", "--everyone")
 CASES["intervals, masked"] = ("--method", "FedAvg", "--numbers", "--measured", "--privacy", MASKED)
 CASES["clinic, masked"] = ("--method", "FedAvg", "--measured", "--privacy", MASKED)
 CASES["fractions, masked"] = ("--method", "FedAvg", "--privacy", MASKED)
@@ -49,7 +51,7 @@ CASES["fractions, masked"] = ("--method", "FedAvg", "--privacy", MASKED)
 # all ways to send are in test_processes.py by default
 @pytest.mark.parametrize("case", [case if case == "fractions, masked" else slow(case) for case in CASES])
 def test_sites_around_a_server_give_the_results_of_one_process(case: str, tmp_path: Path) -> None:
-    steps = () if case == "FedRFTCAClosedForm" else ("--steps", "2")
+    steps = () if case.startswith(ONE_PASS) else ("--steps", "2")
     arguments = ("--own", "--rounds", "3", *steps, *CASES[case])
     (alone,) = start(*arguments)
     results = around(tmp_path, *arguments)
