@@ -328,6 +328,22 @@ def combining_lost(results: Results) -> str:
     return grid("", [*columns, "ECE, recipe", "ECE, combined"], rows)
 
 
+def combining_distribution(results: Results) -> str:
+    """Over all data sets, targets and seeds: points lost next to the best in hindsight, and next to SourceOnly."""
+    tasks = [cells for seeds in results["by seed"].values() for targets in seeds.values() for cells in targets.values()]
+    rows = []
+    for way in ("SourceOnly", "recipe", "chosen", "combined"):
+        lost = sorted(cells["best"] - cells[way] for cells in tasks)
+        shares = [lost[round(share * (len(lost) - 1))] for share in (0.25, 0.5, 0.75, 0.9, 1)]
+        below = sum(cells["SourceOnly"] - cells[way] > 5 for cells in tasks)
+        rows.append((way, [*(f"{each:.1f}" for each in shares), f"{below} of {len(tasks)}"]))
+    return grid(
+        "lost next to the best",
+        ["a quarter", "half", "three quarters", "nine tenths", "all", "5 below SourceOnly"],
+        rows,
+    )
+
+
 def combining_tasks(results: Results) -> str:
     """By data set and target: accuracies, and which methods trust takes."""
     rows = []
@@ -1053,7 +1069,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     },
     "office_caltech_shallow": {"accuracy": shallow},
     "validators": {"unlabelled": validators_lost},
-    "combining": {"lost": combining_lost, "tasks": combining_tasks},
+    "combining": {"lost": combining_lost, "tasks": combining_tasks, "distribution": combining_distribution},
     "one_round": {"rows": one_round},
 }
 """By benchmark and table; each takes the benchmark's `figures_in` its JSON."""
