@@ -5,7 +5,7 @@ Run: python benchmarks/peers.py [--repeats 3] [--environments FOLDER] [--out ben
 The job is FedAvg on scikit-learn's digits, dealt out to 10 clients: a 64-64-64-10 MLP of 8,970 numbers with the same
 initial weights, batch 32, fused SGD whose momentum starts at 0 in each round, one local epoch a round, all clients in
 each round, the mean weighted by samples, 20 rounds, one thread in each process. All but fedlit, which shuffles by
-itself, take the same batches. "accuracy" is that of the last global model on all digits, in per cent, and tells that
+itself, take the same batches. "accuracy" is that of the last global model on all digits, in per cent, and shows that
 the jobs are alike.
 
 Each run has a process of its own, and the ways take turns; figures are medians over repeats. "first round" is wall time

@@ -52,7 +52,7 @@ class StreamedCheckpointIO(TorchCheckpointIO):
             # torch's writer has a RuntimeError of its own for a full disk
             if is_full and isinstance(error, OSError | RuntimeError):
                 text = f"no space is left on the disk of {file}: an earlier file of its name is as it was"
-                raise OSError(errno.ENOSPC, text) from error
+                raise OSError(errno.ENOSPC, text, str(file)) from error
             raise
 
 

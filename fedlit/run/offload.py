@@ -62,8 +62,8 @@ class DiskOffload:
     """Keep tensors of local clients in mapped files, in place: their pages leave memory when they are released.
 
     The files have no names, and their space is free again when the run's process ends; processes that it forks share
-    them, and so the weights. Blocks are allocated before
-    anything is written, as a process that writes to a mapping without space is killed.
+    them, and so the weights. Blocks are allocated before anything is written, as a process that writes to a mapping
+    without space is killed.
 
     Args:
         folder: On a disk of this machine; made if it is not there.
@@ -123,7 +123,7 @@ class DiskOffload:
                 self._keep_(group["client"], states)
             except OSError as error:
                 self._full = True
-                warnings.warn(f"{error}: states of optimisers stay in memory from now on", stacklevel=2)
+                warnings.warn(f"{error.strerror}: states of optimisers stay in memory from now on", stacklevel=2)
                 return
 
     def release(self, client: str) -> None:
@@ -175,7 +175,7 @@ class DiskOffload:
                     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                         raise
                     text = f"state_dir {str(self.folder)!r} has no space for {length >> 20} MiB of client {client!r}"
-                    raise OSError(error.errno, text) from error
+                    raise OSError(error.errno, text, str(self.folder)) from error
                 memory = mmap.mmap(file.fileno(), length)
             self._free = _Extent(memory, torch.frombuffer(memory, dtype=torch.uint8).data_ptr(), 0, length)
         extent = replace(self._free, size=size)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Entries: TypeAlias = list[dict[str, Any]]
 
-_MANY = 100
-"""Groups of an optimiser beyond which they are made together."""
+MANY = 100
+"""Groups of an optimiser beyond which they are made together, and a step is of those that are present alone."""
 
 _WHICH = ("client", "part")
 """Keys of an entry that state where it applies; all others are settings."""
@@ -82,7 +82,7 @@ def over(maker: Callable[..., Optimizer], groups: Sequence[dict[str, Any]]) -> O
     kind = maker.func if isinstance(maker, partial) else maker
     is_torch_s = str(getattr(kind, "__module__", "")).startswith(("torch.optim.", "fedlit.run.optimisation"))
     own = any(group.keys() - {"params", "client", "model"} for group in groups)
-    if len(groups) <= _MANY or own or not is_torch_s:
+    if len(groups) <= MANY or own or not is_torch_s:
         return maker(list(groups))
     optimizer = maker([{"params": [param for group in groups for param in group["params"]]}])
     (whole,) = optimizer.param_groups

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.optim import Optimizer
 
+from fedlit.run.param_groups import MANY
+
 if TYPE_CHECKING:
     from fedlit.run.run import Run
 
@@ -18,9 +20,6 @@ _SEEING_ALL = (
     *("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step"),
 )
 """Hooks of a module or callback in which all clients' gradients are seen where clients take the step together."""
-
-_MANY = 100
-"""Groups of an optimiser beyond which a step is of those that are present alone."""
 
 LARGE = 1_000_000
 """Trained numbers of a client from which on memory is worth the time that turns take, some 0.2 ms of each."""
@@ -114,7 +113,7 @@ class Turns:
         So that a step costs by those who are present. Without any, all of them.
         """
         everybody = optimizer.param_groups
-        if len(everybody) <= _MANY or not _is_torch_s(optimizer):
+        if len(everybody) <= MANY or not _is_torch_s(optimizer):
             return everybody
         names = {client.name for client in self._run.present_learners()}
         there = [group for group in everybody if group["client"] in names] or everybody

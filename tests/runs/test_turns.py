@@ -342,7 +342,7 @@ class Looking(pl.Callback):
 def test_what_looks_at_all_gradients_sees_those_of_all(
     method: Any, arguments: dict[str, Any], callbacks: list[Any], in_turns: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "_MANY", 1)
+    monkeypatch.setattr(turns, "MANY", 1)
     run = trainer(1, callbacks, gradient_clip_val=1.0, strategy={"participation": Fraction(1.0)})
     run.fit(method(LABELLED, "c2", 2, MLP(5, [4]), **arguments), loader(unequal(), 64))
 
@@ -364,7 +364,7 @@ def rate_by_client(groups: Any) -> Any:
 def test_makers_that_look_into_groups_get_them_as_they_are(
     maker: Any, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(param_groups, "_MANY", 2)
+    monkeypatch.setattr(param_groups, "MANY", 2)
     module = FedAvg(LABELLED, "c2", 2, MLP(5, [4]), optimizer=maker)
     run = trainer(1)
     run.fit(module, loader(unequal(), 64))
@@ -374,7 +374,7 @@ def test_makers_that_look_into_groups_get_them_as_they_are(
 def test_a_step_is_of_the_clients_that_train_in_the_round_and_others_keep_no_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "_MANY", 3)
+    monkeypatch.setattr(turns, "MANY", 3)
     seen: list[tuple[set[str], set[str]]] = []
 
     class Noted(FedAvg):
@@ -403,7 +403,7 @@ def test_many_groups_are_made_as_one_by_one(kind: Any, monkeypatch: pytest.Monke
         groups = [{"params": list(layer.parameters()), "client": str(at)} for at, layer in enumerate(linear)]
         return param_groups.over(kind, groups), linear
 
-    (one, first), _ = made(), monkeypatch.setattr(param_groups, "_MANY", 2)
+    (one, first), _ = made(), monkeypatch.setattr(param_groups, "MANY", 2)
     other, second = made()
     for optimizer, own in ((one, first), (other, second)):
         assert [group["client"] for group in optimizer.param_groups] == list("01234")
