@@ -169,6 +169,17 @@ class Messenger:
         A failure of one process is raised on all of them here. The server's messages go under `SERVER`, or under the
         receiving client where they are separate. Weights are those of a mean; ``kind`` is an index in `KINDS`.
         """
+        return self.announce_with(channel, sizes, kind, weights=weights)[0]
+
+    def announce_with(
+        self,
+        channel: str,
+        sizes: Mapping[Any, int],
+        kind: int,
+        enclosed: Mapping[int, Tensor] | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> tuple[dict[Any, int], dict[int, Tensor]]:
+        """As `announce`, with bytes that travel along, by receiving rank; returns those to this one, by sender."""
         name = channel.encode()
         if not 0 < len(name) <= NAME_BYTES:
             raise ValueError(f"channel must have 1 to {NAME_BYTES} bytes of UTF-8, got {channel!r}")
@@ -179,14 +190,18 @@ class Messenger:
         if self.transport.world_size == 1:
             if failure is not None:
                 raise failure
-            return {party: size for party, size in (self._by_pair(sizes) if routed else sizes).items() if size}
+            return {party: size for party, size in (self._by_pair(sizes) if routed else sizes).items() if size}, {}
         parties: list[Party] = [*self.rank_of, SERVER]
         head = [kind, call, round_idx, failure is not None, _fingerprint(weights)]
         channel_name = torch.frombuffer(bytearray(name.ljust(NAME_BYTES)), dtype=torch.int64)
         body = torch.tensor([routed, *(sizes.get(party, 0) for party in parties)], dtype=torch.int64)
         # of equal length everywhere, whatever is sent: frames of unequal size cannot meet
         frame = torch.cat([torch.tensor(head, dtype=torch.int64), channel_name, body])
-        frames = self.transport.meet(frame, self._doing(channel))
+        arrived: dict[int, Tensor] = {}
+        if enclosed is not None:
+            frames, arrived = self.transport.meet_with(frame, enclosed, self._doing(channel))
+        else:
+            frames = self.transport.meet(frame, self._doing(channel))
         if any(bool(other[3]) for other in frames):
             self._raise_everywhere(failure)
         for rank, other in enumerate(frames):
@@ -207,7 +222,7 @@ class Messenger:
         largest = reported.max(dim=0).values.tolist()
         announced = {party: size for party, size in zip(parties, largest, strict=True) if size}
         check_sizes(announced, self._doing(channel))
-        return announced
+        return announced, arrived
 
     def check(self, channel: str) -> None:
         """After the last message of an exchange, raise a local failure on every process.

@@ -38,6 +38,9 @@ Outgoing = Tensor | list[Tensor]
 Way = tuple[int, int, int]
 """Sending rank, receiving rank, and number of bytes of a message."""
 
+SHORT = 1 << 20
+"""Bytes of all messages of a process up to which they travel with the announcement of their sizes."""
+
 NOTHING = torch.zeros(1, dtype=torch.uint8)
 """Frame of a meeting that tells who is there, and nothing else."""
 
@@ -49,6 +52,7 @@ class Transport(ABC):
         rank: Of this process, from 0. The server lives on rank 0.
         world_size: Number of processes.
         losable: Whether the others go on when a process is disconnected.
+        encloses: Whether it has a `meet_with` of its own.
         lost: Disconnected ranks, as of the last meeting: the same on all others.
         over: Whether this process has come back after the last round, with the `last_call`.
     """
@@ -56,12 +60,22 @@ class Transport(ABC):
     rank: int
     world_size: int
     losable: bool = False
+    encloses: bool = False
     lost: frozenset[int] = frozenset()
     over: bool = False
 
     @abstractmethod
     def meet(self, frame: Tensor, doing: str) -> list[Tensor]:
         """Return ``frame`` of every rank, and zeros for lost ones; all have the same shape. ``doing`` is for errors."""
+
+    def meet_with(
+        self, frame: Tensor, enclosed: Mapping[int, Tensor], doing: str
+    ) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """As `meet`, and carry short uint8 messages between rank 0 and others with the frames, which saves a `swap`.
+
+        ``enclosed`` are those of this rank by receiver, of `SHORT` bytes together; returns those to it by sender.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def swap(self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str) -> list[Tensor | None]:

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from fedlit.federation import announced
 from fedlit.federation.choices import Resolved
 from fedlit.federation.errors import JournalError, PayloadError, with_place
 from fedlit.federation.identities import Identities
 from fedlit.federation.journal import Sum
 from fedlit.federation.ledger import KEYS, SERVER
 from fedlit.federation.messenger import KINDS, Messenger
-from fedlit.federation.wire import part, wire_size
+from fedlit.federation.wire import part
 from fedlit.privacy import InputError, PrivacyError, RoundId, SecureAggregation, Terms
 from fedlit.privacy.driver import Carrier, Parties, Phase
 
@@ -69,13 +70,11 @@ class Conversation(Carrier):
         messages = {
             name: {"keys": torch.frombuffer(bytearray(text), dtype=torch.uint8)} for name, text in texts.items() if text
         }
-        sizes = messenger.announce(
-            channel, {name: wire_size(message) for name, message in messages.items()}, KINDS.index(phase)
-        )
+        carry = announced.gather if up else announced.scatter
+        sizes, arrived = carry(messenger, channel, messages, KINDS.index(phase))
         for name, size in sizes.items():
             sender, receiver = (name, SERVER) if up else (SERVER, name)
             messenger.book(channel + KEYS, sender, receiver, size)
-        arrived = (messenger.gather if up else messenger.scatter)(channel, messages, sizes)
         with self.working():
             return {
                 name: part(message, "keys", torch.uint8).cpu().numpy().tobytes() for name, message in arrived.items()

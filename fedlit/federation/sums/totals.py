@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from fedlit.checks import check
+from fedlit.federation import announced
 from fedlit.federation.choices import Resolved
 from fedlit.federation.errors import OutOfStepError, RosterError
 from fedlit.federation.ledger import SERVER
 from fedlit.federation.messenger import KINDS, Message, Messenger
 from fedlit.federation.sums.conversation import Backends
 from fedlit.federation.sums.received import REMEMBERED, ReceivedTotals, digest_of
-from fedlit.federation.wire import part, schema_from, schema_text, wire_size
+from fedlit.federation.wire import part, schema_from, schema_text
 from fedlit.privacy import DecodeError, QuorumError, SecureAggregation, Tags
 from fedlit.privacy.packing import Schema, check_weight, unpack
 
@@ -86,14 +87,13 @@ class Totals:
             }
             if total.summed is not None:
                 message["counted"] = torch.tensor(total.summed, dtype=torch.int32)
-        sizes = messenger.announce(channel, {SERVER: wire_size(message)} if message else {}, _DOWNLOAD)
-        if SERVER not in sizes:
+        size, message = announced.broadcast(messenger, channel, message, _DOWNLOAD, receivers)
+        if not size:
             raise DecodeError(f"the server announces no total over channel {channel!r}, which is due")
         for name in receivers:
             if not messenger.is_lost(name):
-                messenger.book(channel, SERVER, name, sizes[SERVER])
+                messenger.book(channel, SERVER, name, size)
         local = [name for name in receivers if messenger.is_local(name)]
-        message = messenger.broadcast(channel, message, sizes[SERVER], receivers)
         result, read, digest = None, None, None
         if local:
             with self._backends.conversation(channel).working():
@@ -227,11 +227,10 @@ class Totals:
         if total.revealed is not None and messenger.is_local(author):
             with self._backends.conversation(channel).working():
                 messages[author] = {"sum": parties.clients[author].reissue(total.revealed, total.num_clients)}
-        sizes = messenger.announce(channel, {name: wire_size(message) for name, message in messages.items()}, _DOWNLOAD)
+        sizes, arrived = announced.gather(messenger, channel, messages, _DOWNLOAD)
         if author not in sizes:
             raise DecodeError(f"client {author!r} announces no total over channel {channel!r}, which it has read")
         messenger.book(channel, author, SERVER, sizes[author])
-        arrived = messenger.gather(channel, messages, sizes)
         if arrived:
             total.vector = part(arrived[author], "sum")
         total.restored, total.tags = False, 0

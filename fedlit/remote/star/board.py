@@ -20,7 +20,7 @@ from fedlit.federation.membership import Membership
 from fedlit.federation.transport import Outgoing
 from fedlit.privacy import DecodeError
 from fedlit.remote.carrier import BrokenError, Pieces
-from fedlit.remote.star.framing import entry, make_head, one_line, read_body
+from fedlit.remote.star.framing import check_enclosed, entry, make_head, one_line, read_body
 
 _log = logging.getLogger("fedlit.remote")
 
@@ -39,6 +39,7 @@ class Step:
     due: dict[int, list[int]]  # by rank, sizes of the messages that are due from it: one for each way
     doing: str  # names it in logs and errors
     messages: dict[int, list[Tensor]] = field(default_factory=dict)  # by rank, those that have come
+    encloses: bool = False  # whether a short message may follow those that are due
     turns: list[int] | None = None  # ranks in the order in which their messages are to come; ``None`` is at once
 
 
@@ -155,14 +156,19 @@ class StepBoard:
             return {*self.members.here}
 
     def collect(
-        self, due: Mapping[int, list[int]], doing: str, replies: Mapping[int, Reply] | None = None
+        self,
+        due: Mapping[int, list[int]],
+        doing: str,
+        replies: Mapping[int, Reply] | None = None,
+        encloses: bool = False,
     ) -> dict[int, list[Tensor]]:
         """Open a step, and take the messages that are due, without those of sites that drop out meanwhile.
 
-        ``replies`` are for sites that need not wait for others.
+        ``replies`` are for sites that need not wait for others. If the step ``encloses``, a short message follows those
+        that are due, of no bytes if a site has sent none.
         """
         with self.changed:
-            step = self._open(Step(self.number + 1, dict(due), doing), replies or {})
+            step = self._open(Step(self.number + 1, dict(due), doing, encloses=encloses), replies or {})
             self._await_messages(step, due)
             return {rank: messages for rank, messages in step.messages.items() if rank in self.members.here}
 
@@ -253,7 +259,7 @@ class StepBoard:
             # wait for ranks before, where messages are too long to be kept at once
             while step.turns and step.turns[0] != rank and rank in self.members.here and self.ended is None:
                 self.changed.wait()
-        messages = self._received(rank, step, which, pieces)
+        messages = self._received(rank, step, which, entry(head, "enclosed", int) if step.encloses else 0, pieces)
         with self.changed:
             step.messages.setdefault(rank, messages)
             self.changed.notify_all()
@@ -300,8 +306,9 @@ class StepBoard:
         if number < site.asked:
             raise BrokenError(f"step {number} was asked for again")
 
-    def _received(self, rank: int, step: Step, which: list[int], pieces: Pieces) -> list[Tensor]:
+    def _received(self, rank: int, step: Step, which: list[int], enclosed: int, pieces: Pieces) -> list[Tensor]:
         """Messages of a site, one for each way; the same for several ways is sent once."""
+        check_enclosed(enclosed, step.doing)
         sizes = step.due[rank]
         if len(which) != len(sizes) or sorted({*which}) != list(range(len({*which}))):
             raise DecodeError(f"{len(sizes)} messages are due in {step.doing}, and {len(which)} are announced")
@@ -309,5 +316,6 @@ class StepBoard:
         for index, size in zip(which, sizes, strict=True):
             if lengths.setdefault(index, size) != size:
                 raise DecodeError(f"messages of {lengths[index]} and {size} bytes are given as one, in {step.doing}")
-        parts = read_body(pieces, [lengths[index] for index in sorted(lengths)], f"{step.doing}, {self.names[rank]}")
-        return [parts[index] for index in which]
+        expected = [lengths[index] for index in sorted(lengths)] + [enclosed] * step.encloses
+        parts = read_body(pieces, expected, f"{step.doing}, {self.names[rank]}")
+        return [parts[index] for index in which] + parts[len(lengths) :]

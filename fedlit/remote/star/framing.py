@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlit.federation.errors import printable
-from fedlit.federation.transport import Outgoing, check_sizes
+from fedlit.federation.transport import SHORT, Outgoing, check_sizes
 from fedlit.privacy import DecodeError
 from fedlit.remote.carrier import PIECE_BYTES, Pieces
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("fedlit.remote")
 
 _T = TypeVar("_T")
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the messages between star ends; raised where older ones would not understand."""
 
 LONG = 64 << 20
@@ -90,6 +90,12 @@ def read_body(pieces: Pieces, sizes: Sequence[int], doing: str) -> list[Tensor]:
     if rest or next(pieces, b""):
         raise DecodeError(f"more than the {sum(sizes)} bytes that are due came in {doing}")
     return messages
+
+
+def check_enclosed(size: int, doing: str) -> None:
+    """Raise a `DecodeError` unless so many bytes may travel with the frame of a meeting."""
+    if not 0 <= size <= SHORT:
+        raise DecodeError(f"{size} bytes are enclosed in {doing}, where 0 to {SHORT} may be")
 
 
 class _Progress:

@@ -28,6 +28,7 @@ class ServerStar(Transport):
 
     rank = 0
     losable = True
+    encloses = True
 
     def __init__(
         self,
@@ -102,6 +103,13 @@ class ServerStar(Transport):
         """See `Transport`."""
         return self._meeting(frame, doing)[0]
 
+    def meet_with(
+        self, frame: Tensor, enclosed: Mapping[int, Tensor], doing: str
+    ) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """See `Transport`."""
+        tables, _, arrived = self._meeting(frame, doing, enclosed)
+        return tables, arrived
+
     def roll_call(self, lacks: Callable[[Collection[int]], str] = lambda lost: "") -> frozenset[int]:
         """See `Transport`; where no site is left, waits for one."""
         board = self.board
@@ -137,10 +145,15 @@ class ServerStar(Transport):
             board.changed.notify_all()
 
     def _meeting(
-        self, frame: Tensor, doing: str, roll_call: bool = False, over: bool = False
-    ) -> tuple[list[Tensor], Verdict]:
+        self,
+        frame: Tensor,
+        doing: str,
+        enclosed: Mapping[int, Tensor] | None = None,
+        roll_call: bool = False,
+        over: bool = False,
+    ) -> tuple[list[Tensor], Verdict, dict[int, Tensor]]:
         board, ours = self.board, bytes_of(frame)
-        received = board.collect({rank: [len(ours)] for rank in board.here()}, doing)
+        received = board.collect({rank: [len(ours)] for rank in board.here()}, doing, encloses=True)
         table = torch.zeros(self.world_size, len(ours), dtype=torch.uint8)
         table[0] = ours
         with board.changed:  # the verdict, the table and the replies hold for the same sites
@@ -148,11 +161,17 @@ class ServerStar(Transport):
             for rank in received.keys() - verdict.lost:
                 table[rank] = received[rank][0]
             lost, joined = sorted(verdict.lost), sorted(verdict.joined)
-            head = make_head(step=board.number, lost=lost, joined=joined, over=over)
+
+            def reply(rank: int, *body: Tensor) -> Reply:
+                inside = [] if enclosed is None or rank not in enclosed else [enclosed[rank]]
+                size = sum(map(len, inside))
+                head = make_head(step=board.number, lost=lost, joined=joined, over=over, enclosed=size)
+                return Reply(head, [*body, *inside])
+
             for rank in verdict.joined:
-                board.sites[rank].replies[JOINED] = Reply(head)
+                board.sites[rank].replies[JOINED] = reply(rank)
             present = board.members.here - verdict.joined
-            board.finish({rank: Reply(head, [table.reshape(-1)]) for rank in present})
+            board.finish({rank: reply(rank, table.reshape(-1)) for rank in present})
         if verdict.lost and not board.begun:
             names = [board.names[rank] for rank in sorted(verdict.lost)]
             why = f"sites {names} dropped out before the first round: start them, and the server, again"
@@ -163,7 +182,8 @@ class ServerStar(Transport):
             self._history.meetings[board.number] = table
         for rank in verdict.joined:
             _log.info("site %s takes part again", board.names[rank])
-        return frames(table, frame), verdict
+        arrived = {rank: each[1] for rank, each in received.items() if rank not in verdict.lost and len(each[1])}
+        return frames(table, frame), verdict, arrived
 
     def swap(self, ways: Sequence[Way], outgoing: Sequence[Outgoing], doing: str) -> list[Tensor | None]:
         """See `Transport`."""

@@ -16,9 +16,12 @@ from fedlit.federation.errors import FederationError, PeerFailedError, RosterErr
 from fedlit.federation.transport import NOTHING, Outgoing, Transport, Way
 from fedlit.privacy import DecodeError
 from fedlit.remote.carrier import BrokenError, Caller, Pieces
-from fedlit.remote.star.framing import bytes_of, cut, entry, frames, make_head, read_body, read_head
+from fedlit.remote.star.framing import bytes_of, check_enclosed, cut, entry, frames, make_head, read_body, read_head
 
 _log = logging.getLogger("fedlit.remote")
+
+
+_NO_BYTES = torch.empty(0, dtype=torch.uint8)
 
 
 class DismissedError(FederationError):
@@ -34,6 +37,7 @@ class SiteStar(Transport):
     """A site's end; waits ``wait_for`` seconds for a server, and ``patience`` seconds for calls that fail."""
 
     losable = True
+    encloses = True
 
     def __init__(
         self,
@@ -142,14 +146,21 @@ class SiteStar(Transport):
                         f"the server's answer broke off again and again, in {doing}: {error}"
                     ) from error
 
-    def _step_head(self, which: list[int]) -> bytes:
-        return make_head(kind="step", session=self._session, step=self._number, which=which)
+    def _step_head(self, which: list[int], enclosed: int = 0) -> bytes:
+        return make_head(kind="step", session=self._session, step=self._number, which=which, enclosed=enclosed)
 
     # ------------------------------------------------ steps
 
     def meet(self, frame: Tensor, doing: str) -> list[Tensor]:
         """See `Transport`."""
         return self._meeting(frame, doing)[0]
+
+    def meet_with(
+        self, frame: Tensor, enclosed: Mapping[int, Tensor], doing: str
+    ) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """See `Transport`."""
+        tables, _, arrived = self._meeting(frame, doing, enclosed.get(0, _NO_BYTES))
+        return tables, {0: arrived} if len(arrived) else {}
 
     def roll_call(self, lacks: Callable[[Collection[int]], str] = lambda lost: "") -> frozenset[int]:
         """See `Transport`; a site that comes back waits for the next."""
@@ -179,7 +190,9 @@ class SiteStar(Transport):
             raise DecodeError(f"the server reports {key} ranks by {str(answer[key])[:200]}")
         return ranks
 
-    def _meeting(self, frame: Tensor, doing: str) -> tuple[list[Tensor], frozenset[int]]:
+    def _meeting(
+        self, frame: Tensor, doing: str, enclosed: Tensor = _NO_BYTES
+    ) -> tuple[list[Tensor], frozenset[int], Tensor]:
         self._number += 1
         ours = bytes_of(frame)
         if self._history is not None:
@@ -189,11 +202,17 @@ class SiteStar(Transport):
                     f"this site does otherwise than when the run began, in {doing}: it must come back with the data, "
                     "configuration and versions that it had"
                 )
-            return frames(table, frame), frozenset()
-        sizes = [self.world_size * len(ours)]
-        answer, (body,) = self._take_step(self._step_head([0]), [ours], lambda _: sizes, doing)
+            return frames(table, frame), frozenset(), _NO_BYTES
+
+        def coming(answer: Mapping[str, Any]) -> list[int]:
+            size = entry(answer, "enclosed", int)
+            check_enclosed(size, doing)
+            return [self.world_size * len(ours), size]
+
+        head = self._step_head([0], len(enclosed))
+        answer, (table, arrived) = self._take_step(head, [ours, enclosed], coming, doing)
         joined = self._take_verdict(answer)
-        return frames(body.reshape(self.world_size, -1), frame), joined
+        return frames(table.reshape(self.world_size, -1), frame), joined, arrived
 
     def _recorded(self, what: str, doing: str) -> Any:
         """The history's entry of this step."""
