@@ -230,10 +230,12 @@ def as_latex(text: str) -> str:
     return _LATEX_SIGNS.sub(lambda sign: _LATEX[sign[0]], text)
 
 
-def show(what: RenderableType) -> None:
-    """Print a table; in a file or a pipe as wide as it needs, as there is no screen to fit it to."""
+def show(what: RenderableType, width: int | None = None) -> None:
+    """Print a table; in a file or a pipe in this width, or as wide as it needs: there is no screen to fit it to."""
     console = Console()
-    if not sys.stdout.isatty():
+    if not sys.stdout.isatty() and width is not None:
+        console = Console(width=width)
+    elif not sys.stdout.isatty():
         wide = Console(width=10_000)
         console = Console(width=max(80, wide.measure(what).maximum))
     console.print(what)

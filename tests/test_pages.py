@@ -122,7 +122,7 @@ def test_commands_of_pages_are_fedlits() -> None:
 def test_options_of_commands_in_pages_are_in_their_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Options without a point, and the Trainer's; those of data and model are of classes, and tutorials run them."""
     with pytest.raises(SystemExit):
-        main([command, "--help"])
+        main([command, "--help=all"])
     shown = capsys.readouterr().out
     listed = set(re.findall(r"--[\w.]+", shown))
     used = {

@@ -26,6 +26,7 @@ import yaml
 
 from fedlit.checks import ArgumentError
 from fedlit.cli.arguments import find_config, normalise, options, refuse_linked, refuse_nameless
+from fedlit.cli.help import ALL, SCREENS, first_screen
 from fedlit.cli.known import did_you_mean, load
 from fedlit.cli.mistakes import check
 
@@ -290,6 +291,10 @@ def _main(args: list[str]) -> None:
     if args[0] == "--version":
         print(f"fedlit {version('fedlit')}")
         return
+    if args[0] in SCREENS and {"-h", "--help"} & {*args}:
+        print(first_screen(args[0]))
+        return
+    args = ["--help" if arg == ALL else arg for arg in args]
     if args[0] in COMMANDS:
         load(COMMANDS[args[0]][0])(args[1:])
         return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 PROG = "fedlit features"
 
+_WIDTH = 120
+"""Columns of lists in a file or a pipe."""
+
 
 def list_command(args: list[str]) -> None:
     """Print what there is."""
@@ -25,10 +30,17 @@ def list_command(args: list[str]) -> None:
         description="What a configuration can name: fedlit's own classes and those of plug-ins, and scores by which a "
         "model can be chosen without labels of the target.",
     )
-    parser.add_argument("kind", nargs="?", choices=KINDS, help="what to list; everything if it is left out")
-    kind = parser.parse_args(args).kind
-    for each in KINDS if kind is None else (kind,):
-        show(_table(each, by_lines=not sys.stdout.isatty()))
+    kinds = f"{', '.join(KINDS)}; everything if it is left out"
+    parser.add_argument("kind", nargs="?", choices=KINDS, metavar="KIND", help=kinds)
+    words = "show what has all of these words, such as: fedlit list methods target ICLR"
+    parser.add_argument("words", nargs="*", metavar="WORD", help=words)
+    given = parser.parse_args(args)
+    tables = [_table(each, given.words) for each in (KINDS if given.kind is None else (given.kind,))]
+    if not any(table.rows for table in tables):
+        missing = " and ".join(map(repr, given.words))
+        sys.exit(f"fedlit: nothing among the {given.kind} has {missing}: fedlit list {given.kind} has all")
+    for table in tables:
+        show(table, _WIDTH)
 
 
 @cache
@@ -38,11 +50,12 @@ def _plug_ins() -> list[tuple[str, Row]]:
     return rows
 
 
-def _table(kind: str, by_lines: bool) -> Table:
-    """What there is of a kind; ``by_lines`` for other programs, or else for a screen, which may be narrow."""
+def _table(kind: str, words: Sequence[str] = ()) -> Table:
+    """What there is of a kind, with all of these words."""
     listed = [*known().listed[kind], *(row for of, row in _plug_ins() if of == kind)]
+    listed = [row for row in listed if all(word.lower() in " ".join(astuple(row)).lower() for word in words)]
     names, last = [row.name for row in listed], [row.extra for row in listed]
-    below = kind != "validators" and not by_lines and any(last)
+    below = kind != "validators" and any(last)
     if below:
         names, last = ["\n  ".join([row.name, *row.extra.splitlines()]) for row in listed], []
     columns = {

@@ -20,12 +20,12 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from fedlit.cli.arguments import LINKED
 from fedlit.cli.command import INSTALL, causes, name_of
-from fedlit.cli.known import did_you_mean, nearest
+from fedlit.cli.known import did_you_mean, known, nearest
 from fedlit.cli.mistakes import MEANT, Given, no_such_argument, placed, short
 from fedlit.federation.names import how_to_quote
 
@@ -307,8 +307,32 @@ def _with_subclasses(cls: type[Any]) -> Iterator[type[Any]]:
         yield from _with_subclasses(each)
 
 
+_SUBCLASSES = "known subclasses: "
+_FEW = 20
+"""Classes of other packages that are named one by one."""
+
+
+class HelpFormatter(DefaultHelpFormatter):
+    """Names fedlit's own classes of those that an argument takes: of modules alone there are more than a thousand."""
+
+    def _get_help_string(self, action: Any) -> str:
+        text, begin, listed = str(super()._get_help_string(action)).partition(_SUBCLASSES)
+        names = listed.rstrip(")").split(", ") if begin else []
+        own = [name for name in names if name.startswith("fedlit.") and name.count(".") < 3]  # others are not public
+        others = [name for name in names if not name.startswith("fedlit.")]
+        if any(name.startswith("fedlit.models.") for name in own):  # any module is taken, but these are meant
+            networks = {row.name for row in known().listed["models"]}
+            own = [name for name in own if name.rpartition(".")[2] in networks]
+        if len(others) > _FEW:
+            others = [f"and {len(others)} of other packages"]
+        return text + begin + ", ".join([*own, *others]) + ")" * listed.endswith(")")
+
+
 class Parser(LightningArgumentParser):
     """Shows in the help of a method which of its arguments the data give, though its constructor needs them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"formatter_class": HelpFormatter, **kwargs})
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """The text of ``--help`` and of ``--model.help``."""
@@ -318,6 +342,10 @@ class Parser(LightningArgumentParser):
                 action.required = False
                 action.default = "what the data have"
                 action.help = f"{action.help or ''} Taken from the data module, and not given here."
+        # data and model before the Trainer's many arguments
+        self._action_groups.sort(
+            key=lambda group: any(each.dest.startswith("trainer.") for each in group._group_actions)
+        )
         text: str = super().format_help(*args, **kwargs)
         return text
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -14,6 +16,9 @@ import pytest
 
 from fedlit.cli import main
 from fedlit.cli.command import Answer
+from fedlit.cli.help import SCREENS
+from fedlit.papers.experiments import CONFIGS
+from fedlit.remote import Server, Site
 
 HEAVY = {"torch", "lightning", "torchvision", "torchmetrics", "numpy", "scipy", "sklearn", "matplotlib"}
 
@@ -21,6 +26,8 @@ AT_ONCE: dict[str, str] = {
     "": "usage: fedlit COMMAND",
     "--help": "usage: fedlit COMMAND",
     "--version": "fedlit ",
+    "fit --help": "usage: fedlit fit --config CONFIG",
+    "join -h": "seat.server",
     "list": "FedAvg",
     "list method": "invalid choice: 'method'",
     "fitt": "fedlit: 'fitt' is no command: did you mean 'fit'?",
@@ -131,3 +138,54 @@ def test_the_command_prints_the_same_again_within_two_seconds(words, tmp_path):
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert again.stdout == first.stdout != b""
     assert sum(after[:2]) - sum(before[:2]) < 2
+
+
+@pytest.mark.parametrize("command", SCREENS)
+def test_the_first_screen_names_keys_and_configurations_that_there_are(command, capsys):
+    main([command, "-h"])
+    screen = capsys.readouterr().out
+    assert len(screen.splitlines()) < 60
+    assert max(map(len, screen.splitlines())) <= 100
+    keys = set(re.findall(r"^  ((?:seat|data|model|trainer|seeds|select|jobs|ckpt)[\w., ]*?)  ", screen, re.MULTILINE))
+    words = {word for key in keys for word in key.split(", ")} - {"data", "model"}
+    if command in ("serve", "join"):
+        taken = inspect.signature({"serve": Server, "join": Site}[command]).parameters
+        assert words == {f"seat.{name}" for name in taken} - {"seat.step_timeout", "seat.journal", "seat.peers",
+                                                             "seat.allow_rejoin"}  # fmt: skip
+        return
+    with pytest.raises(SystemExit):
+        main([command, "--help=all"])
+    listed = set(re.findall(r"--([\w.]+)", capsys.readouterr().out))
+    own = {"data.target", "model.optimizer.lr", "trainer.strategy.local_steps", "trainer.strategy.privacy"}
+    assert own <= words
+    assert words - own <= listed
+    if command == "fit":
+        shown = set(re.findall(r"\w+", screen))
+        assert {
+            path.stem for path in CONFIGS.rglob("*.yaml") if path.parent.name not in ("sweeps", "settings")
+        } <= shown
+    line = (
+        "--config=experiments/first --seeds=null --compare=null --data.target=clean --model.optimizer.lr=0.1 "
+        "--trainer.strategy.local_steps=2 --trainer.strategy.privacy=PairwiseMasking --print_config"
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", *line.split()])
+    assert not ended.value.code
+
+
+def test_help_names_networks_of_fedlit_and_counts_those_of_others(capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--model.help", "FedAvg"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert len(text) < 12_000
+    networks = re.search(r"known subclasses: (fedlit\.models\.[^)]*) and (\d+) of other packages\)", text)
+    assert networks is not None
+    assert "fedlit.methods" not in networks[1]
+    assert {"fedlit.models.MLP", "fedlit.models.ResNet"} <= set(networks[1].split(", "))
+    assert int(networks[2]) > 500
+    assert "torch.optim.SGD" in text  # of few, all are named
+    with pytest.raises(SystemExit):
+        main(["fit", "--help=all"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"fedlit\.callbacks\.Validators,[^)]* and \d+ of other packages", text)
+    assert text.index("--model.help") < text.index("--data.help") < text.index("--trainer.max_epochs")

@@ -513,7 +513,7 @@ def in_a_process(words: list[str]) -> None:
     [
         (["list", "models"], 0, "SmallCNN"),
         (["export", "nowhere"], 1, "fedlit: RUN_DIR must be a folder that fedlit fit left"),
-        (["list", "nothing"], 2, "argument kind: invalid choice: 'nothing'"),
+        (["list", "nothing"], 2, "argument KIND: invalid choice: 'nothing'"),
     ],
 )
 def test_the_process_of_a_command_ends_with_its_status_and_as_processes_do(words, status, printed):

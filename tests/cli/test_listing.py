@@ -107,7 +107,7 @@ def test_every_configuration_is_listed_with_its_class(kind):
 def test_names_and_configurations_are_whole_on_a_narrow_screen(kind):
     screen = Console(width=80)
     with screen.capture() as shown:
-        screen.print(commands._table(kind, by_lines=False))
+        screen.print(commands._table(kind))
     words = set(shown.get().split())
     for row in rows(kind):
         assert len(row.what) > 20, row.name
@@ -126,7 +126,7 @@ def test_methods_are_listed_with_their_channels_in_the_clear_and_summed():
     assert all(listed.values())
     screen = Console(width=200)
     with screen.capture() as shown:
-        screen.print(commands._table("methods", by_lines=True))
+        screen.print(commands._table("methods"))
     assert "target_features" in shown.get()
 
 
@@ -153,19 +153,30 @@ def test_plug_ins_are_listed_with_the_package_that_they_are_from(monkeypatch, ca
     monkeypatch.setattr(commands, "offered", lambda kind: ("Watch",))
     monkeypatch.setattr(catalogue, "load_plugins", lambda: found)
     main(["list"])
+    everything = capsys.readouterr().out
+    main(["list", "validators", "their-package"])
+    watch = capsys.readouterr().out
     commands._plug_ins.cache_clear()
-    printed = capsys.readouterr().out
-    (watch,) = [line for line in printed.splitlines() if "their-package" in line]
-    assert "Watch" in watch
     assert "Watch [red]closely[/red]." in watch  # docstrings are text, whatever brackets they have
     assert "from their-package" in watch
-    assert "from another" in printed
+    assert "mcc" not in watch
+    assert "from another" in everything
 
 
-def test_in_a_pipe_each_row_is_one_line(capsys):
-    main(["list", "privacy"])
-    printed = capsys.readouterr().out.splitlines()
-    for row in rows("privacy"):
-        (line,) = [line for line in printed if f" {row.name} " in line and row.what in line]
-        assert row.extra in line
-    assert not any("FedAvg" in line for line in printed)
+def test_in_a_pipe_lists_are_120_columns_wide_and_have_all(capsys):
+    main(["list"])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) == 120
+    words = set(printed.split())
+    for kind in KINDS:
+        assert {row.name for row in rows(kind)} <= words
+        assert kind == "validators" or {name for row in rows(kind) for name in row.extra.splitlines()} <= words
+
+
+def test_words_leave_what_has_all_of_them_in_any_column_and_case(capsys):
+    main(["list", "methods", "iclr", "Target_Update"])
+    printed = capsys.readouterr().out
+    assert [row.name for row in rows("methods") if f" {row.name} " in printed] == ["FedGP"]
+    with pytest.raises(SystemExit) as ended:
+        main(["list", "data", "nowhere"])
+    assert ended.value.code == "fedlit: nothing among the data has 'nowhere': fedlit list data has all"
