@@ -17,7 +17,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dis import opmap
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -65,6 +64,7 @@ COMMANDS = {
     "join": ("fedlit.cli.seats:join", "take a site's seat in it"),
     "certificates": ("fedlit.cli.commands:certificates", "certificates of a server and sites, for a trial"),
     "flare": ("fedlit.cli.seats:flare", "write a job for NVIDIA FLARE"),
+    "doctor": ("fedlit.cli.doctor:doctor", "what of this machine would keep a run from working, and what mends it"),
     "benchmark": ("fedlit.cli.benchmark:benchmark", "run again a table of a paper, or what the tables were made from"),
 }
 """Commands without a Trainer: the ``module:function`` that takes the arguments, and what it does."""
@@ -289,7 +289,7 @@ def _main(args: list[str]) -> None:
         print(_help())
         return
     if args[0] == "--version":
-        print(f"fedlit {version('fedlit')}")
+        print("\n".join(load("fedlit.cli.doctor:version_lines")()))
         return
     if args[0] in SCREENS and {"-h", "--help"} & {*args}:
         print(first_screen(args[0]))

@@ -342,10 +342,8 @@ class Parser(LightningArgumentParser):
                 action.required = False
                 action.default = "what the data have"
                 action.help = f"{action.help or ''} Taken from the data module, and not given here."
-        # data and model before the Trainer's many arguments
-        self._action_groups.sort(
-            key=lambda group: any(each.dest.startswith("trainer.") for each in group._group_actions)
-        )
+        groups: Any = self._action_groups  # data and model before the Trainer's many arguments
+        groups.sort(key=lambda group: any(each.dest.startswith("trainer.") for each in group._group_actions))
         text: str = super().format_help(*args, **kwargs)
         return text
 
