@@ -83,8 +83,9 @@ class FederatedStrategy(DDPStrategy):
         placement: Client names per process; ``None`` deals out contiguous shares. The first list may be empty: process
             0 is then the server alone, as where clients do not trust it.
         timeout: Seconds that a process waits for the others.
-        num_threads: CPU threads per process; ``None`` is Lightning's choice, which depends on the number of processes.
-            Fix it (1) to compare runs bit by bit.
+        num_threads: CPU threads per process; ``None`` is Lightning's choice, which depends on the number of processes,
+            and ``"auto"`` as few of these as are nearly as fast as any, tried before training on a copy of a client's
+            network: checkpoints have the choice. Fix it (1) to compare runs bit by bit.
         start_method: How ``devices=N`` starts processes, as in torch.distributed and Lightning's DDP.
         gather_checkpoints: Let process 0 write one file for all clients, with weights and optimiser states in
             plaintext; otherwise each process writes a file (``NAME.ckpt``, ``NAME.ckpt.part1``, …), and resumes from
@@ -132,7 +133,7 @@ class FederatedStrategy(DDPStrategy):
         account: str | dict[str, str] | None = None,
         placement: list[list[str]] | None = None,
         timeout: float = 600.0,
-        num_threads: int | None = None,
+        num_threads: int | Literal["auto"] | None = None,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         gather_checkpoints: bool | None = None,
         seat: Seat | None = None,
@@ -146,8 +147,9 @@ class FederatedStrategy(DDPStrategy):
         check_at_least("rounds_per_epoch", rounds_per_epoch, 1)
         check(timeout > 0, "timeout", "positive seconds", timeout)
         check(0 < max_share <= 1, "max_share", "above 0 and at most 1", max_share, "1 allows everything")
-        if num_threads is not None:
-            check_at_least("num_threads", num_threads, 1)
+        if num_threads is not None and num_threads != "auto":
+            whole = type(num_threads) is int and num_threads >= 1
+            check(whole, "num_threads", "a whole number of at least 1, or 'auto'", num_threads)
         check_choices(privacy, two_party, differential_privacy, reports)
         if epsilon_budget is not None:
             check_positive("epsilon_budget", epsilon_budget)
@@ -196,7 +198,7 @@ class FederatedStrategy(DDPStrategy):
         """Join the processes and place the clients on them; ranks are known only from here on."""
         super().setup_environment()
         module = self._federated_module()
-        if self.num_threads is not None:
+        if self.num_threads is not None and self.num_threads != "auto":
             torch.set_num_threads(self.num_threads)
         previous = self._federation
         together = self._star is None and (self.world_size > 1 or self.seat is not None)  # a star has compared them

@@ -163,7 +163,7 @@ class FedlitCLI(LightningCLI):
             },
             seed_everything_default=0,
             trainer_defaults={
-                "strategy": {"class_path": "fedlit.FederatedStrategy"},
+                "strategy": {"class_path": "fedlit.FederatedStrategy", "init_args": {"num_threads": "auto"}},
                 "accelerator": "cpu",
                 "max_epochs": 20,
                 "num_sanity_val_steps": 0,

@@ -31,6 +31,7 @@ from fedlit.run.returns import come_together, welcome
 from fedlit.run.run import Run, run_of
 from fedlit.run.standstill import Standstill
 from fedlit.run.tasks import Regression
+from fedlit.run.threads import choose_threads
 from fedlit.run.trainer_checks import check_modes, explain_monitor
 
 
@@ -54,6 +55,7 @@ class Rounds(Callback):
     _exchanging: float
     _called: bool
     _trains: bool = False
+    _threads: int | None = None  # chosen in this run, or in the one that it goes on from
     _standstill: Standstill
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -83,6 +85,7 @@ class Rounds(Callback):
             rule = "data with a length, without which there are no rounds"
             refuse("train_dataloaders", rule, loader, "give FederatedLoader({client: dataset})", TypeError)
         _check_optimizers(run)
+        self._set_threads(run, loader)
         self._trains, self._called, run.clock.last_round = True, False, -1
         run.federation.roster.call_back(())
         labels_scaled = isinstance(run.task, Regression) and run.outputs.scales_labels
@@ -101,6 +104,24 @@ class Rounds(Callback):
         self._standstill = Standstill(run, trainer.optimizers)
         for each in run.components:  # after the return of sites, which sets the round that they start in
             each.on_run_start(run)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run that goes on from a checkpoint takes over: the number of threads, if it was chosen."""
+        return {} if self._threads is None else {"num_threads": self._threads}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self._threads = state_dict.get("num_threads")
+
+    def _set_threads(self, run: Run, loader: Any) -> None:
+        """Let all processes have as many threads as are best for the first, if that is left to fedlit."""
+        strategy = run.trainer.strategy
+        if getattr(strategy, "num_threads", None) != "auto":
+            return
+        if self._threads is None:
+            chosen = choose_threads(run, loader)
+            self._threads = strategy.broadcast(chosen) if run.trainer.world_size > 1 else chosen
+        torch.set_num_threads(self._threads)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the epoch the length of its rounds, which differs between phases."""

@@ -1,0 +1,93 @@
+"""Number of CPU threads: as few as are nearly as fast as any, tried on a copy of a client's network before training."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fedlit.federation import FederatedLoader
+from fedlit.federation.streams import torch_streams
+from fedlit.models import Replica
+from fedlit.run.run import Run
+
+_log = logging.getLogger("lightning.pytorch.fedlit.run")
+
+_LONG = 0.2
+"""Seconds of a step from which on there is work for all threads."""
+_NEARLY = 1.2
+"""Times the fastest, within which fewer threads are taken: others can use the cores, and runs repeat more often."""
+_TRIES = 5
+
+
+def choose_threads(run: Run, loader: object) -> int:
+    """Return the number of threads for a run's local steps, of at most those that torch has now.
+
+    These are taken where there is nothing to try: on a GPU, with other loaders than a `FederatedLoader`, and for
+    networks without an extractor.
+    """
+    most = torch.get_num_threads()
+    step = _step_of(run, loader) if most > 1 else None
+    if step is None:
+        return most
+    with torch_streams():  # a network may draw random numbers
+        seconds = try_threads(step, most)
+    chosen = fewest(seconds)
+    tried = ", ".join(f"{number}: {1000 * each:.3g} ms" for number, each in sorted(seconds.items()))
+    if run.trainer.is_global_zero:
+        _log.info("num_threads: %d, as a local step of one client takes with %s", chosen, tried)
+    return chosen
+
+
+def fewest(seconds: dict[int, float]) -> int:
+    """Return the smallest number of threads whose step takes nearly as little as the fastest."""
+    return min(number for number, each in seconds.items() if each <= _NEARLY * min(seconds.values()))
+
+
+def try_threads(step: Callable[[], object], most: int) -> dict[int, float]:
+    """Return the seconds of a step with all threads, half of them and one, by number; with all alone if it is long."""
+    seconds: dict[int, float] = {}
+    try:
+        for number in dict.fromkeys((most, max(1, most // 2), 1)):
+            torch.set_num_threads(number)
+            first = _timed(step)  # threads start in it
+            seconds[number] = first
+            if first < _LONG:
+                seconds[number] = statistics.median(_timed(step) for _ in range(_TRIES))
+            elif number == most and _timed(step) >= _LONG:
+                break
+    finally:
+        torch.set_num_threads(most)
+    return seconds
+
+
+def _timed(step: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def _step_of(run: Run, loader: object) -> Callable[[], object] | None:
+    """Return a forward and backward pass of a copy of a local client's network on samples of it."""
+    local = [client.name for client in run.federation.local_clients]
+    if not isinstance(loader, FederatedLoader) or run.trainer.strategy.root_device.type != "cpu" or not local:
+        return None
+    name = max(local, key=loader.batch_size_of)
+    network: Any = copy.deepcopy(run.replicas[name])
+    if not isinstance(network, Replica) or not any(each.requires_grad for each in network.parameters()):
+        return None
+    rows = min(loader.batch_size_of(name), loader.sizes()[name])
+    precision = run.trainer.precision_plugin
+    inputs = precision.convert_input(loader.samples(name, torch.arange(rows))[0])
+
+    def step() -> None:
+        with precision.forward_context():
+            outputs = network.classifier(network.extractor(inputs))
+        outputs.float().square().mean().backward()
+
+    return step
