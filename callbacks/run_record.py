@@ -149,8 +149,8 @@ class RunRecord(Callback):
             logger that has one, or ``runs/METHOD`` in the Trainer's ``default_root_dir``. Without any logger and
             folder, and under ``fast_dev_run``, nothing is written, and ``summary`` alone is left.
         method: Name in tables; ``None`` is the class of the module.
-        export: Also write the target's model, under this name in the folder: ``NAME.pt2`` or ``NAME.onnx``, see
-            `export_target`.
+        export: Also write the target's model, under this name in the folder: ``NAME.pt2``, ``NAME.onnx``, or ``NAME``
+            for a folder with safetensors, see `export_target`.
         awaits_test: Whether ``trainer.test`` follows, without which the run counts as unfinished.
 
     Attributes:
@@ -316,7 +316,7 @@ class RunRecord(Callback):
             self.path.mkdir(parents=True, exist_ok=True)
             data = trainer.datamodule  # type: ignore[attr-defined]
             form = data if isinstance(data, DomainDataModule) else self._shape
-            export_target(module, self.path / self.export, form)
+            export_target(module, self.path / self.export, form, self.summary.oracle_scores())
 
 
 def lacking(

@@ -120,6 +120,11 @@ class RunSummary:
         """The fields as a JSON object."""
         return json.dumps(asdict(self), indent=2, allow_nan=False)
 
+    def oracle_scores(self) -> dict[str, float]:
+        """Return the scores on hidden labels that are single numbers, by name without ``oracle_``."""
+        found = {name: value for name, value in vars(self).items() if name.startswith("oracle_")}
+        return {name.removeprefix("oracle_"): each for name, each in found.items() if isinstance(each, float)}
+
     @classmethod
     def from_json(cls, text: str) -> RunSummary:
         """Read back what `to_json` wrote."""

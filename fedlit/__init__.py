@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedlit.exported import load
     from fedlit.federation import Client, Federation
     from fedlit.module import FederatedModule
     from fedlit.run.component import Component, Phase, PhaseSettings
@@ -39,6 +40,7 @@ __all__ = [
     "ReplicaSpec",
     "Requires",
     "Run",
+    "load",
 ]
 
 __version__ = version("fedlit")
@@ -50,6 +52,7 @@ _HOMES = {
     **dict.fromkeys(("Component", "Phase", "PhaseSettings"), "fedlit.run.component"),
     **dict.fromkeys(("ReplicaSpec", "Requires"), "fedlit.run.options"),
     "Run": "fedlit.run.run",
+    "load": "fedlit.exported",
     "FederatedStrategy": "fedlit.strategy",
     **dict.fromkeys(("Federated", "FederatedAdaBN", "FederatedCORAL"), "fedlit.wrapped"),
     **dict.fromkeys(("FederatedDAN", "FederatedProx", "FederatedRep"), "fedlit.wrapped"),

@@ -36,6 +36,7 @@ FLOORS = {
     "privacy": 0,
     "functional": 0,
     "checks": -1,
+    "exported": 0,
     "tables": 0,
     "configs": 0,
 }

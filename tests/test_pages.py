@@ -74,7 +74,7 @@ def run_shortly(code: str, folder: Path) -> None:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("name", ["README.md", "docs/privacy.md", "docs/tutorials/lightning.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/privacy.md", "docs/export.md", "docs/tutorials/lightning.md"])
 def test_python_runs(name: str, tmp_path: Path) -> None:
     """A page's blocks one after the other; those of tutorials with files between are run elsewhere."""
     code = [block.code for block in blocks_of(name) if block.language == "python"]
@@ -84,7 +84,7 @@ def test_python_runs(name: str, tmp_path: Path) -> None:
 
 def test_no_other_page_has_python() -> None:
     found = {name for name in PAGES if any(block.language == "python" for block in blocks_of(name))}
-    assert found - set(TUTORIALS) == {"README.md", "docs/privacy.md"}
+    assert found - set(TUTORIALS) == {"README.md", "docs/privacy.md", "docs/export.md"}
 
 
 def test_yaml_of_pages_is_read() -> None:

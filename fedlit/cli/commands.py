@@ -121,7 +121,9 @@ def export(args: list[str]) -> None:
         "rounds, of equals the one written last."
     )
     parser.add_argument("--ckpt_path", type=Path, help=ckpt_path)
-    output = "File: NAME.pt2 for torch.export.load, NAME.onnx for ONNX; default is RUN_DIR/target.pt2."
+    format_ = "pt2 for torch.export.load (default), onnx, or safetensors: a folder for fedlit.load and model hubs."
+    parser.add_argument("--format", choices=("pt2", "onnx", "safetensors"), help=format_)
+    output = "File NAME.pt2 or NAME.onnx, or a folder NAME for safetensors; default is target in RUN_DIR."
     parser.add_argument("--output", type=Path, help=output)
     options = parser.parse_args(args)
     configs = options.config or [str(options.run_dir / "config.yaml")]
@@ -131,7 +133,11 @@ def export(args: list[str]) -> None:
             "runs/FedAvg/version_0, or the configuration of the run (--config). A script exports its model itself: "
             "RunRecord(export='target.onnx'), or fedlit.export.export_target"
         )
-    load("fedlit.cli.stored:write")(options.run_dir, configs, options.ckpt_path, options.output)
+    ending = {None: None, "safetensors": ""}.get(options.format, f".{options.format}")
+    output = options.output or options.run_dir / f"target{'.pt2' if ending is None else ending}"
+    if ending is not None and output.suffix != ending:
+        parser.error(f"--output of --format {options.format} must end in {ending or 'no suffix'}, got '{output}'")
+    load("fedlit.cli.stored:write")(options.run_dir, configs, options.ckpt_path, output)
 
 
 def certificates(args: list[str]) -> None:

@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 
+from fedlit.callbacks import RunSummary
+from fedlit.callbacks.run_record import SUMMARY
 from fedlit.cli.arguments import normalise
 from fedlit.cli.lightning_cli import FedlitCLI
 from fedlit.data import DomainDataModule
 from fedlit.export.target import check_path, export_target
+from fedlit.exported import CARD
 from fedlit.federation import RosterError
 from fedlit.module import FederatedModule
 from fedlit.run.checkpoint import check_there, class_path, complete, join, public_path
@@ -34,13 +37,13 @@ class _StoredCLI(FedlitCLI):
         pass
 
 
-def write(run_dir: Path, configs: Sequence[str], ckpt_path: Path | None, output: Path | None) -> None:
+def write(run_dir: Path, configs: Sequence[str], ckpt_path: Path | None, output: Path) -> None:
     """Write the target's model of a run's folder, and its model card; ``configs`` of the run are laid over each other.
 
-    Defaults are the checkpoint that has trained for most rounds, and ``target.pt2`` in the folder.
+    Default is the checkpoint that has trained for most rounds.
     """
     try:
-        file = check_path(output or run_dir / "target.pt2")
+        file = check_path(output)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"fedlit: {error}")
     path = newest(run_dir / "checkpoints") if ckpt_path is None else ckpt_path
@@ -49,13 +52,24 @@ def write(run_dir: Path, configs: Sequence[str], ckpt_path: Path | None, output:
     module, data = load(configs, path)
     print(f"checkpoint: {path}, after {module.federation.round_idx} rounds", flush=True)
     try:
-        export_target(module, file, data)
+        export_target(module, file, data, _scores(run_dir, module.federation.round_idx))
     except TypeError as error:
         sys.exit(f"fedlit: {error}")
     raw = data.raw_inputs()
     sizes = ", ".join(map(str, ("n", *(data.input_shape if raw is None else raw.sample.shape[1:]))))
     print(f"model of target {module.target.name!r}: {file}, from ({sizes}) to (n, {module.num_classes})")
-    print(f"what it takes and gives: {file}.md", flush=True)
+    print(
+        f"what it takes and gives: {file}.md" if file.suffix else f"what it takes and gives: {file / CARD}", flush=True
+    )
+
+
+def _scores(run_dir: Path, rounds: int) -> dict[str, float]:
+    """Scores on hidden labels that the run's summary has, if it is of so many rounds."""
+    try:
+        summary = RunSummary.from_json((run_dir / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return {}
+    return summary.oracle_scores() if summary.rounds == rounds else {}
 
 
 def load(configs: Sequence[str], path: Path) -> tuple[FederatedModule, DomainDataModule]:

@@ -43,7 +43,7 @@ def _take_columns(model: onnx.ModelProto, raw: RawRows) -> None:
         if levels is None:
             nodes.append(helper.make_node("Identity", [name], [parts[-1]]))
             continue
-        codes = _codes(levels, raw)
+        codes = codes_of(levels, raw)
         nodes.append(
             helper.make_node(
                 "LabelEncoder", [name], [f"{parts[-1]}_code"], domain="ai.onnx.ml",
@@ -60,7 +60,7 @@ def _take_columns(model: onnx.ModelProto, raw: RawRows) -> None:
         model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
 
 
-def _codes(levels: Sequence[str], raw: RawRows) -> dict[str, float]:
+def codes_of(levels: Sequence[str], raw: RawRows) -> dict[str, float]:
     """Codes of a category's texts, of which the empty one is missing."""
     codes = {level: float(index) for index, level in enumerate(levels)}
     codes[""] = codes.get(raw.missing, -1.0)
@@ -144,6 +144,14 @@ def _values(levels: Sequence[str] | None, about: Mapping[str, Any]) -> str:
 
 def _code(about: Mapping[str, Any], path: Path) -> str:
     """Python that predicts with the file."""
+    if not path.suffix:
+        what = "rows, a pandas DataFrame" if about["columns"] is not None else "samples"
+        gives = "names of classes" if about["task"] == "classification" else "numbers, shape (n, C)"
+        return f"""import fedlit
+
+model = fedlit.load("{path.name}")
+{gives.split()[0]} = model.predict(samples)  # {gives}, of {what}
+predictions = model(model.preprocess(samples))"""
     if path.suffix == ".onnx" and about["columns"] is not None:
         texts = {each["name"] for each in about["columns"] if each["levels"] is not None}
         options = ", ".join(f"{name}={value!r}" for name, value in about["reading"].items())

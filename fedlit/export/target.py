@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from torch.export.graph_signature import InputKind
 from fedlit.data import DomainDataModule
 from fedlit.data.raw_inputs import RawInputs, RawRows
 from fedlit.export.files import model_card, save_onnx
+from fedlit.export.folder import forget_files, save_folder
 from fedlit.module import FederatedModule
 from fedlit.run.tasks import Classification, Task, Unscored
 
@@ -29,8 +30,8 @@ _HOOKS = ("finish", "transform", "make_dataset")
 _MAX_SAMPLES = 32
 """Samples of the target that are compared."""
 
-SUFFIXES = (".pt2", ".onnx")
-"""Of the files that can be written."""
+SUFFIXES = (".pt2", ".onnx", "")
+"""Of the files that can be written, and of a folder with safetensors."""
 
 
 def raw_inputs_of(data: DomainDataModule) -> RawInputs | None:
@@ -168,10 +169,16 @@ def target_model(module: FederatedModule) -> TargetModel:
     )
 
 
-def export_target(module: FederatedModule, path: str | Path, data: DomainDataModule | Sequence[int]) -> None:
+def export_target(
+    module: FederatedModule,
+    path: str | Path,
+    data: DomainDataModule | Sequence[int],
+    scores: Mapping[str, float] | None = None,
+) -> None:
     """Write the target's model to a file that needs no fedlit.
 
-    ``NAME.pt2`` is read by ``torch.export.load(path).module()``, ``NAME.onnx`` by any ONNX runtime. Both take inputs
+    ``NAME.pt2`` is read by ``torch.export.load(path).module()``, ``NAME.onnx`` by any ONNX runtime, and a folder
+    ``NAME`` by `fedlit.load`: it has the weights as safetensors. All take inputs
     of shape (n, *input_shape) in float32, for any n, and give what `target_model` gives. The file has the weights that
     take part in predictions alone; those of `KNNPer` include the target's labelled samples, as embeddings.
 
@@ -190,6 +197,7 @@ def export_target(module: FederatedModule, path: str | Path, data: DomainDataMod
         module: As for `target_model`.
         path: Of the file; its suffix sets the format.
         data: The data module; or the shape of one sample alone.
+        scores: On hidden labels of the target, by name, for the metadata of a folder's model card.
 
     Raises:
         ValueError: If the suffix is another one.
@@ -221,6 +229,9 @@ def export_target(module: FederatedModule, path: str | Path, data: DomainDataMod
             "gives the network as it is"
         ) from error
     _strip(program)
+    if not path.suffix:
+        save_folder(program, sample, path, about, raw, scores or {})
+        return
     if path.suffix == ".pt2":
         torch.export.save(program, path, extra_files={"fedlit.json": json.dumps(about, indent=2)})
     else:
@@ -285,7 +296,9 @@ def check_path(path: str | Path) -> Path:
     """Raise now, rather than after training, if a file cannot be written; with the errors of `export_target`."""
     path = Path(path)
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"output must end in one of {', '.join(SUFFIXES)}, which sets the format, got '{path}'")
+        raise ValueError(
+            f"output must end in .pt2 or .onnx, or have no ending, which is a folder with safetensors: got '{path}'"
+        )
     if not path.parent.is_dir():
         raise FileNotFoundError(f"output '{path}' is to be in the folder '{path.parent}', which is not there: make it")
     if path.suffix == ".onnx":
@@ -306,9 +319,7 @@ def _strip(program: ExportedProgram) -> None:
             program.graph.erase_node(placeholder)
             inputs.remove(spec)
             (program.state_dict if spec.target in program.state_dict else program.constants).pop(spec.target)
-    for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)
-    program.graph_module.recompile()
+    forget_files(program)
 
 
 def _distances(x: Tensor, y: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import fedlit
 from commands import refusal
 from fedlit.cli import main
 from fedlit.data import Digits
@@ -81,6 +83,21 @@ def test_the_suffix_says_the_format(run, by_command):
     torch.testing.assert_close(torch.from_numpy(found), by_command, atol=1e-5, rtol=0)
 
 
+def test_a_folder_with_safetensors_has_the_runs_scores_if_it_is_of_its_last_round(run, by_command, capsys):
+    main(["export", str(run), "--format", "safetensors"])
+    assert f"what it takes and gives: {run / 'target' / 'README.md'}" in capsys.readouterr().out
+    model = fedlit.load(run / "target")
+    torch.testing.assert_close(model(samples()), by_command, atol=1e-6, rtol=0)
+    accuracy = json.loads((run / "summary.json").read_text())["oracle_accuracy"]
+    card = (run / "target" / "README.md").read_text()
+    assert f"- type: accuracy\n      value: {round(accuracy, 6)}\n" in card
+    main(["export", str(run), "--output", "first", "--ckpt_path", str(epoch(run, 0))])
+    assert "model-index" not in Path("first/README.md").read_text()
+    with pytest.raises(SystemExit):
+        main(["export", str(run), "--format", "onnx", "--output", "target.pt2"])
+    assert "--output of --format onnx must end in .onnx, got 'target.pt2'" in capsys.readouterr().err
+
+
 def test_devices_and_backends_of_the_run_are_not_needed(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "tenseal", None)
     config = run / "config.yaml"
@@ -98,7 +115,7 @@ def test_devices_and_backends_of_the_run_are_not_needed(run, monkeypatch):
     [
         (["nowhere"], r"RUN_DIR must be a folder that fedlit fit left, but 'nowhere/config.yaml' is not there"),
         (["run", "--ckpt_path=nowhere.ckpt"], "'nowhere.ckpt' is not a file"),
-        (["run", "--output=model.pth"], r"output must end in one of .pt2, .onnx, .* got 'model.pth'"),
+        (["run", "--output=model.pth"], r"output must end in .pt2 or .onnx, or have no ending, .* got 'model.pth'"),
         (["run", "--output=nowhere/model.pt2"], "the folder 'nowhere', which is not there"),
     ],
 )

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedlit
 from fedlit import FederatedModule
 from fedlit.callbacks import RunRecord
 from fedlit.data import (
@@ -103,6 +104,12 @@ def read_onnx(path: Path, inputs: Tensor) -> Tensor:
     return torch.from_numpy(found)
 
 
+READERS: dict[str, Reader] = {
+    ".pt2": without_fedlit,
+    ".onnx": read_onnx,
+    "": lambda folder, inputs: fedlit.load(folder)(inputs),
+}
+
 CASES: dict[str, tuple[type[FederatedModule], dict[str, Any], dict[str, Any]]] = METHODS | {
     "FedRFTCA, vote": (FedRFTCA, {"num_frequencies": 16, "num_components": 8, "classifier_period": None}, {}),
     "FedDaDiL, ensemble": (FedDaDiL, METHODS["FedDaDiL"][1] | {"predict_with": "ensemble"}, {}),
@@ -146,8 +153,9 @@ def by_default(rows: Collection[Any], default: Collection[Any]) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "suffix"),
     by_default(
-        [(name, suffix) for name in CASES for suffix in (".pt2", ".onnx")],
-        [(name, ".pt2") for name in ("FedRFTCA", "FedDaDiL", "APFL", "KNNPer")] + [("SmallCNN", ".onnx")],
+        [(name, suffix) for name in CASES for suffix in READERS],
+        [(name, ".pt2") for name in ("FedRFTCA", "FedDaDiL", "APFL", "KNNPer")]
+        + [("SmallCNN", ".onnx"), ("FedRFTCA", ""), ("KNNPer", "")],
     ),
 )
 def test_files_predict_as_the_trainer_does(name: str, suffix: str, tmp_path: Path) -> None:
@@ -155,9 +163,9 @@ def test_files_predict_as_the_trainer_does(name: str, suffix: str, tmp_path: Pat
     path = tmp_path / f"target{suffix}"
     export_target(module, path, inputs.shape[1:])
     for part in PARTS:
-        found = (read_onnx if suffix == ".onnx" else without_fedlit)(path, inputs[part])
+        found = READERS[suffix](path, inputs[part])
         torch.testing.assert_close(found, expected[part], atol=1e-5 if suffix == ".onnx" else 1e-6, rtol=0)
-    assert sorted(tmp_path.iterdir()) == [path, path.with_suffix(f"{suffix}.md")]
+    assert sorted(tmp_path.iterdir()) == [path, *([path.with_suffix(f"{suffix}.md")] if suffix else [])]
     if name in READ and suffix == ".pt2":
         program = torch.export.load(path)
         names = {*program.state_dict, *program.constants}
@@ -329,8 +337,8 @@ MODULES: dict[str, Callable[[Path], DomainDataModule]] = {
 @pytest.mark.parametrize(
     ("name", "suffix"),
     by_default(
-        [(name, suffix) for name in MODULES for suffix in (".pt2", ".onnx")],
-        [("own data module", ".onnx"), ("FashionMNIST, noise", ".pt2"), ("FeatureDomains, ranks", ".pt2")],
+        [(name, suffix) for name in MODULES for suffix in READERS],
+        [("own data module", ".onnx"), ("FashionMNIST, noise", ".pt2"), ("FeatureDomains, ranks", "")],
     ),
 )
 def test_files_predict_of_raw_samples_what_the_module_does_of_prepared_ones(
@@ -341,7 +349,7 @@ def test_files_predict_of_raw_samples_what_the_module_does_of_prepared_ones(
     raw = data.load(data.target).x[data.split(data.target).test]
     path = tmp_path / f"target{suffix}"
     export_target(module, path, data)
-    found = (read_onnx if suffix == ".onnx" else without_fedlit)(path, raw.flatten(1) if name == "Digits" else raw)
+    found = READERS[suffix](path, raw.flatten(1) if name == "Digits" else raw)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 

@@ -1,0 +1,215 @@
+"""A model exported to a folder: its weights, its card, and what `fedlit.load` makes of it, or refuses."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import fedlit
+from fedlit.data import HeartDisease
+from fedlit.data.heart import HOSPITALS, patients
+from fedlit.export import export_target, target_model
+from fedlit.methods import Ditto, FedAvg
+from fedlit.models import MLP, SmallCNN
+from helpers import build, digits, trainer, weights
+from method_table import METHODS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a network with flat images as inputs."""
+    made = tmp_path_factory.mktemp("export") / "digits"
+    data = digits()
+    module = build(FedAvg, data)
+    trainer(1).fit(module, data)
+    export_target(module, made, data, {"accuracy": 0.75, "f1": 0.5})
+    return made
+
+
+def hospital(tmp_path: Path, predict: Any) -> tuple[HeartDisease, Any]:
+    data = HeartDisease(predict=predict, normalise="local", target="hungary", seed=0)
+    torch.manual_seed(0)
+    module = FedAvg(data.clients, "hungary", data.num_classes, MLP(data.input_shape[0], [8]), task=data.task)
+    trainer(1).fit(module, data)
+    export_target(module, tmp_path / "heart", data)
+    return data, module
+
+
+def test_weights_are_those_of_the_network_to_the_last_bit() -> None:
+    """Of a method whose target predicts with one network of two, so that the file has half of its weights."""
+    _, arguments, options = METHODS["Ditto"]
+    data = digits(**options)
+    module = build(Ditto, data, **arguments)
+    trainer(1).fit(module, data)
+    export_target(module, "out", data)
+    written, own = load_file("out/model.safetensors"), weights(module, "fonts")
+    assert {*written} == {name for name in own if name.startswith("personal.")}
+    assert all(torch.equal(written[name], own[name]) for name in written)
+    loaded = fedlit.load("out")
+    assert all(torch.equal(each, own[name]) for name, each in loaded.network.state_dict().items())
+    inputs = torch.rand(9, 64)
+    assert torch.equal(loaded(inputs), target_model(module)(inputs))
+
+
+def test_what_weights_are_decides(folder: Path, tmp_path: Path) -> None:
+    """Weights are those of the safetensors file, and not kept elsewhere a second time."""
+    other = shutil.copytree(folder, tmp_path / "other")
+    scaled = {name: 3 * each for name, each in load_file(folder / "model.safetensors").items()}
+    save_file(scaled, other / "model.safetensors")
+    inputs = torch.rand(9, 64)
+    logits = [fedlit.load(each)(inputs).log() for each in (folder, other)]
+    assert not torch.allclose(logits[0], logits[1])
+    largest = max(each.numel() * each.element_size() for each in scaled.values())
+    assert (folder / "forward.pt2").stat().st_size < 30_000 + largest  # a graph, whatever the size of weights
+
+
+def test_classes_are_predicted_of_raw_samples_in_any_form(folder: Path) -> None:
+    model = fedlit.load(folder)
+    assert model.classes == [*"0123456789"]
+    inputs = torch.rand(7, 64)
+    expected = [str(index) for index in model(inputs).argmax(dim=1).tolist()]
+    for samples in (inputs, inputs.numpy(), inputs.double().numpy(), inputs.tolist()):
+        assert model.predict(samples) == expected
+    assert not model.training
+    assert not any(each.requires_grad for each in model.parameters())
+    with pytest.raises(ValueError, match=r"samples must be of shape \('n', 64\), got \(7, 8, 8\)"):
+        model.predict(inputs.view(7, 8, 8)[:, :, :])
+
+
+def test_images_keep_their_type(tmp_path: Path) -> None:
+    data = digits(flatten=False)
+    module = build(FedAvg, data, extractor=SmallCNN(1, width=4))
+    trainer(1).fit(module, data)
+    export_target(module, tmp_path / "cnn", data)
+    model = fedlit.load(tmp_path / "cnn")
+    assert len(model.predict(np.random.default_rng(0).random((3, 1, 8, 8)))) == 3
+    card = (tmp_path / "cnn" / "README.md").read_text()
+    assert yaml.safe_load(card.split("---")[1])["pipeline_tag"] == "image-classification"
+    assert "model-index" not in card
+
+
+def test_it_needs_no_lightning(folder: Path) -> None:
+    code = f"""
+import sys, fedlit, torch
+model = fedlit.load({str(folder)!r})
+print(len(model.predict(torch.zeros(2, 64))))
+print({{name.split(".")[0] for name in sys.modules}} & {{"lightning", "pytorch_lightning", "torchmetrics", "ot"}})
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "2\nset()\n"
+
+
+@pytest.mark.parametrize("predict", ["disease", pytest.param("heart_rate", marks=pytest.mark.slow)])
+def test_rows_of_tables_are_taken_as_they_are(predict: str, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    data, module = hospital(tmp_path, predict)
+    model = fedlit.load(tmp_path / "heart")
+    rows = [row for row in patients() if row["dataset"] == HOSPITALS["hungary"]]
+    rows = [row for row in rows if predict == "disease" or row["thalch"]]
+    positions = data.split("hungary").test
+    rows = [rows[place] for place in positions.tolist()]
+    prepared: Any = data.all_samples("hungary")
+    expected = target_model(module)(prepared.batch(positions)[0])
+    table = pandas.read_csv(_csv(rows, tmp_path))
+    found = model.predict(table)
+    torch.testing.assert_close(model(model.preprocess(table)), expected, atol=1e-5, rtol=1e-4)
+    if predict == "disease":
+        assert found == [model.classes[index] for index in expected.argmax(dim=1).tolist()]
+    else:
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    columns = {name: [None if value == "" else value for value in (row[name] for row in rows)] for name in table}
+    torch.testing.assert_close(model(model.preprocess(columns)), expected, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"samples must be a table with columns .*, got one without \['age'\]"):
+        model.predict(table.drop(columns="age"))
+    unknown = table.assign(sex="unheard of")
+    assert model(model.preprocess(unknown)).isfinite().all()
+
+
+def _csv(rows: list[dict[str, str]], tmp_path: Path) -> Path:
+    import csv
+
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0]])
+        writer.writeheader()
+        writer.writerows(rows)
+    return tmp_path / "rows.csv"
+
+
+def test_the_card_says_that_scores_are_an_oracles(folder: Path) -> None:
+    _, head, text = (folder / "README.md").read_text().split("---\n", 2)
+    about = yaml.safe_load(head)
+    assert about["library_name"] == "fedlit"
+    assert about["tags"] == ["federated-learning", "domain-adaptation", "FedAvg"]
+    (result,) = about["model-index"][0]["results"]
+    assert [(each["type"], each["value"]) for each in result["metrics"]] == [("accuracy", 0.75), ("f1", 0.5)]
+    assert all("oracle" in each["name"] for each in result["metrics"])
+    code = text.split("```python\n")[1].split("```")[0].replace('"digits"', repr(str(folder)))
+    names: dict[str, Any] = {"samples": torch.rand(3, 64)}
+    exec(code, names)
+    assert names["predictions"].shape == (3, 10)
+    assert len(names["names"]) == 3
+
+
+def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    found = load_file(folder / "model.safetensors")
+    change(found)
+    save_file(found, folder / "model.safetensors")
+
+
+NAME = "classifier.weight"
+BROKEN: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), FileNotFoundError, "has no model.safetensors"),
+    "nothing": (shutil.rmtree, FileNotFoundError, "no config.json and no model.safetensors and no forward.pt2"),
+    "another version": (
+        lambda f: (f / "config.json").write_text((f / "config.json").read_text().replace('"format": 1', '"format": 9')),
+        ValueError,
+        r"format in '.*' must be 1, got 9: it is of fedlit .*: install that version",
+    ),
+    "no configuration": (lambda f: (f / "config.json").write_text("{}"), ValueError, "does not describe a model"),
+    "no safetensors": (
+        lambda f: (f / "model.safetensors").write_bytes(b"nothing of the kind"),
+        ValueError,
+        "cannot be read as safetensors",
+    ),
+    "a missing weight": (
+        lambda f: changed(f, lambda found: found.pop(NAME)), ValueError, f"under '{NAME}', got nothing: export"
+    ),
+    "another shape": (
+        lambda f: changed(f, lambda found: found.update({NAME: torch.zeros(2, 3)})),
+        ValueError,
+        rf"as in config.json, \['float32', 10, 16\] under '{NAME}', got \['float32', 2, 3\]",
+    ),
+    "another type": (
+        lambda f: changed(f, lambda found: found.update({NAME: found[NAME].double()})),
+        ValueError,
+        "got .'float64', 10, 16",
+    ),
+    "one more": (
+        lambda f: changed(f, lambda found: found.update(more=torch.zeros(1))), ValueError, "without 'more'"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_folders_that_do_not_fit_are_refused(case: str, folder: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    breaks, error, text = BROKEN[case]
+    breaks(broken)
+    with pytest.raises(error, match=text):
+        fedlit.load(broken)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
