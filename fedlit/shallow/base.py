@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -21,6 +22,11 @@ KERNELS = {"gaussian": gaussian_kernel, "laplace": laplace_kernel, "cauchy": cau
 # pairs of 1000 samples are half a million distances, whose median is known to about a percent
 _MEDIAN_SAMPLES = 1000
 _SIGNS = "positive for source and negative for target"
+_ONE_DOMAIN = (
+    "there is no sample_domain, and no masked label in y: all samples are taken for both domains, and nothing is "
+    f"adapted. Give sample_domain, {_SIGNS} (in a Pipeline STEP__sample_domain, or with metadata routing "
+    "set_fit_request(sample_domain=True)), or mask the target's labels by -1 or NaN"
+)
 
 
 def median_distance(samples: NDArray[Any], kernel: Kernel) -> float:
@@ -33,11 +39,33 @@ def median_distance(samples: NDArray[Any], kernel: Kernel) -> float:
     return median
 
 
-def source_mask(sample_domain: ArrayLike | None, samples: NDArray[Any], *, both: bool = True) -> NDArray[np.bool_]:
+def masked(y: ArrayLike | None, num_samples: int) -> NDArray[np.bool_]:
+    """Samples without a label: NaN or ``None``, and -1 of whole numbers, if these are of two classes besides."""
+    if y is None:
+        return np.zeros(num_samples, dtype=bool)
+    labels = np.asarray(y)
+    if labels.dtype.kind == "i" and len({*np.unique(labels).tolist()} - {-1}) > 1:  # -1 and 1 alone are classes
+        return np.asarray(labels == -1)
+    if labels.dtype.kind == "f":
+        return np.asarray(np.isnan(labels))
+    if labels.dtype.kind == "O":
+        return np.array([label is None or label != label for label in labels.reshape(num_samples, -1)[:, 0]])
+    return np.zeros(num_samples, dtype=bool)
+
+
+def known_source(
+    sample_domain: ArrayLike | None, samples: NDArray[Any], y: ArrayLike | None
+) -> NDArray[np.bool_] | None:
+    """Mark the source's rows by their domain, or else as those that have a label; ``None`` if that tells nothing."""
+    if sample_domain is not None:
+        return source_mask(sample_domain, samples)
+    without = masked(y, len(samples))
+    check(not without.all(), "y", "of some samples, those of the source", None, shown="labels that are all masked")
+    return ~without if without.any() else None
+
+
+def source_mask(sample_domain: ArrayLike, samples: NDArray[Any], *, both: bool = True) -> NDArray[np.bool_]:
     """Mark the source's rows; ``both`` domains must have some."""
-    if sample_domain is None:
-        way_out = "in a Pipeline pass it as STEP__sample_domain"
-        refuse("sample_domain", f"one integer per sample, {_SIGNS}", sample_domain, way_out)
     domain = np.asarray(sample_domain)
     if domain.ndim != 1 or domain.dtype.kind not in "iu":
         shown = f"shape {domain.shape} of {domain.dtype}"
@@ -61,14 +89,20 @@ class DomainTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             X: Samples of both domains in any order, shape (n, p).
             y: Classes, where the estimator needs them; otherwise ignored.
             sample_domain: Domain of each sample, shape (n,), integers: positive for source, negative for target.
-                Required.
+                ``None`` takes samples whose label in ``y`` is masked for the target's: -1 of whole numbers, NaN or
+                ``None``. Where none is, all samples are taken for both domains, and a warning is given.
 
         Raises:
             ValueError: If a parameter or ``sample_domain`` is out of range, or the samples vary in too few directions.
             TypeError: If ``sample_domain`` is not a vector of integers.
         """
         samples = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
-        self._fit(samples, source_mask(sample_domain, samples), y)
+        source = known_source(sample_domain, samples, y)
+        if source is None:
+            warnings.warn(_ONE_DOMAIN, stacklevel=2)
+            source = np.arange(2 * len(samples)) < len(samples)
+            samples, y = np.concatenate([samples, samples]), None if y is None else np.concatenate([np.asarray(y)] * 2)
+        self._fit(samples, source, y)
         return self
 
     def _fit(self, samples: NDArray[Any], source: NDArray[np.bool_], y: ArrayLike | None) -> None:

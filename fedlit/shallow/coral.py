@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import OneToOneFeatureMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
 from torch import Tensor
 
 from fedlit.checks import check_at_least
 from fedlit.functional import Ridge, coral_map
-from fedlit.shallow.base import DomainTransformer, source_mask, tensor_of
+from fedlit.shallow.base import DomainTransformer, masked, source_mask, tensor_of
 
 
 class CORAL(OneToOneFeatureMixin, DomainTransformer):  # type: ignore[misc]
@@ -58,8 +58,11 @@ class CORAL(OneToOneFeatureMixin, DomainTransformer):  # type: ignore[misc]
     def fit_transform(
         self, X: ArrayLike, y: Any = None, sample_domain: ArrayLike | None = None, **fit_params: Any
     ) -> NDArray[Any]:
-        """Fit the map, and move the rows by it that ``sample_domain`` marks as the source's."""
-        return self.fit(X, y, sample_domain=sample_domain, **fit_params).transform(X, sample_domain=sample_domain)
+        """Fit the map, and move the source's rows by it: those of ``sample_domain``, or whose label is not masked."""
+        self.fit(X, y, sample_domain=sample_domain, **fit_params)
+        if sample_domain is None and (without := masked(y, _num_samples(X))).any():
+            sample_domain = np.where(without, -1, 1)
+        return self.transform(X, sample_domain=sample_domain)
 
     def transform(self, X: ArrayLike, sample_domain: ArrayLike | None = None) -> NDArray[Any]:
         """Move the source's rows of samples, shape (k, p); without ``sample_domain`` all are the target's, and stay."""

@@ -9,17 +9,18 @@ import pytest
 import sklearn
 import torch
 from scipy.spatial.distance import cdist, pdist
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
-from sklearn.utils.validation import _num_samples
 
 from fedlit.functional import geodesic_flow_kernel, jda, laplace_kernel, r_tca, rf_tca, sample_frequencies, tca
-from fedlit.shallow import CORAL, GFK, JDA, RFTCA, RTCA, TCA
+from fedlit.shallow import CORAL, GFK, JDA, RFTCA, RTCA, TCA, LeaveOneSourceOut, OnSource
 from refused import refused
 
 ESTIMATORS = [TCA, RTCA, RFTCA]
@@ -157,41 +158,94 @@ def test_a_grid_search_cuts_the_domains_with_the_samples():
     assert by_hand.score(samples[test], labels[test]) == search.cv_results_["split0_test_score"][0]
 
 
-class Alternating:
-    """Scikit-learn's own checks call fit(X, y): let domains alternate where none are given."""
-
-    def fit(self, X, y=None, sample_domain=None):
-        given = np.where(np.arange(_num_samples(X)) % 2, -1, 1) if sample_domain is None else sample_domain
-        return super().fit(X, y, sample_domain=given)
-
-
-class AlternatingCORAL(Alternating, CORAL):
-    """CORAL depends on a sample's domain: the checks' samples are then the target's in all calls."""
-
-    def fit_transform(self, X, y=None, sample_domain=None):
-        return self.fit(X, y, sample_domain).transform(X)
-
-
-# one component, as the smallest data of the checks have few samples; pickling looks for the classes in the module
-CLASSES = {f"Alternating{each.__name__}": each for each in (TCA, JDA, GFK)}
-globals().update({name: type(name, (Alternating, each), {}) for name, each in CLASSES.items()})
-ALTERNATING = [globals()[name](1) for name in CLASSES]
-
-
-class AlternatingRFTCA(Alternating, RFTCA):
-    pass
-
-
 @pytest.mark.parametrize(
     "estimator",
-    [*ALTERNATING, AlternatingRFTCA(1, n_frequencies=20), AlternatingCORAL()],
-    ids=lambda estimator: type(estimator).__name__,
-)
+    # one component, as the smallest data of the checks have few samples
+    [*(each(1) for each in (TCA, RTCA, JDA, GFK)), RFTCA(1, n_frequencies=20), CORAL(), OnSource(LogisticRegression()),
+     OnSource(Ridge())],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:there is no sample_domain")
 def test_scikit_learns_own_checks_pass(estimator):
     results = check_estimator(estimator, on_fail=None, on_skip=None)
     failed = {result["check_name"]: repr(result["exception"]) for result in results if result["status"] == "failed"}
     assert not failed
-    assert sum(result["status"] == "passed" for result in results) > 30
+    assert sum(result["status"] == "passed" for result in results) > 40
+
+
+@every_built
+@pytest.mark.parametrize("kind", ["integers", "floats", "texts", "pandas"])
+def test_samples_whose_label_is_masked_are_the_targets(built, kind):
+    samples, labels, domain = two_domains()
+    known = {
+        "integers": np.where(domain < 0, -1, labels),
+        "floats": np.where(domain < 0, np.nan, labels + 0.0),
+        "texts": np.array([None if d < 0 else f"class {y}" for d, y in zip(domain, labels, strict=True)], dtype=object),
+        "pandas": pytest.importorskip("pandas").Series(labels.astype(float)).mask(domain < 0),
+    }[kind]
+    expected = clone(built).fit_transform(samples, labels, sample_domain=domain)
+    np.testing.assert_array_equal(clone(built).fit_transform(samples, known), expected)
+    with refused("y"):
+        clone(built).fit(samples, np.full(50, np.nan))
+
+
+@every_built
+def test_labels_of_minus_one_and_one_are_classes_and_nothing_is_adapted_then(built):
+    samples, labels, _ = two_domains()
+    for y in (2 * labels - 1, labels, None) if not isinstance(built, JDA) else (2 * labels - 1, labels):
+        with pytest.warns(UserWarning, match="all samples are taken for both domains"):
+            found = clone(built).fit_transform(samples, y)
+        if isinstance(built, CORAL):
+            np.testing.assert_array_equal(found, samples)
+        both = np.repeat([1, -1], 50)
+        twice = None if y is None else np.concatenate([y, y])
+        doubled = clone(built).fit(np.concatenate([samples, samples]), twice, sample_domain=both)
+        np.testing.assert_array_equal(doubled.transform(samples), found)
+
+
+def test_the_last_step_of_a_pipeline_is_fitted_to_the_source_alone():
+    samples, labels, domain = two_domains()
+    known, source = np.where(domain < 0, -1, labels), domain > 0
+    model = make_pipeline(CORAL(), OnSource(KNeighborsClassifier())).fit(samples, known)
+    moved = CORAL().fit_transform(samples, known)
+    by_hand = KNeighborsClassifier().fit(moved[source], labels[source])
+    np.testing.assert_array_equal(model.predict(samples), by_hand.predict(samples))
+    np.testing.assert_array_equal(model.predict_proba(samples), by_hand.predict_proba(samples))
+    np.testing.assert_array_equal(model.classes_, [0, 1])
+    assert model.score(samples, labels) == by_hand.score(samples, labels)
+    assert not hasattr(OnSource(KNeighborsClassifier()), "decision_function")
+    given = OnSource(KNeighborsClassifier()).fit(moved, labels, sample_domain=domain)
+    np.testing.assert_array_equal(given.predict(samples), by_hand.predict(samples))
+
+
+def test_a_grid_search_leaves_out_each_source_in_turn_and_trains_with_the_target():
+    samples, labels, domain = two_domains()
+    groups = np.where(domain < 0, -1, 1 + np.arange(50) % 3)
+    known = np.where(domain < 0, -1, labels)
+    splits = list(LeaveOneSourceOut().split(samples, known, groups))
+    assert LeaveOneSourceOut().get_n_splits(samples, known, groups) == len(splits) == 3
+    for number, (train, test) in enumerate(splits, 1):
+        assert {*groups[test]} == {number}
+        assert {*groups[train]} == {-1, 1, 2, 3} - {number}
+    with config_context(enable_metadata_routing=True):
+        pipeline = make_pipeline(
+            CORAL().set_fit_request(sample_domain=True).set_transform_request(sample_domain=True),
+            OnSource(KNeighborsClassifier()).set_fit_request(sample_domain=True),
+        )
+        search = GridSearchCV(pipeline, {"coral__reg": [0.1, "auto"]}, cv=LeaveOneSourceOut())
+        search.fit(samples, labels, groups=groups, sample_domain=groups)
+    masked = GridSearchCV(
+        make_pipeline(CORAL(), OnSource(KNeighborsClassifier())), {"coral__reg": [0.1, "auto"]}, cv=LeaveOneSourceOut()
+    ).fit(samples, known, groups=groups)
+    train, test = splits[1]
+    by_hand = clone(masked.estimator).set_params(coral__reg="auto").fit(samples[train], known[train])
+    assert by_hand.score(samples[test], labels[test]) == masked.cv_results_["split1_test_score"][1]
+    for each in range(3):
+        ours, theirs = (found.cv_results_[f"split{each}_test_score"] for found in (masked, search))
+        np.testing.assert_array_equal(ours, theirs)
+    for bad in (None, np.where(domain < 0, -1, 1), np.zeros(50, dtype=int)):
+        with pytest.raises(ValueError, match=r"groups|sample_domain"):
+            list(LeaveOneSourceOut().split(samples, known, bad))
 
 
 BAD_PARAMETERS = [
@@ -241,7 +295,7 @@ def test_domains_of_too_few_samples_are_refused(argument, built, num_source):
 def test_bad_domains_are_refused(built):
     samples, labels, _ = two_domains()
     ones, flags = np.ones(50, dtype=int), np.repeat([True, False], 25)
-    for domain in (None, np.repeat([1, 0, -1], [30, 5, 15]), ones, -ones):
+    for domain in (np.repeat([1, 0, -1], [30, 5, 15]), ones, -ones):
         with refused("sample_domain"):
             clone(built).fit(samples, labels, sample_domain=domain)
     for domain in (np.where(flags, 0.5, -0.5), flags, ones[:, None]):

@@ -1,0 +1,156 @@
+"""Fitting to the source's samples alone, and choosing by sources that are left out in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
+from sklearn.model_selection import LeaveOneGroupOut
+from sklearn.utils import _safe_indexing, get_tags
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import _num_samples, check_consistent_length, check_is_fitted
+
+from fedlit.checks import check, refuse
+from fedlit.shallow.base import known_source, source_mask
+
+_Split = tuple[NDArray[Any], NDArray[Any]]
+"""Rows to train and to test on."""
+
+
+def _has(name: str) -> Any:
+    def check_it(self: OnSource) -> bool:
+        getattr(getattr(self, "estimator_", self.estimator), name)
+        return True
+
+    return check_it
+
+
+class OnSource(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
+    """An estimator that is fitted to the source's samples, those of the target having no labels.
+
+    As the last step of a Pipeline after one of the estimators of this package, all of which take samples of both
+    domains in `fit`.
+
+    Args:
+        estimator: Classifier or regressor.
+
+    Attributes:
+        estimator_: The one that was fitted.
+
+    Example:
+        >>> import numpy as np
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> from sklearn.pipeline import make_pipeline
+        >>> from fedlit.shallow import CORAL, OnSource
+        >>> draws = np.random.default_rng(0)
+        >>> labels = np.arange(200) % 2
+        >>> target = np.arange(200) >= 100
+        >>> samples = draws.normal(size=(200, 3)) + np.outer(3 * labels, [1, 0, 0])
+        >>> samples[target] *= [1, 8, 8]
+        >>> known = np.where(target, -1, labels)  # labels of the target are masked
+        >>> model = make_pipeline(CORAL(), OnSource(LogisticRegression())).fit(samples, known)
+        >>> float(np.mean(model.predict(samples[target]) == labels[target])) > 0.8
+        True
+    """
+
+    def __init__(self, estimator: Any) -> None:
+        self.estimator = estimator
+
+    def fit(self, X: Any, y: Any, sample_domain: ArrayLike | None = None) -> Self:
+        """Fit the estimator to rows of the source.
+
+        Args:
+            X: Samples, shape (n, p).
+            y: Labels, of which those of the target are not read.
+            sample_domain: Domain of each sample, positive for source, negative for target; ``None`` takes those whose
+                label is masked (-1 of whole numbers, NaN, ``None``) for the target's.
+        """
+        rows = known_source(sample_domain, np.empty((_num_samples(X), 0)), y)
+        if rows is not None:
+            check_consistent_length(X, y)
+            X, y = _safe_indexing(X, np.flatnonzero(rows)), _safe_indexing(y, np.flatnonzero(rows))
+        self.estimator_ = clone(self.estimator).fit(X, y)
+        return self
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """Classes of the source."""
+        classes: NDArray[Any] = self.estimator_.classes_
+        return classes
+
+    @property
+    def n_features_in_(self) -> int:
+        """Number of features."""
+        return int(self.estimator_.n_features_in_)
+
+    def predict(self, X: Any) -> Any:
+        """Predictions of the estimator."""
+        check_is_fitted(self)
+        return self.estimator_.predict(X)
+
+    @available_if(_has("predict_proba"))  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> Any:
+        """Probabilities of the classes, shape (n, C)."""
+        check_is_fitted(self)
+        return self.estimator_.predict_proba(X)
+
+    @available_if(_has("decision_function"))  # type: ignore[untyped-decorator]
+    def decision_function(self, X: Any) -> Any:
+        """Scores of the classes."""
+        check_is_fitted(self)
+        return self.estimator_.decision_function(X)
+
+    def score(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
+        """Score of the estimator, such as its accuracy."""
+        check_is_fitted(self)
+        return float(self.estimator_.score(X, y, sample_weight=sample_weight))
+
+    def __sklearn_tags__(self) -> Any:
+        tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
+        tags.estimator_type = inner.estimator_type
+        tags.classifier_tags, tags.regressor_tags = inner.classifier_tags, inner.regressor_tags
+        tags.target_tags, tags.input_tags = inner.target_tags, inner.input_tags
+        return tags
+
+
+class LeaveOneSourceOut(LeaveOneGroupOut):  # type: ignore[misc]
+    """Splits in which each source in turn is tested, and the others are trained on with the target.
+
+    For ``cv`` of GridSearchCV: ``fit(X, y, groups=domains, sample_domain=domains)``, or with ``groups`` alone where the
+    target's labels are masked. A source that is left out stands for the target, whose labels nobody has.
+    """
+
+    def split(
+        self, X: Any, y: Any = None, groups: ArrayLike | None = None
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Rows to train and to test on, for each source.
+
+        Args:
+            X: Samples, of which the number counts.
+            y: Not read.
+            groups: Domain of each sample, integers: a positive number for each source, negative for the target.
+
+        Raises:
+            ValueError: If there are not two sources at least.
+        """
+        domains = self._domains(X, groups)
+        for source in np.unique(domains[domains > 0]):
+            yield np.flatnonzero(domains != source), np.flatnonzero(domains == source)
+
+    def get_n_splits(self, X: Any = None, y: Any = None, groups: ArrayLike | None = None) -> int:
+        """Number of sources."""
+        domains = self._domains(X, groups)
+        return len(np.unique(domains[domains > 0]))
+
+    @staticmethod
+    def _domains(X: Any, groups: ArrayLike | None) -> NDArray[Any]:
+        if groups is None:
+            refuse("groups", "the domain of each sample, positive for sources and negative for the target", None)
+        domains = np.asarray(groups)
+        source_mask(domains, domains[:, None] if X is None else X, both=False)
+        sources = np.unique(domains[domains > 0])
+        check(len(sources) > 1, "groups", "of at least two sources, a positive number for each", sources.tolist())
+        return domains
