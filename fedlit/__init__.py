@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedlit.run.options import ReplicaSpec, Requires
     from fedlit.run.run import Run
     from fedlit.strategy import FederatedStrategy
+    from fedlit.trained import train
     from fedlit.wrapped import (
         Federated,
         FederatedAdaBN,
@@ -41,6 +42,7 @@ __all__ = [
     "Requires",
     "Run",
     "load",
+    "train",
 ]
 
 __version__ = version("fedlit")
@@ -53,6 +55,7 @@ _HOMES = {
     **dict.fromkeys(("ReplicaSpec", "Requires"), "fedlit.run.options"),
     "Run": "fedlit.run.run",
     "load": "fedlit.exported",
+    "train": "fedlit.trained",
     "FederatedStrategy": "fedlit.strategy",
     **dict.fromkeys(("Federated", "FederatedAdaBN", "FederatedCORAL"), "fedlit.wrapped"),
     **dict.fromkeys(("FederatedDAN", "FederatedProx", "FederatedRep"), "fedlit.wrapped"),

@@ -193,6 +193,9 @@ class Table:
         ]
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:  # notebooks show it
+        return self.html()
+
     def _cells(self, tag: str, texts: Iterable[str]) -> str:
         pairs = zip(self.columns, (escape(text).replace("\n", "<br>") for text in texts), strict=True)
         return "".join(f"<{tag}{'' if column.numeric else ' class=w'}>{text}</{tag}>" for column, text in pairs)

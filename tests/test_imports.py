@@ -19,6 +19,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 FLOORS = {
     "flare": 9,
+    "trained": 9,
     "cli": 8,
     "callbacks": 7,
     "wrapped": 7,
@@ -45,7 +46,7 @@ FLOORS = {
 TOP_FLOOR = 5
 """Of ``fedlit`` itself, which re-exports what it has below."""
 
-HANDED_ON = {"fedlit.wrapped"}
+HANDED_ON = {"fedlit.trained", "fedlit.wrapped"}
 """What ``fedlit`` itself names though it is above, and imports only when it is asked for it."""
 
 FORBIDDEN = {

@@ -11,7 +11,7 @@ from typing import Any
 from fedlit.callbacks.communication_ledger import ledger_table, split
 from fedlit.callbacks.privacy_report import ChannelReport, channel_table
 from fedlit.callbacks.report.charts import Line, Panel
-from fedlit.callbacks.report.pages import Block, Bullets, Folded, Heading, Picture, Pictures, Text
+from fedlit.callbacks.report.pages import Block, Bullets, Folded, Heading, Picture, Pictures, Text, pictures_in
 from fedlit.callbacks.report.run_folder import Curve, RunFolder, as_yaml
 from fedlit.callbacks.run_record import METRICS, SUMMARY
 from fedlit.callbacks.shared import LOGGING_CHANNELS
@@ -59,6 +59,11 @@ def blocks_of(run: RunFolder, anchor: str, pictured: bool = True) -> list[Block]
         ]
         blocks += [Heading(3, "Pictures of the run"), Pictures(pictures, wide=True)]
     return blocks
+
+
+def curves_of(run: RunFolder) -> list[Picture]:
+    """Drawings of scores and losses over the rounds, captioned with the run's name."""
+    return list(pictures_in(drawn([*_scores(run), *_losses(run)], "curves", run.name)))
 
 
 def drawn(panels: Sequence[Panel], file: str, origin: str) -> list[Block]:

@@ -111,8 +111,8 @@ def _of_text(entry: str, context: _Context) -> Method:
     if "/" in entry or entry.endswith((".yaml", ".yml")):
         guess = did_you_mean(entry.removeprefix("configs/").removesuffix(".yaml"), installed())
         sys.exit(f"fedlit: compare: {entry!r} is no file and no installed configuration{guess} fedlit list")
-    shipped = _shipped(entry if "." in entry else f"fedlit.methods.{entry}")
-    init_args = {} if shipped is None else _model_of(shipped).get("init_args", {})
+    shipped = shipped_for(entry if "." in entry else f"fedlit.methods.{entry}")
+    init_args = {} if shipped is None else model_of(shipped).get("init_args", {})
     own = (
         as_word(f"model.init_args.{key}", value)
         for key, value in init_args.items()
@@ -149,7 +149,7 @@ def _configured(file: str, context: _Context) -> Method:
     if isinstance(model, dict):
         own["model"] = _unless({*context.given} - {"model.class_path"}, model, "model", branches=True)
     path = model.get("class_path") if isinstance(model, dict) else model
-    name = path.split(".")[-1] if path and _shipped(path) == file else Path(file).stem
+    name = path.split(".")[-1] if path and shipped_for(path) == file else Path(file).stem
     return Method(name, (f"--config={file if own == content else flow(own)}",))
 
 
@@ -203,15 +203,16 @@ def _class_of(item: object) -> str:
     return str(path).rpartition(".")[2]
 
 
-def _shipped(path: str) -> str | None:
+def shipped_for(path: str) -> str | None:
     """The configuration that is shipped for a class; of several, the plainest."""
     folder = files("fedlit.configs").joinpath("methods")
     configs = [str(file) for file in folder.iterdir() if file.name.endswith(".yaml")]
-    return min((file for file in configs if _model_of(file).get("class_path") == path), key=len, default=None)
+    return min((file for file in configs if model_of(file).get("class_path") == path), key=len, default=None)
 
 
 @cache
-def _model_of(file: str) -> dict[str, Any]:
+def model_of(file: str) -> dict[str, Any]:
+    """The method of a configuration."""
     model: dict[str, Any] = yaml.safe_load(Path(file).read_text(encoding="utf-8"))["model"]
     return model
 
