@@ -65,6 +65,7 @@ COMMANDS = {
     "certificates": ("fedlit.cli.commands:certificates", "certificates of a server and sites, for a trial"),
     "flare": ("fedlit.cli.seats:flare", "write a job for NVIDIA FLARE"),
     "doctor": ("fedlit.cli.doctor:doctor", "what of this machine would keep a run from working, and what mends it"),
+    "completion": ("fedlit.cli.completion:completion", "the script by which a shell completes all of this"),
     "benchmark": ("fedlit.cli.benchmark:benchmark", "run again a table of a paper, or what the tables were made from"),
 }
 """Commands without a Trainer: the ``module:function`` that takes the arguments, and what it does."""

@@ -126,6 +126,15 @@ def check(args: Sequence[str]) -> None:
         print(f"fedlit: {line}", file=sys.stderr)
 
 
+def arguments_by_key(args: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Arguments of the class of fedlit at each key that takes one, for a command line that may have mistakes."""
+    given = Given.of(args)
+    for where, tree in given.sources:
+        with suppress(SystemExit):
+            _Walk(given, where).top(tree)
+    return {key: _Walk._arguments(cls) or () for key, cls in given.classes.items()}
+
+
 def refuse(where: str, key: str, text: str) -> NoReturn:
     """End the command with a mistake at a key of a file, or of an option with its hyphens."""
     sys.exit(f"fedlit: {placed(where, key, text)}")
