@@ -15,6 +15,7 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -316,7 +317,8 @@ class RunRecord(Callback):
             self.path.mkdir(parents=True, exist_ok=True)
             data = trainer.datamodule  # type: ignore[attr-defined]
             form = data if isinstance(data, DomainDataModule) else self._shape
-            export_target(module, self.path / self.export, form, self.summary.oracle_scores())
+            tested = trainer.state.fn == TrainerFn.TESTING and not self.summary.noised
+            export_target(module, self.path / self.export, form, self.summary.oracle_scores() if tested else None)
 
 
 def lacking(

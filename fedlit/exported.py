@@ -1,10 +1,17 @@
-"""A model that was exported to a folder: as a network that needs neither Lightning nor the method that trained it."""
+"""A model that was exported to a folder: as a network that needs neither Lightning nor the method that trained it.
+
+Nothing in the folder is unpickled or evaluated: its graph is a list of torch's own operations with their arguments.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import operator
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +23,33 @@ from fedlit.checks import check, refuse
 FORMAT = 1
 """Version of the folder's content, raised where older readers would not understand it."""
 
-WEIGHTS, CONFIG, FORWARD, CARD = "model.safetensors", "config.json", "forward.pt2", "README.md"
+WEIGHTS, CONFIG, GRAPH, CARD = "model.safetensors", "config.json", "graph.json", "README.md"
 """Files of the folder."""
+
+_FILES = (CONFIG, GRAPH, WEIGHTS)
+_OF_NUMBERS = {name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "getitem")}
+"""Operations that are not torch's, which graphs use on sizes and to choose one of several results."""
+_ATEN = re.compile(r"aten\.(?!\w*file|save)(\w+)\.(\w+)")
+"""torch's operations, but for those that open a file."""
+
+
+@cache
+def _operation(name: str) -> Callable[..., Any] | None:
+    """An operation by its name in a graph; ``None`` of one that graphs do not have."""
+    found = _ATEN.fullmatch(name)
+    if found is None:
+        return _OF_NUMBERS.get(name)
+    overload: Callable[..., Any] | None = getattr(getattr(torch.ops.aten, found[1], None), found[2], None)
+    return overload if isinstance(overload, torch._ops.OpOverload) else None
+
+
+def is_operation(name: str) -> bool:
+    """Whether graphs may have an operation."""
+    return _operation(name) is not None
 
 
 class ExportedModel(nn.Module):
-    """What a target predicts with, for evaluation; `fedlit.load` makes it.
+    """What a target predicts with, for evaluation in float32; `fedlit.load` makes it.
 
     Attributes:
         network: Holds the weights, under the names that they had in the target's network.
@@ -29,12 +57,12 @@ class ExportedModel(nn.Module):
         config: Inputs, outputs and origin as plain data: what the model card says.
     """
 
-    def __init__(self, program: nn.Module, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    def __init__(self, graph: Mapping[str, Any], weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
         super().__init__()
         self.config = dict(config)
         self.classes: list[str] = list(config["outputs"])
         self.network = nn.Module()
-        self._program = [program]  # in a list, as it is no part: weights are its arguments
+        self._graph = dict(graph)
         for name, weight in weights.items():
             *folders, last = name.split(".")
             part = self.network
@@ -50,7 +78,22 @@ class ExportedModel(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Class probabilities of raw inputs, shape (n, C), or in regression numbers in the labels' unit."""
         state = self.network.state_dict()
-        predictions: Tensor = self._program[0]({name: state[name] for name in self.config["weights"]}, inputs)
+        values: dict[str, Any] = {node: state[name] for node, name in self._graph["weights"].items()}
+        values[self._graph["inputs"]] = inputs
+
+        def given(argument: Any) -> Any:
+            if isinstance(argument, list):
+                return [given(each) for each in argument]
+            if not isinstance(argument, dict):
+                return argument
+            ((kind, value),) = argument.items()
+            return inputs.device if kind == "device" else values[value] if kind == "node" else _constant(value)
+
+        for node, name, arguments, options in self._graph["nodes"]:
+            operation = _operation(name)
+            assert operation is not None
+            values[node] = operation(*given(arguments), **{key: given(each) for key, each in options.items()})
+        predictions: Tensor = given(self._graph["output"])
         return predictions
 
     def preprocess(self, samples: Any) -> Tensor:
@@ -58,11 +101,11 @@ class ExportedModel(nn.Module):
 
         Args:
             samples: A tensor or array of shape (n, *input_shape), as the model card describes it; of a table a
-                pandas DataFrame or a mapping from columns to values, with texts of categories, and ``None`` or NaN
-                where a value is missing.
+                pandas DataFrame, a mapping from columns to lists or a list of mappings, with texts of categories, and
+                ``None`` or NaN where a value is missing. The card says how to read a file of such a table.
 
         Raises:
-            ValueError: If samples have another shape, or a column is missing.
+            ValueError: If samples have another shape, a column is missing, or a number is none.
         """
         if self.config["columns"] is not None and not isinstance(samples, Tensor):
             samples = self._rows(samples)
@@ -82,56 +125,92 @@ class ExportedModel(nn.Module):
 
     def _rows(self, table: Any) -> Tensor:
         """A table's numbers and codes, float64, shape (n, columns)."""
-        names = [each["name"] for each in self.config["columns"]]
+        columns = self.config["columns"]
+        names = [each["name"] for each in columns]
+        if isinstance(table, Sequence) and table and all(isinstance(row, Mapping) for row in table):
+            table = {name: [row.get(name) for row in table] for name in names if any(name in row for row in table)}
         lacking = [name for name in names if name not in table]
         check(not lacking, "samples", f"a table with columns {names}", None, shown=f"one without {lacking}")
-        columns = []
-        for each in self.config["columns"]:
-            values = [None if _is_missing(value) else value for value in table[each["name"]]]
-            if (codes := each["codes"]) is not None:
-                as_written = {text.lower(): text for text in codes}  # pandas makes truth values of TRUE and FALSE
-                texts = ["" if value is None else str(value).strip() for value in values]
-                texts = [as_written.get(text.lower(), text) if text in ("True", "False") else text for text in texts]
-                values = [codes.get(text, -1.0) for text in texts]
-            numbers = [math.nan if value is None else float(value) for value in values]
-            columns.append(torch.tensor(numbers, dtype=torch.float64))
-        return torch.stack(columns, dim=1)
+        found = []
+        for name, codes in ((each["name"], each["codes"]) for each in columns):
+            is_list = hasattr(table[name], "__iter__") and not isinstance(table[name], str)
+            check(is_list, f"column {name!r} of samples", "of a value for each row", table[name])
+            values = [None if _is_missing(value) else value for value in table[name]]
+            found.append([_number(value, name) for value in values] if codes is None else _codes(values, codes, name))
+        lengths = {name: len(column) for name, column in zip(names, found, strict=True)}
+        check(len({*lengths.values()}) == 1, "samples", "a table whose columns are equally long", lengths)
+        return torch.tensor(found, dtype=torch.float64).T.contiguous()
+
+
+def _constant(name: str) -> Any:
+    """A type, layout or memory format of torch."""
+    found = getattr(torch, name)
+    check(isinstance(found, torch.dtype | torch.layout | torch.memory_format), f"constant in {GRAPH}", "a type", name)
+    return found
 
 
 def _is_missing(value: object) -> bool:
-    return value is None or value != value  # NaN, and pandas' own
+    try:
+        return value is None or bool(value != value)  # NaN
+    except TypeError:  # pandas.NA is neither equal nor unequal
+        return True
+
+
+def _number(value: object, name: str) -> float:
+    try:
+        return math.nan if value is None else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        refuse(f"column {name!r} of samples", "of numbers, None or NaN where one is missing", value)
+
+
+def _codes(values: Sequence[object], codes: Mapping[str, float], name: str) -> list[float]:
+    """Codes of a category's values; a warning of those that training has not seen, which are -1."""
+    as_written = {text.lower(): text for text in codes}  # pandas makes truth values of TRUE and FALSE
+    texts = ["" if value is None else str(value).strip() for value in values]
+    texts = [as_written.get(text.lower(), text) if text in ("True", "False") else text for text in texts]
+    unseen = [*dict.fromkeys(text for text in texts if text not in codes)]
+    if unseen:
+        warnings.warn(
+            f"column {name!r} of samples has values that training has not seen, such as {unseen[:3]}, which are taken "
+            f"for unknown: it knows {[*codes][:10]}. Read categories as texts (in pandas dtype={{{name!r}: 'str'}})",
+            stacklevel=5,
+        )
+    return [codes.get(text, -1.0) for text in texts]
 
 
 def load(folder: str | Path) -> ExportedModel:
     """Return the model that ``fedlit export --format safetensors`` has written to a folder.
 
     Args:
-        folder: With ``model.safetensors``, ``config.json`` and ``forward.pt2``.
+        folder: With ``model.safetensors``, ``config.json`` and ``graph.json``.
 
     Returns:
         A network on the CPU, for evaluation, whose ``predict`` takes raw samples.
 
     Raises:
         FileNotFoundError: If one of the files is not there.
-        ValueError: If they are of another version, or weights are not those that were written.
+        ValueError: If they are of another version, weights are not those that were written, or an operation is unknown.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     folder = Path(folder).expanduser()
-    lacking = [name for name in (CONFIG, WEIGHTS, FORWARD) if not (folder / name).is_file()]
+    lacking = [name for name in _FILES if not (folder / name).is_file()]
     if lacking:
         raise FileNotFoundError(
             f"folder must be one that fedlit export --format safetensors has written, and '{folder}' has no "
             f"{' and no '.join(lacking)}"
         )
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        written, stated = config["format"], config["weights"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"'{folder / CONFIG}' does not describe a model of fedlit ({error!r})") from error
+        config, graph = (json.loads((folder / name).read_text(encoding="utf-8")) for name in (CONFIG, GRAPH))
+        written, stated = config["format"], dict(config["weights"])
+        _check_form(config, graph, stated)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"'{folder}' does not describe a model of fedlit ({error!r})") from error
     way_out = f"it is of fedlit {config.get('fedlit')}: install that version, or export the model again"
     check(written == FORMAT, f"format in '{folder / CONFIG}'", str(FORMAT), written, way_out)
+    for _, name, _, _ in graph["nodes"]:
+        check(is_operation(name), f"operation in '{folder / GRAPH}'", "one of torch's (aten) in this version", name)
     try:
         weights = load_file(folder / WEIGHTS)
     except SafetensorError as error:
@@ -142,8 +221,28 @@ def load(folder: str | Path) -> ExportedModel:
             rule = f"{stated[name]} under {name!r}" if name in stated else f"without {name!r}"
             refuse(f"'{folder / WEIGHTS}'", f"as in {CONFIG}, {rule}", None, "export the model again",
                    shown=str(found.get(name, "nothing")))  # fmt: skip
-    program = torch.export.load(folder / FORWARD).module()
-    return ExportedModel(program, {name: weights[name] for name in stated}, config).eval()
+    return ExportedModel(graph, {name: weights[name] for name in stated}, config).eval()
+
+
+def _parts(name: str) -> list[str]:
+    """Parts of a weight's name, of which numbers are those of lists of layers."""
+    return [f"n{part}" if part.isdecimal() else part for part in name.split(".")]
+
+
+def _check_form(config: Any, graph: Any, stated: Mapping[str, Any]) -> None:
+    """Raise an error of any kind unless all is there that `ExportedModel` reads."""
+    keys = ("outputs", "columns", "task", "inputs", "input_shape")
+    missing = [key for key in keys if key not in config] + [key for key in ("inputs", "output") if key not in graph]
+    if (
+        missing
+        or not isinstance(config["outputs"], list)
+        or (config["columns"] is not None and not all({"name", "codes"} <= each.keys() for each in config["columns"]))
+    ):
+        raise ValueError(f"entries {missing or keys} are not as they should be")
+    if not all(part.isidentifier() and not part.startswith("__") for name in stated for part in _parts(name)):
+        raise ValueError("a weight has no name")
+    if {*graph["weights"].values()} != {*stated} or not all(len(node) == 4 for node in graph["nodes"]):
+        raise ValueError("the graph has other weights")
 
 
 def described(weights: Mapping[str, Tensor]) -> dict[str, list[Any]]:

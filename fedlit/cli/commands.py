@@ -105,10 +105,10 @@ def export(args: list[str]) -> None:
     """Write the target's model of a run."""
     parser = argparse.ArgumentParser(
         "fedlit export",
-        description="Write the target's model of a run to a file that needs no fedlit, from inputs (n, ...) to class "
-        "probabilities (n, C), in regression to numbers. Inputs are those that the run's data module has before it "
-        "normalises them. Run it where the run was trained: relative paths of data in its config.yaml are looked for "
-        "from there.",
+        description="Write the target's model of a run to a file that needs no fedlit, or with safetensors to a folder "
+        "that fedlit.load reads: from inputs (n, ...) to class probabilities (n, C), in regression to numbers. Inputs "
+        "are those that the run's data module has before it normalises them. Run it where the run was trained: "
+        "relative paths of data in its config.yaml are looked for from there.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="Folder that fedlit fit left, with config.yaml.")
     config = (
@@ -123,7 +123,7 @@ def export(args: list[str]) -> None:
     parser.add_argument("--ckpt_path", type=Path, help=ckpt_path)
     format_ = "pt2 for torch.export.load (default), onnx, or safetensors: a folder for fedlit.load and model hubs."
     parser.add_argument("--format", choices=("pt2", "onnx", "safetensors"), help=format_)
-    output = "File NAME.pt2 or NAME.onnx, or a folder NAME for safetensors; default is target in RUN_DIR."
+    output = "File NAME.pt2 or NAME.onnx, or a folder NAME for safetensors; default is RUN_DIR/target with that ending."
     parser.add_argument("--output", type=Path, help=output)
     options = parser.parse_args(args)
     configs = options.config or [str(options.run_dir / "config.yaml")]

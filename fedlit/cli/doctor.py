@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import errno
 import os
 import platform
 import shutil
@@ -11,7 +12,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +31,8 @@ _DAYS = 14
 """From which on before its end a certificate is reported."""
 _SECONDS = 5.0
 """For which an answer of the server is waited."""
+_PATIENCE = 10.0
+"""Seconds for other commands, which hang where a driver is broken."""
 _NO_EXTRAS = ("all", "dev", "docs")
 """Sets of extras, and what developers need."""
 
@@ -58,14 +61,24 @@ def doctor(args: list[str]) -> None:
         if not Path(config).is_file():
             parser.error(f"--config: there is no file {config!r}")
     wrong = 0
-    for part in (_installation(), _machine(), _seat(configs)):
-        for finding in part:  # as it is found: a server may take seconds to answer
+    for part in (_installation, _torchvision, _threads, _gpus, _disk, _clock, lambda: _seat(configs)):
+        for finding in _looked_at(part):  # as it is found: a server may take seconds to answer
             print(f"{'!!' if finding.mend else 'ok'}  {finding.topic:<14}{finding.text}", flush=True)
             if finding.mend:
                 wrong += 1
                 print(f"{'':18}-> {finding.mend}")
     if wrong:
-        sys.exit(f"fedlit: {wrong} of these would keep a run from working, or slow it down")
+        sys.exit(f"fedlit: {wrong} of these (!!) may keep runs from working")
+
+
+def _looked_at(part: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """What a part finds; an error of it is a finding, and the other parts go on."""
+    try:
+        yield from part()
+    except Exception as error:  # of any kind: what is broken is what is looked for
+        name = getattr(part, "__name__", "seat").strip("_<>")
+        text = f"could not be looked at: {type(error).__name__}: {str(error)[:200]}"
+        yield Finding("seat" if name == "lambda" else name, text, "mend what is above first, and see the error")
 
 
 # ---------------------------------------------------------------- what is installed
@@ -122,50 +135,72 @@ def _installation() -> Iterator[Finding]:
     wanted = " ".join(f"'{each.name}{each.specifier}'" for each in wrong)
     text = "; ".join(wrong.values()) or ", ".join(f"{name} {_version(name)}" for name in ("torch", "lightning"))
     yield Finding("dependencies", text, f"pip install -U {wanted}" if wrong else "")
+    for line in _extras():
+        yield Finding("extras", line.removeprefix("extras: ").removeprefix("extras that are "))
+
+
+def _torchvision() -> Iterator[Finding]:
+    if _version("torchvision") is None:
+        return  # said among the dependencies
     try:
         import_module("torchvision.ops")
         yield Finding("torchvision", f"{_version('torchvision')}, which goes with torch")
-    except (ImportError, RuntimeError, OSError) as error:  # its operators are compiled for one version of torch
+    except Exception as error:  # its operators are compiled for one version of torch
         pair = f"{_version('torchvision')} does not go with torch {_version('torch')}"
-        text = f"{pair} ({str(error).splitlines()[0][:100]})"
+        text = f"{pair} ({''.join(str(error).splitlines()[:1])[:100]})"
         yield Finding("torchvision", text, "pip install -U torch torchvision, in one command and of one source")
-    for line in _extras():
-        yield Finding("extras", line.removeprefix("extras: ").removeprefix("extras "))
 
 
 # ---------------------------------------------------------------- this machine
 
 
-def _machine() -> Iterator[Finding]:
+def _threads() -> Iterator[Finding]:
     torch = import_module("torch")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
     mend = f"set OMP_NUM_THREADS={cores}: more threads than cores wait for each other" if threads > cores else ""
-    yield Finding("threads", f"{threads} on {cores} cores; small networks are faster with num_threads: 1", mend)
-    yield _gpus(torch)
+    yield Finding("threads", f"{threads} on {cores} cores", mend)
+
+
+def _disk() -> Iterator[Finding]:
     folder, free = os.getcwd(), shutil.disk_usage(".").free
     mend = "" if free >= _FREE else "make space, or let runs lie elsewhere: --trainer.default_root_dir DIR"
     if not os.access(folder, os.W_OK):
         mend = "go to a folder that can be written to, or let runs lie in one: --trainer.default_root_dir DIR"
     yield Finding("disk", f"{free / 2**30:.1f} GiB free in '{folder}'", mend)
+
+
+def _clock() -> Iterator[Finding]:
     now, written = dt.datetime.now(dt.UTC), Path(__file__).stat().st_mtime
     mend = "set the clock of this machine" if now.timestamp() < written - 86_400 else ""  # a day for time zones
     yield Finding("clock", f"{now:%Y-%m-%d %H:%M:%S} UTC; a server's and its sites' may differ by 300 s", mend)
 
 
-def _gpus(torch: Any) -> Finding:
+def _gpus() -> Iterator[Finding]:
+    torch = import_module("torch")
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        return Finding("GPUs", f"{', '.join(names)}: --trainer.accelerator gpu")
+        yield Finding("gpus", f"{', '.join(names)}: --trainer.accelerator gpu")
+        return
     if shutil.which("nvidia-smi") is None:
-        return Finding("GPUs", "none; training is on the CPU")
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout.split("\n")
-    if not listed[0].startswith("GPU"):
-        return Finding("GPUs", "none that nvidia-smi lists; training is on the CPU")
+        yield Finding("gpus", "none; training is on the CPU")
+        return
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=_PATIENCE)
+        lines = (done.stdout + done.stderr).strip().splitlines() or [f"no answer (status {done.returncode})"]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        lines = [f"cannot be run: {error}"]
+    if not lines[0].startswith("GPU"):
+        mend = "" if "No devices" in lines[0] else "install the driver again, or start this machine again"
+        yield Finding("gpus", f"training is on the CPU; nvidia-smi: {lines[0]}", mend)
+        return
     why, mend = "is built without CUDA", "pip install -U torch torchvision, of a build for CUDA"
-    if torch.version.cuda is not None:
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        given = os.environ["CUDA_VISIBLE_DEVICES"]
+        why, mend = f"may not use it (CUDA_VISIBLE_DEVICES={given!r})", "unset CUDA_VISIBLE_DEVICES, to train on it"
+    elif torch.version.cuda is not None:
         why, mend = f"for CUDA {torch.version.cuda} cannot use it", "update its driver, or install an older torch"
-    return Finding("GPUs", f"{listed[0]}, but torch {torch.__version__} {why}", mend)
+    yield Finding("gpus", f"{lines[0]}, but torch {torch.__version__} {why}", mend)
 
 
 # ---------------------------------------------------------------- the seat
@@ -175,17 +210,21 @@ def _seat(configs: Sequence[str]) -> Iterator[Finding]:
     given: dict[str, Any] = {}
     words = [f"--config={config}" for config in configs]
     for _, tree in trees(words):
-        given |= (tree.get("seat") or {}) if isinstance(tree, dict) else {}
+        seat = tree.get("seat") if isinstance(tree, dict) else None
+        if seat is not None and not isinstance(seat, dict):
+            yield Finding("seat", f"is {seat!r}", "give a mapping of keys below 'seat:', see docs/across.md")
+            return
+        given |= seat or {}
     if not configs:
         return
     if not given:
-        yield Finding("seat", "none in these configurations", "add the one with 'seat:', see docs/across.md")
+        yield Finding("seat", "none in these configurations, which fedlit fit needs none of")
         return
     word = "serve" if {"address", "sites"} & given.keys() else "join"
     seats = import_module("fedlit.cli.seats")
     try:
         seat = seats.make_seat(word, given, words)
-    except (SystemExit, seats.PolicyError) as error:
+    except (SystemExit, ValueError, TypeError, AttributeError) as error:  # PolicyError is one of them
         text = str(error).removeprefix("fedlit: ")
         yield Finding("seat", f"of fedlit {word}", text)
         return
@@ -200,6 +239,8 @@ def _seat(configs: Sequence[str]) -> Iterator[Finding]:
 
 def _listens(address: str) -> Finding:
     host, _, port = address.rpartition(":")
+    if host == "*" or (":" in host and not host.startswith("[")):
+        return Finding("address", f"{address} is none", "write 0.0.0.0:PORT for all, and an IPv6 address as [::1]:PORT")
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as trial:
@@ -207,7 +248,11 @@ def _listens(address: str) -> Finding:
             trial.bind(place)
             trial.listen()
     except OSError as error:
-        mend = "end what listens there, or give another seat.address"
+        mend = "give an address of this machine, or 0.0.0.0:PORT for all"
+        if error.errno == errno.EADDRINUSE:
+            mend = "end what listens there, or give another seat.address"
+        elif error.errno == errno.EACCES:
+            mend = "give a port above 1023, which needs no rights of an administrator"
         return Finding("address", f"{address} cannot be listened at: {error}", mend)
     return Finding("address", f"{address} is free")
 
@@ -232,6 +277,10 @@ def _answers(address: str, certificate: Path, key: Path, ca: Path) -> Finding:
     except ssl.SSLError as error:
         mend = "ask its operator which ca it has, and whether it is fedlit serve"
         return Finding("server", f"{address} takes no certificate of this site: {error.reason}", mend)
+    except socket.gaierror as error:
+        return Finding(
+            "server", f"{address} is unknown: {error}", "see how its name is written, and ask for its address"
+        )
     except OSError as error:
         mend = "see that fedlit serve runs there, and that this machine may dial out to that port"
         return Finding("server", f"{address} does not answer: {error}", mend)

@@ -55,27 +55,27 @@ _SEATS = {
     },
     "join": {
         "seat.server": "whom to call: fed.example.org:8443",
-        "seat.clients": "of this site, if it has others than one of its own name",
+        "seat.clients": "clients that this site has, if not one that is called like it",
         "seat.policy": "a file that says which runs this site takes part in",
     },
 }
 _OF_BOTH_SEATS = {
-    "seat.certificate, seat.key, seat.ca": "files of TLS; for a trial fedlit certificates makes them",
+    "seat.certificate, seat.key, seat.ca": "files for encryption; for a trial fedlit certificates makes them",
     "seat.wait_for, seat.patience": "seconds to wait for others, and for one that does not answer",
 }
 
 _KEYS = {
-    "data": "class of the data (fedlit list data), and its arguments as data.KEY",
+    "data": "data (fedlit list data), and their arguments as data.KEY",
     "data.target": "client that is adapted to",
     "model": "method (fedlit list methods), and its arguments as model.KEY",
-    "model.optimizer.lr": "learning rate",
-    "trainer.max_epochs": "rounds",
-    "trainer.strategy.local_steps": "local steps in a round, in place of a pass over the data",
-    "trainer.strategy.privacy": "backend that hides single updates (fedlit list privacy)",
-    "trainer.accelerator": "cpu or gpu",
 }
 _OF_FIT = {
-    "seeds, targets, compare": "a run for each of a list, and one closing table; of targets, [all]",
+    "model.optimizer": "optimiser, such as Adam, whose arguments are model.optimizer.lr and so on",
+    "trainer.max_epochs": "rounds (unless trainer.strategy.rounds_per_epoch is set)",
+    "trainer.strategy.local_steps": "local steps in a round, in place of a pass over the data",
+    "trainer.strategy.privacy": "what hides each client's messages (fedlit list privacy)",
+    "trainer.accelerator": "cpu or gpu",
+    "seeds, targets, compare": "a run for each in a list, and one table; --targets '[all]' is all clients",
     "select": "best or combine: choose among the methods compared without labels of the target",
     "jobs": "runs side by side",
     "ckpt_path": "checkpoint to go on from",
@@ -98,7 +98,7 @@ def first_screen(command: str) -> str:
         lines += _keys(_KEYS | (_OF_FIT if command == "fit" else {}))
     last = (
         f"fedlit {command} {ALL} has all keys, fedlit fit --model.help FedAvg those of a method, and --print_config "
-        "what configurations come to."
+        "prints the configuration that a command would run."
     )
     lines += ["", *textwrap.wrap(last, _WIDTH)]
     return "\n".join(lines)

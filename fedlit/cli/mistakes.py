@@ -89,6 +89,10 @@ class Given:
         """What was given last at a key; ``None`` if that is no leaf."""
         return self._leaves.get(short(key), ("", None))[1]
 
+    def keys_below(self, key: str) -> list[str]:
+        """Keys that were given below one, without ``init_args``."""
+        return [leaf for leaf in self._leaves if leaf.startswith(f"{short(key)}.")]
+
     def below(self, key: str) -> list[object]:
         """What was given last at a key, and at each one below it."""
         return [value for leaf, (_, value) in self._leaves.items() if f"{leaf}.".startswith(f"{short(key)}.")]
@@ -122,6 +126,10 @@ def check(args: Sequence[str]) -> None:
         return
     for where, tree in given.sources:
         _Walk(given, where).top(tree)
+    for part, example in (("model.optimizer", "Adam"), ("model.lr_scheduler", "StepLR")):
+        keys = given.keys_below(part)
+        if keys and part not in given.classes and f"{part}.class_path" not in keys:
+            refuse(given.where(keys[0]), keys[0], f"name the class that has it, too: --{part} {example}, or another")
     for line in given.without_effect():
         print(f"fedlit: {line}", file=sys.stderr)
 

@@ -95,10 +95,11 @@ def model_card(about: Mapping[str, Any], path: Path) -> str:
 Intervals: {_and([f"{name} ± {radius:.6g}" for name, radius in pairs])}. \
 {about["intervals"]["promise"].capitalize()}.
 """
-    return f"""# {path.name}
+    rounds = f"{about['rounds']} round{'' if about['rounds'] == 1 else 's'}"
+    return f"""# {path.resolve().name}
 
 Predicts {_and(about["outputs"])} for {about["target"]!r}: trained by {about["method"]} of fedlit \
-{about["fedlit"]} in {about["rounds"]} rounds with {_and(about["sources"])}, whose samples stayed with them.
+{about["fedlit"]} in {rounds} with {_and(about["sources"])}, whose samples stayed with them.
 
 ## Outputs
 
@@ -145,20 +146,18 @@ def _values(levels: Sequence[str] | None, about: Mapping[str, Any]) -> str:
 def _code(about: Mapping[str, Any], path: Path) -> str:
     """Python that predicts with the file."""
     if not path.suffix:
-        what = "rows, a pandas DataFrame" if about["columns"] is not None else "samples"
+        reading = "import fedlit\n"
+        if about["columns"] is not None:
+            reading = f"import pandas\n\nimport fedlit\n\nsamples = {_read_csv(about)}"
         gives = "names of classes" if about["task"] == "classification" else "numbers, shape (n, C)"
-        return f"""import fedlit
-
+        return f"""{reading}
 model = fedlit.load("{path.name}")
-{gives.split()[0]} = model.predict(samples)  # {gives}, of {what}
+{gives.split()[0]} = model.predict(samples)  # {gives}
 predictions = model(model.preprocess(samples))"""
     if path.suffix == ".onnx" and about["columns"] is not None:
-        texts = {each["name"] for each in about["columns"] if each["levels"] is not None}
-        options = ", ".join(f"{name}={value!r}" for name, value in about["reading"].items())
         return f"""import onnxruntime, pandas
 
-options = dict({options})
-table = pandas.read_csv("rows.csv", dtype={dict.fromkeys(sorted(texts), "str")!r}, **options)
+table = {_read_csv(about)}
 session = onnxruntime.InferenceSession("{path.name}")
 rows = {{}}
 for each in session.get_inputs():
@@ -176,6 +175,13 @@ session = onnxruntime.InferenceSession("{path.name}")
 
 model = torch.export.load("{path.name}").module()
 predictions = model(inputs){codes}"""
+
+
+def _read_csv(about: Mapping[str, Any]) -> str:
+    """A call of pandas that reads such a table, with categories as texts."""
+    texts = {each["name"] for each in about["columns"] if each["levels"] is not None}
+    options = "".join(f", {name}={value!r}" for name, value in about["reading"].items())
+    return f'pandas.read_csv("rows.csv", dtype={dict.fromkeys(sorted(texts), "str")!r}{options})'
 
 
 def _and(names: list[str]) -> str:

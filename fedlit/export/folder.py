@@ -1,4 +1,4 @@
-"""The target's model in a folder: weights as safetensors, the graph without them, a configuration and a model card."""
+"""The target's model in a folder: weights as safetensors, its graph and what it takes as JSON, and a model card."""
 
 from __future__ import annotations
 
@@ -9,32 +9,16 @@ from typing import Any
 
 import torch
 import yaml
-from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx import Node
 
 from fedlit.data.raw_inputs import RawInputs, RawRows
 from fedlit.export.files import codes_of, model_card
-from fedlit.exported import CARD, CONFIG, FORMAT, FORWARD, WEIGHTS, described
+from fedlit.exported import CARD, CONFIG, FORMAT, GRAPH, WEIGHTS, described, is_operation
 
-
-class _WithoutWeights(nn.Module):
-    """A graph whose weights are arguments."""
-
-    def __init__(self, program: ExportedProgram) -> None:
-        super().__init__()
-        self._graph = [program.graph_module]  # not as a part
-        self._weights = _weights_of(program)
-
-    def forward(self, weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        outputs: Tensor = self._graph[0](*(inputs if name is None else weights[name] for name in self._weights))[0]
-        return outputs
-
-
-def _weights_of(program: ExportedProgram) -> list[str | None]:
-    """Names of a graph's arguments; ``None`` stands for the inputs."""
-    specs = program.graph_signature.input_specs
-    return [None if spec.kind == InputKind.USER_INPUT else _short(str(spec.target)) for spec in specs]
+_CHECKS = ("aten._assert", "aten.sym_constrain")
+"""Beginnings of operations that look at what others gave, and give nothing."""
 
 
 def _short(name: str) -> str:
@@ -44,7 +28,6 @@ def _short(name: str) -> str:
 
 def save_folder(
     program: ExportedProgram,
-    sample: Tensor,
     folder: Path,
     about: Mapping[str, Any],
     raw: RawInputs | None,
@@ -54,7 +37,6 @@ def save_folder(
 
     Args:
         program: From inputs of shape (n, ...) to predictions, without weights that it does not read.
-        sample: Two inputs.
         folder: Made if need be.
         about: As `export_target` writes it into files.
         raw: What inputs are; with a table, codes of its texts are written.
@@ -63,10 +45,8 @@ def save_folder(
     from safetensors.torch import save_file
 
     tensors = {_short(name): each.detach() for name, each in {**program.state_dict, **program.constants}.items()}
-    weights = {name: tensors[name] for name in _weights_of(program) if name is not None}
-    shapes: tuple[Any, ...] = (dict.fromkeys(weights), {0: Dim("batch")})
-    graph = torch.export.export(_WithoutWeights(program), ({**weights}, sample), dynamic_shapes=shapes, strict=False)
-    forget_files(graph)
+    graph = graph_of(program)
+    weights = {name: tensors[name] for name in graph["weights"].values()}
     columns = about["columns"]
     if isinstance(raw, RawRows):
         levels = dict(raw.columns)
@@ -76,11 +56,51 @@ def save_folder(
         ]
     config = {**about, "columns": columns, "format": FORMAT, "weights": described(weights)}
     folder.mkdir(exist_ok=True)
-    torch.export.save(graph, folder / FORWARD)
+    (folder / GRAPH).write_text(json.dumps(graph), encoding="utf-8")
     save_file({name: each.contiguous().clone() for name, each in weights.items()}, folder / WEIGHTS, {"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-    metadata = yaml.safe_dump(metadata_of(about, folder.name, scores), sort_keys=False)
+    metadata = yaml.safe_dump(metadata_of(about, folder.resolve().name, scores), sort_keys=False)
     (folder / CARD).write_text(f"---\n{metadata}---\n\n{model_card(about, folder)}", encoding="utf-8")
+
+
+def graph_of(program: ExportedProgram) -> dict[str, Any]:
+    """A program as plain data: names of weights and of the inputs by node, and operations with their arguments.
+
+    Raises:
+        TypeError: If it has another operation than torch's own on tensors and Python's on numbers.
+    """
+    graph: dict[str, Any] = {"weights": {}, "nodes": []}
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and specs[node.name].kind == InputKind.USER_INPUT:
+            graph["inputs"] = node.name
+        elif node.op == "placeholder":
+            graph["weights"][node.name] = _short(str(specs[node.name].target))
+        elif node.op == "output":
+            graph["output"] = _plain(node.args[0][0])
+        elif not str(node.target).startswith(_CHECKS):
+            is_torchs = isinstance(node.target, torch._ops.OpOverload)
+            name = str(node.target) if is_torchs else getattr(node.target, "__name__", str(node.target))
+            if not is_operation(name):
+                raise TypeError(f"it has the operation {name}, which {GRAPH} cannot hold: export it to a .pt2 file")
+            options = {key: _plain(each) for key, each in node.kwargs.items()}
+            graph["nodes"].append([node.name, name, _plain(node.args), options])
+    return graph
+
+
+def _plain(argument: Any) -> Any:
+    """An argument of an operation as plain data."""
+    if isinstance(argument, Node):
+        return {"node": argument.name}
+    if isinstance(argument, list | tuple):
+        return [_plain(each) for each in argument]
+    if isinstance(argument, torch.dtype | torch.layout | torch.memory_format):
+        return {"torch": str(argument).removeprefix("torch.")}
+    if isinstance(argument, torch.device):
+        return {"device": None}  # that of the inputs
+    if argument is None or isinstance(argument, bool | int | float | str):
+        return argument
+    raise TypeError(f"it has an argument of type {type(argument).__name__}: export it to a .pt2 file")
 
 
 def metadata_of(about: Mapping[str, Any], name: str, scores: Mapping[str, float]) -> dict[str, Any]:
@@ -97,17 +117,10 @@ def metadata_of(about: Mapping[str, Any], name: str, scores: Mapping[str, float]
     metadata["tags"] = ["federated-learning", "domain-adaptation", about["method"]]
     if scores:
         metrics = [
-            {"type": name, "value": round(value, 6), "name": f"{name}, an oracle's: on hidden labels of the target"}
+            {"type": name, "value": round(value, 6), "name": f"{name} on labels hidden in training (oracle)"}
             for name, value in scores.items()
         ]
         dataset = {"type": "private", "name": f"{about['target']}, test samples"}
         result = {"task": {"type": task or kind}, "dataset": dataset, "metrics": metrics}
         metadata["model-index"] = [{"name": name, "results": [result]}]
     return metadata
-
-
-def forget_files(program: ExportedProgram) -> None:
-    """Remove the names of this machine's files from a graph."""
-    for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)
-    program.graph_module.recompile()

@@ -17,7 +17,8 @@ from torch.export.graph_signature import InputKind
 from fedlit.data import DomainDataModule
 from fedlit.data.raw_inputs import RawInputs, RawRows
 from fedlit.export.files import model_card, save_onnx
-from fedlit.export.folder import forget_files, save_folder
+from fedlit.export.folder import save_folder
+from fedlit.exported import CONFIG
 from fedlit.module import FederatedModule
 from fedlit.run.tasks import Classification, Task, Unscored
 
@@ -175,7 +176,7 @@ def export_target(
     data: DomainDataModule | Sequence[int],
     scores: Mapping[str, float] | None = None,
 ) -> None:
-    """Write the target's model to a file that needs no fedlit.
+    """Write the target's model to a file that needs no fedlit, or to a folder that `fedlit.load` reads.
 
     ``NAME.pt2`` is read by ``torch.export.load(path).module()``, ``NAME.onnx`` by any ONNX runtime, and a folder
     ``NAME`` by `fedlit.load`: it has the weights as safetensors. All take inputs
@@ -197,7 +198,7 @@ def export_target(
         module: As for `target_model`.
         path: Of the file; its suffix sets the format.
         data: The data module; or the shape of one sample alone.
-        scores: On hidden labels of the target, by name, for the metadata of a folder's model card.
+        scores: On hidden labels of the target's test samples, by name, for the metadata of a folder's model card.
 
     Raises:
         ValueError: If the suffix is another one.
@@ -230,7 +231,10 @@ def export_target(
         ) from error
     _strip(program)
     if not path.suffix:
-        save_folder(program, sample, path, about, raw, scores or {})
+        try:
+            save_folder(program, path, about, raw, scores or {})
+        except TypeError as error:
+            raise TypeError(f"the target's network of {method} cannot be written: {error}") from error
         return
     if path.suffix == ".pt2":
         torch.export.save(program, path, extra_files={"fedlit.json": json.dumps(about, indent=2)})
@@ -294,11 +298,14 @@ def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw:
 
 def check_path(path: str | Path) -> Path:
     """Raise now, rather than after training, if a file cannot be written; with the errors of `export_target`."""
-    path = Path(path)
+    path = Path(path).expanduser()
     if path.suffix not in SUFFIXES:
         raise ValueError(
             f"output must end in .pt2 or .onnx, or have no ending, which is a folder with safetensors: got '{path}'"
         )
+    taken = path.is_file() or (path.is_dir() and any(path.iterdir()) and not (path / CONFIG).is_file())
+    if taken and not path.suffix:
+        raise ValueError(f"output '{path}' must be a new folder, or an empty one, or that of an earlier export")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"output '{path}' is to be in the folder '{path.parent}', which is not there: make it")
     if path.suffix == ".onnx":
@@ -319,7 +326,9 @@ def _strip(program: ExportedProgram) -> None:
             program.graph.erase_node(placeholder)
             inputs.remove(spec)
             (program.state_dict if spec.target in program.state_dict else program.constants).pop(spec.target)
-    forget_files(program)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
+    program.graph_module.recompile()
 
 
 def _distances(x: Tensor, y: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:

@@ -1,7 +1,8 @@
 """Messages between clients and the server, announced and carried.
 
 Short ones travel with their announcement where the transport can do that: across organisations this saves almost every
-second call of a secure sum. They have left, then, when another process reports a failure.
+second call of a secure sum. They have left, then, when another process reports a failure; a process that has failed
+itself sends none.
 """
 
 from __future__ import annotations
@@ -14,11 +15,9 @@ from torch import Tensor
 
 from fedlit.federation.ledger import SERVER
 from fedlit.federation.messenger import Message, Messenger
-from fedlit.federation.transport import SHORT
+from fedlit.federation.transport import NO_BYTES, SHORT
 from fedlit.federation.wire import decode, encode, wire_size
 from fedlit.privacy import DecodeError
-
-_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 def gather(
@@ -53,14 +52,17 @@ def broadcast(
     if not messenger.transport.encloses:
         size = messenger.announce(channel, own, kind).get(SERVER, 0)
         return size, messenger.broadcast(channel, message, size, receivers) if size else {}
-    short = own.get(SERVER, 0) * len(ranks) <= SHORT
-    enclosed = dict.fromkeys(ranks, encode(message)) if message and short else {}
+
+    def short(size: int) -> bool:
+        return size * len(ranks) <= SHORT
+
+    enclosed = dict.fromkeys(ranks, encode(message)) if message and short(own[SERVER]) and not messenger.failed else {}
     sizes, arrived = messenger.announce_with(channel, own, kind, enclosed)
     size = sizes.get(SERVER, 0)
-    if not size or size * len(ranks) > SHORT:
-        return size, messenger.broadcast(channel, message, size, receivers) if size else {}
+    if size and not short(size):
+        return size, messenger.broadcast(channel, message, size, receivers)
     if messenger.transport.rank in ranks:
-        (message,) = _parts(arrived.get(0, _NOTHING), [size], channel)
+        (message,) = _parts(messenger, channel, arrived, 0, [size]) or [{}]
     return size, message
 
 
@@ -74,7 +76,7 @@ def _announce(
         return sizes, sizes, {}
     ends = {name: (rank, 0) if up else (0, rank) for name, rank in messenger.rank_of.items()}
     outgoing: dict[int, list[Tensor]] = {}
-    if sum(local.values()) <= SHORT:
+    if sum(local.values()) <= SHORT and not messenger.failed:
         for name, message in messages.items():
             outgoing.setdefault(ends[name][1], []).append(encode(message))
     outgoing.pop(transport.rank, None)
@@ -85,21 +87,21 @@ def _announce(
         total[ends[name][0]] += size
     inside = {name for name in sizes if total[ends[name][0]] <= SHORT and ends[name][0] != ends[name][1]}
     arrived: dict[str, Message] = {}
-    for sender in {here for here, there in map(ends.__getitem__, inside) if there == transport.rank}:
+    for sender in {here for here, there in ends.values() if there == transport.rank != here}:
         names = [name for name in sizes if name in inside and ends[name] == (sender, transport.rank)]
-        try:
-            parts = _parts(blobs.get(sender, _NOTHING), [sizes[name] for name in names], channel)
-            arrived |= zip(names, parts, strict=True)
-        except DecodeError as error:
-            messenger.fail(error)
+        arrived |= zip(names, _parts(messenger, channel, blobs, sender, [sizes[name] for name in names]), strict=False)
     return sizes, {name: size for name, size in sizes.items() if name not in inside}, arrived
 
 
-def _parts(blob: Tensor, sizes: Sequence[int], channel: str) -> list[Message]:
-    """Messages of these sizes that follow one another; a `DecodeError` that names the channel if they are others."""
-    if len(blob) != sum(sizes):
-        raise DecodeError(f"channel {channel!r}: {len(blob)} bytes came, where {sum(sizes)} are announced")
+def _parts(
+    messenger: Messenger, channel: str, blobs: Mapping[int, Tensor], sender: int, sizes: Sequence[int]
+) -> list[Message]:
+    """Messages of these sizes that follow one another in a sender's bytes; none, and a failure, if they are others."""
+    blob = blobs.get(sender, NO_BYTES)
     try:
+        if len(blob) != sum(sizes):
+            raise DecodeError(f"{len(blob)} bytes came, where {sum(sizes)} are announced")
         return [decode(part) for part in torch.split(blob, [*sizes])]
     except DecodeError as error:
-        raise DecodeError(f"channel {channel!r}: {error}") from error
+        messenger.fail(DecodeError(f"channel {channel!r}: {error}"))
+        return []

@@ -41,6 +41,8 @@ Way = tuple[int, int, int]
 SHORT = 1 << 20
 """Bytes of all messages of a process up to which they travel with the announcement of their sizes."""
 
+NO_BYTES = torch.empty(0, dtype=torch.uint8)
+
 NOTHING = torch.zeros(1, dtype=torch.uint8)
 """Frame of a meeting that tells who is there, and nothing else."""
 

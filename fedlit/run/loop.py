@@ -31,7 +31,7 @@ from fedlit.run.returns import come_together, welcome
 from fedlit.run.run import Run, run_of
 from fedlit.run.standstill import Standstill
 from fedlit.run.tasks import Regression
-from fedlit.run.threads import choose_threads
+from fedlit.run.threads import choose_threads, set_threads
 from fedlit.run.trainer_checks import check_modes, explain_monitor
 
 
@@ -111,17 +111,18 @@ class Rounds(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
-        self._threads = state_dict.get("num_threads")
+        kept = state_dict.get("num_threads")
+        self._threads = kept if type(kept) is int else None
 
     def _set_threads(self, run: Run, loader: Any) -> None:
         """Let all processes have as many threads as are best for the first, if that is left to fedlit."""
         strategy = run.trainer.strategy
         if getattr(strategy, "num_threads", None) != "auto":
             return
-        if self._threads is None:
-            chosen = choose_threads(run, loader)
+        if self._threads is None:  # one tries, and the others wait, or they would disturb each other
+            chosen = choose_threads(run, loader) if run.trainer.is_global_zero else 0
             self._threads = strategy.broadcast(chosen) if run.trainer.world_size > 1 else chosen
-        torch.set_num_threads(self._threads)
+        set_threads(self._threads)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the epoch the length of its rounds, which differs between phases."""

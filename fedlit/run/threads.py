@@ -18,30 +18,54 @@ from fedlit.run.run import Run
 
 _log = logging.getLogger("lightning.pytorch.fedlit.run")
 
-_LONG = 0.2
-"""Seconds of a step from which on there is work for all threads."""
+_LONG = 2.0
+"""Seconds of a step with all threads from which on nothing else is tried."""
 _NEARLY = 1.2
 """Times the fastest, within which fewer threads are taken: others can use the cores, and runs repeat more often."""
 _TRIES = 5
+_ENOUGH = 0.2
+"""Seconds of a step from which on one is enough."""
+
+_set: tuple[int, int] | None = None
+"""In this process the number that was chosen last, and of how many: the next run has all of these again."""
 
 
 def choose_threads(run: Run, loader: object) -> int:
     """Return the number of threads for a run's local steps, of at most those that torch has now.
 
     These are taken where there is nothing to try: on a GPU, with other loaders than a `FederatedLoader`, and for
-    networks without an extractor.
+    networks that take no samples by themselves.
     """
-    most = torch.get_num_threads()
+    most = available()
     step = _step_of(run, loader) if most > 1 else None
     if step is None:
         return most
-    with torch_streams():  # a network may draw random numbers
-        seconds = try_threads(step, most)
+    try:
+        with torch_streams():  # a network may draw random numbers
+            seconds = try_threads(step, most)
+    except (RuntimeError, ValueError, TypeError) as error:  # of a network that the method calls in another way
+        _log.info("num_threads: %d, as a client's network could not be tried by itself (%s)", most, error)
+        return most
     chosen = fewest(seconds)
     tried = ", ".join(f"{number}: {1000 * each:.3g} ms" for number, each in sorted(seconds.items()))
     if run.trainer.is_global_zero:
         _log.info("num_threads: %d, as a local step of one client takes with %s", chosen, tried)
     return chosen
+
+
+def available() -> int:
+    """Return the threads that torch has, or had before a number was chosen in this process."""
+    now = torch.get_num_threads()
+    return _set[1] if _set is not None and _set[0] == now else now
+
+
+def set_threads(number: int) -> None:
+    """Let torch have so many threads, of those that are available."""
+    global _set
+    most = available()
+    number = max(1, min(number, most))
+    _set = (number, most)
+    torch.set_num_threads(number)
 
 
 def fewest(seconds: dict[int, float]) -> int:
@@ -55,12 +79,13 @@ def try_threads(step: Callable[[], object], most: int) -> dict[int, float]:
     try:
         for number in dict.fromkeys((most, max(1, most // 2), 1)):
             torch.set_num_threads(number)
-            first = _timed(step)  # threads start in it
-            seconds[number] = first
-            if first < _LONG:
+            seconds[number] = _timed(step)  # threads start in it
+            if seconds[number] < _ENOUGH:
                 seconds[number] = statistics.median(_timed(step) for _ in range(_TRIES))
-            elif number == most and _timed(step) >= _LONG:
-                break
+            elif number == most:
+                seconds[number] = min(seconds[number], _timed(step))
+                if seconds[number] >= _LONG:
+                    break
     finally:
         torch.set_num_threads(most)
     return seconds
@@ -74,7 +99,7 @@ def _timed(step: Callable[[], object]) -> float:
 
 def _step_of(run: Run, loader: object) -> Callable[[], object] | None:
     """Return a forward and backward pass of a copy of a local client's network on samples of it."""
-    local = [client.name for client in run.federation.local_clients]
+    local = [client.name for client in run.learners() if run.federation.is_local(client)]
     if not isinstance(loader, FederatedLoader) or run.trainer.strategy.root_device.type != "cpu" or not local:
         return None
     name = max(local, key=loader.batch_size_of)
@@ -87,7 +112,7 @@ def _step_of(run: Run, loader: object) -> Callable[[], object] | None:
 
     def step() -> None:
         with precision.forward_context():
-            outputs = network.classifier(network.extractor(inputs))
+            outputs = network(inputs)
         outputs.float().square().mean().backward()
 
     return step

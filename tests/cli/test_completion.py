@@ -35,7 +35,7 @@ def test_keys_are_those_of_the_classes_that_have_been_named() -> None:
     assert set(words_after(["fit", "--model=FedMMD", "--model."])) == mmd
     assert "--model.degree" not in words_after(["fit", "--model", "FedAvg", "--model."])
     found = words_after(["fit", "--config", "experiments/first", "--data.targ"])
-    assert found == ["--data.target", "--data.target_batch_size", "--data.target_labels"]
+    assert found == ["--data.target", "--data.target_batch_size", "--data.target_label_draw", "--data.target_labels"]
     assert words_after(["fit", "--config", "nowhere.yaml", "--see"]) == ["--seed_everything", "--seeds"]
 
 

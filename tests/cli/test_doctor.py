@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ def findings(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[dict[str, 
 
 def test_an_installation_in_order_is_found_so(capsys: pytest.CaptureFixture[str]) -> None:
     found, status = findings(capsys)
-    assert {*found} == {"fedlit", "dependencies", "torchvision", "extras", "threads", "GPUs", "disk", "clock"}
+    assert {*found} == {"fedlit", "dependencies", "torchvision", "extras", "threads", "gpus", "disk", "clock"}
     assert status == 0
     assert not any(mend for _, mend in found.values())
     assert metadata.version("torch") in found["dependencies"][0]
@@ -69,8 +70,8 @@ def test_old_and_missing_libraries_are_named_with_the_command_that_installs_them
     text, mend = found["dependencies"]
     assert text == "POT is 0.8.1, and must be >=0.9; rich is missing"
     assert mend == "pip install -U 'POT>=0.9' 'rich>=13'"
-    assert found["extras"][0] == "that are not installed: timm: pip install 'fedlit[NAME]'"
-    assert str(status).startswith("fedlit: 1 of these")
+    assert found["extras"][0] == "not installed: timm: pip install 'fedlit[NAME]'"
+    assert str(status).startswith("fedlit: 1 of these (!!)")
 
 
 def test_builds_of_torch_that_do_not_match_are_found(
@@ -109,7 +110,13 @@ def test_a_machine_without_space_time_or_cores_is_told(
     [
         ("GPU 0: Tesla T4", None, "is built without CUDA", "of a build for CUDA"),
         ("GPU 0: Tesla T4", "13.0", "for CUDA 13.0 cannot use it", "update its driver"),
-        ("No devices were found", "13.0", "none that nvidia-smi lists", ""),
+        ("No devices were found", "13.0", "training is on the CPU; nvidia-smi: No devices", ""),
+        (
+            "NVIDIA-SMI has failed because it couldn't communicate",
+            "13.0",
+            "NVIDIA-SMI has failed",
+            "install the driver",
+        ),
     ],
 )
 def test_a_gpu_that_torch_cannot_use_is_told(
@@ -118,12 +125,48 @@ def test_a_gpu_that_torch_cannot_use_is_told(
     without = SimpleNamespace(
         cuda=SimpleNamespace(is_available=lambda: False), version=SimpleNamespace(cuda=cuda), __version__="2.9"
     )
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(doctor, "import_module", lambda name: without)
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *args, **kwargs: SimpleNamespace(stdout=f"{listed}\n"))
-    found = doctor._gpus(without)
+    answer = SimpleNamespace(stdout=f"{listed}\n", stderr="", returncode=0)
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *args, **kwargs: answer)
+    (found,) = doctor._gpus()
     assert text in found.text
     assert mend in found.mend
     assert bool(found.mend) == bool(mend)
+    if listed.startswith("GPU"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        (found,) = doctor._gpus()
+        assert found.mend == "unset CUDA_VISIBLE_DEVICES, to train on it"
+
+
+def test_a_driver_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
+    monkeypatch.setattr(doctor, "import_module", lambda name: without)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(doctor, "_PATIENCE", 0.1)
+    real = subprocess.run
+    monkeypatch.setattr(doctor.subprocess, "run", lambda words, **how: real(["sleep", "5"], **how))
+    (found,) = doctor._gpus()
+    assert "cannot be run" in found.text
+    assert found.mend
+
+
+def test_a_part_that_fails_leaves_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = doctor.import_module
+
+    def without_torch(name: str) -> Any:
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'")
+        return real(name)
+
+    monkeypatch.setattr(doctor, "import_module", without_torch)
+    found, status = findings(capsys)
+    assert found["threads"][0] == "could not be looked at: ModuleNotFoundError: No module named 'torch'"
+    assert {"disk", "clock"} <= {*found}
+    assert str(status).startswith("fedlit: 2 of these")
 
 
 # ---------------------------------------------------------------- seats
@@ -169,7 +212,7 @@ def test_a_server_of_another_name_or_authority_is_told(
     port = address.rpartition(":")[2]
     found, status = findings(capsys, "--config", seat(folder, "north", server=f"127.0.0.2:{port}"))
     assert "certificate that does not hold: IP address mismatch" in found["server"][0]
-    assert str(status).startswith("fedlit: 1 of these")
+    assert str(status).startswith("fedlit: 1 of these (!!)")
     other = tmp_path_factory.mktemp("other")
     make_certificates(other, "localhost", ["north"])
     found, _ = findings(capsys, "--config", seat(other, "north", server=address))
@@ -211,6 +254,15 @@ def test_something_else_that_listens_there_is_told(
     found, status = findings(capsys, "--config", server)
     assert found["address"] == (f"127.0.0.1:{port} is free", "")
     assert status == 0
+    for address, mend in (
+        ("*:8443", "0.0.0.0:PORT"),
+        ("::1:8443", "[::1]:PORT"),
+        ("nowhere.invalid:8443", "of this machine"),
+    ):
+        found, _ = findings(capsys, "--config", seat(folder, "server", address=address, sites=["north"]))
+        assert mend in found["address"][1]
+    found, _ = findings(capsys, "--config", seat(folder, "north", server="nowhere.invalid:8443"))
+    assert "is unknown" in found["server"][0]
 
 
 def test_certificates_that_end_or_do_not_fit_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,7 +280,17 @@ def test_configurations_without_a_seat_or_that_are_not_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, _ = findings(capsys, "--config", "experiments/first")
-    assert found["seat"] == ("none in these configurations", "add the one with 'seat:', see docs/across.md")
+    assert found["seat"] == ("none in these configurations, which fedlit fit needs none of", "")
+    for seat_, text in (
+        ("foo", "is 'foo'"),
+        ("{address: 8443, sites: [a]}", "of fedlit serve"),
+        ("{nothing: 1}", "of fedlit join"),
+    ):
+        (tmp_path / "bad.yaml").write_text(f"seat: {seat_}")
+        found, status = findings(capsys, "--config", str(tmp_path / "bad.yaml"))
+        assert found["seat"][0] == text
+        assert found["seat"][1]
+        assert status != 0
     with pytest.raises(SystemExit) as ended:
         main(["doctor", "--config", str(tmp_path / "no.yaml")])
     assert ended.value.code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def test_what_weights_are_decides(folder: Path, tmp_path: Path) -> None:
     logits = [fedlit.load(each)(inputs).log() for each in (folder, other)]
     assert not torch.allclose(logits[0], logits[1])
     largest = max(each.numel() * each.element_size() for each in scaled.values())
-    assert (folder / "forward.pt2").stat().st_size < 30_000 + largest  # a graph, whatever the size of weights
+    assert (folder / "graph.json").stat().st_size < 30_000 + largest  # a graph, whatever the size of weights
 
 
 def test_classes_are_predicted_of_raw_samples_in_any_form(folder: Path) -> None:
@@ -132,8 +133,9 @@ def test_rows_of_tables_are_taken_as_they_are(predict: str, tmp_path: Path) -> N
     torch.testing.assert_close(model(model.preprocess(columns)), expected, atol=1e-5, rtol=1e-4)
     with pytest.raises(ValueError, match=r"samples must be a table with columns .*, got one without \['age'\]"):
         model.predict(table.drop(columns="age"))
-    unknown = table.assign(sex="unheard of")
-    assert model(model.preprocess(unknown)).isfinite().all()
+    with pytest.warns(UserWarning, match="column 'sex' of samples has values that training has not seen"):
+        unknown = model.preprocess(table.assign(sex="unheard of"))
+    assert model(unknown).isfinite().all()
 
 
 def _csv(rows: list[dict[str, str]], tmp_path: Path) -> Path:
@@ -170,7 +172,7 @@ def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None
 NAME = "classifier.weight"
 BROKEN: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), FileNotFoundError, "has no model.safetensors"),
-    "nothing": (shutil.rmtree, FileNotFoundError, "no config.json and no model.safetensors and no forward.pt2"),
+    "nothing": (shutil.rmtree, FileNotFoundError, "no config.json and no graph.json and no model.safetensors"),
     "another version": (
         lambda f: (f / "config.json").write_text((f / "config.json").read_text().replace('"format": 1', '"format": 9')),
         ValueError,
@@ -208,6 +210,78 @@ def test_folders_that_do_not_fit_are_refused(case: str, folder: Path, tmp_path: 
     breaks(broken)
     with pytest.raises(error, match=text):
         fedlit.load(broken)
+
+
+@pytest.mark.parametrize(
+    "name", ["os.system", "aten.from_file.default", "aten.save.default", "operator.call", "aten.no.no"]
+)
+def test_a_graph_of_other_operations_than_torchs_is_refused_before_it_runs(
+    name: str, folder: Path, tmp_path: Path
+) -> None:
+    """A folder from elsewhere cannot do more than compute: nothing in it is unpickled or evaluated."""
+    hostile = shutil.copytree(folder, tmp_path / "hostile")
+    graph = json.loads((hostile / "graph.json").read_text())
+    graph["nodes"].insert(0, ["evil", name, ["touch stolen"], {}])
+    (hostile / "graph.json").write_text(json.dumps(graph))
+    with pytest.raises(ValueError, match=f"operation in '.*' must be one of torch's .* got '{name}'"):
+        fedlit.load(hostile)
+    assert not {path.suffix for path in folder.iterdir()} - {".json", ".safetensors", ".md"}
+
+
+def rows(tmp_path: Path) -> tuple[Any, Any]:
+    pandas = pytest.importorskip("pandas")
+    hospital(tmp_path, "disease")
+    records = [row for row in patients() if row["dataset"] == HOSPITALS["hungary"]][:6]
+    texts = ("sex", "cp", "fbs", "restecg", "exang", "slope", "ca", "thal")
+    return fedlit.load(tmp_path / "heart"), pandas.read_csv(_csv(records, tmp_path), dtype=dict.fromkeys(texts, "str"))
+
+
+def test_tables_are_taken_in_the_forms_that_pandas_and_python_have(tmp_path: Path) -> None:
+    model, table = rows(tmp_path)
+    expected = model.preprocess(table)
+    nullable = table.convert_dtypes()  # with pandas.NA
+    assert nullable.isna().any().any()
+    for form in (nullable, table.to_dict("records"), table.to_dict("list"), table.astype({"cp": "category"})):
+        torch.testing.assert_close(model.preprocess(form), expected, equal_nan=True)
+
+
+def test_values_that_training_has_not_seen_are_told(tmp_path: Path) -> None:
+    model, table = rows(tmp_path)
+    with pytest.warns(
+        UserWarning, match=r"column 'cp' of samples has values that training has not seen, such as \['3'\]"
+    ):
+        model.preprocess(table.assign(cp=3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.assign(age=["", *["5"] * 5]), "column 'age' of samples must be of numbers, .* got ''"),
+        (lambda table: table.assign(age="0,19"), "column 'age' of samples must be of numbers"),
+        (lambda table: {**table.to_dict("list"), "age": 5}, "column 'age' of samples must be of a value for each row"),
+        (lambda table: {**table.to_dict("list"), "age": [5]}, "samples must be a table whose columns are equally long"),
+    ],
+)
+def test_tables_with_mistakes_are_refused_with_the_column(change: Any, message: str, tmp_path: Path) -> None:
+    model, table = rows(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        model.preprocess(change(table))
+
+
+def test_only_new_folders_and_earlier_exports_are_written_to(folder: Path, tmp_path: Path) -> None:
+    data = digits()
+    module = build(FedAvg, data)
+    trainer(1).fit(module, data)
+    (tmp_path / "file").touch()
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "README.md").write_text("mine")
+    for taken in ("file", "project"):
+        with pytest.raises(ValueError, match="must be a new folder, or an empty one, or that of an earlier export"):
+            export_target(module, tmp_path / taken, data)
+    assert (tmp_path / "project" / "README.md").read_text() == "mine"
+    again = shutil.copytree(folder, tmp_path / "again")
+    export_target(module, again, data)
+    assert fedlit.load(again).classes == [*"0123456789"]
 
 
 @pytest.fixture(autouse=True)

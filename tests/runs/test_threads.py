@@ -14,12 +14,14 @@ from fedlit import FederatedStrategy
 from fedlit.cli import main
 from fedlit.methods import FedAvg
 from fedlit.run import threads
+from fedlit.run.loop import Rounds
 from fedlit.run.threads import fewest, try_threads
 from helpers import STATEFUL, build, digits, same, trainer, weights
 
 
 @pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
+def _two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(threads, "_set", None)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -45,10 +47,17 @@ def test_steps_are_timed_with_all_threads_half_of_them_and_one() -> None:
 
 def test_a_long_step_takes_all_without_more_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_LONG", 0.01)
+    monkeypatch.setattr(threads, "_ENOUGH", 0.001)
     calls = []
     assert list(try_threads(lambda: (calls.append(1), time.sleep(0.02)), 2)) == [2]
     assert len(calls) == 2
     assert torch.get_num_threads() == 2
+
+
+def test_one_thread_is_tried_though_all_are_slow() -> None:
+    """As where threads wait for each other, because other processes have the cores."""
+    seconds = try_threads(lambda: time.sleep(0.001 if torch.get_num_threads() == 1 else 0.25), 2)
+    assert fewest(seconds) == 1
 
 
 def run(num_threads: Any, rounds: int = 2, checkpoint: str | None = None, **options: Any) -> Any:
@@ -110,6 +119,33 @@ def test_nothing_is_tried_where_there_is_one_thread(monkeypatch: pytest.MonkeyPa
     torch.set_num_threads(1)
     run("auto", 1)
     assert not tried
+
+
+def test_the_next_run_has_all_threads_to_choose_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pretend(monkeypatch, 1) == []
+    run("auto", 1)
+    assert torch.get_num_threads() == 1
+    tried = pretend(monkeypatch, 2)
+    run("auto", 1)
+    assert tried == [2]
+    assert torch.get_num_threads() == 2
+
+
+def test_networks_that_cannot_be_tried_by_themselves_take_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(step: Any, most: int) -> dict[int, float]:
+        raise ValueError("Expected more than 1 value per channel when training")
+
+    monkeypatch.setattr(threads, "try_threads", fails)
+    run("auto", 1)
+    assert torch.get_num_threads() == 2
+
+
+def test_a_number_in_a_checkpoint_is_capped_by_what_there_is() -> None:
+    threads.set_threads(64)
+    assert torch.get_num_threads() == 2
+    rounds = Rounds()
+    rounds.load_state_dict({"num_threads": "many"})
+    assert rounds.state_dict() == {}
 
 
 @pytest.mark.parametrize("wrong", [0, "many", 1.5])

@@ -13,15 +13,12 @@ from torch import Tensor
 
 from fedlit.federation.documents import read_document
 from fedlit.federation.errors import FederationError, PeerFailedError, RosterError
-from fedlit.federation.transport import NOTHING, Outgoing, Transport, Way
+from fedlit.federation.transport import NO_BYTES, NOTHING, Outgoing, Transport, Way
 from fedlit.privacy import DecodeError
 from fedlit.remote.carrier import BrokenError, Caller, Pieces
 from fedlit.remote.star.framing import bytes_of, check_enclosed, cut, entry, frames, make_head, read_body, read_head
 
 _log = logging.getLogger("fedlit.remote")
-
-
-_NO_BYTES = torch.empty(0, dtype=torch.uint8)
 
 
 class DismissedError(FederationError):
@@ -159,7 +156,7 @@ class SiteStar(Transport):
         self, frame: Tensor, enclosed: Mapping[int, Tensor], doing: str
     ) -> tuple[list[Tensor], dict[int, Tensor]]:
         """See `Transport`."""
-        tables, _, arrived = self._meeting(frame, doing, enclosed.get(0, _NO_BYTES))
+        tables, _, arrived = self._meeting(frame, doing, enclosed.get(0, NO_BYTES))
         return tables, {0: arrived} if len(arrived) else {}
 
     def roll_call(self, lacks: Callable[[Collection[int]], str] = lambda lost: "") -> frozenset[int]:
@@ -191,7 +188,7 @@ class SiteStar(Transport):
         return ranks
 
     def _meeting(
-        self, frame: Tensor, doing: str, enclosed: Tensor = _NO_BYTES
+        self, frame: Tensor, doing: str, enclosed: Tensor = NO_BYTES
     ) -> tuple[list[Tensor], frozenset[int], Tensor]:
         self._number += 1
         ours = bytes_of(frame)
@@ -202,7 +199,7 @@ class SiteStar(Transport):
                     f"this site does otherwise than when the run began, in {doing}: it must come back with the data, "
                     "configuration and versions that it had"
                 )
-            return frames(table, frame), frozenset(), _NO_BYTES
+            return frames(table, frame), frozenset(), NO_BYTES
 
         def coming(answer: Mapping[str, Any]) -> list[int]:
             size = entry(answer, "enclosed", int)
