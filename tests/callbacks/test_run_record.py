@@ -158,7 +158,7 @@ def test_on_several_processes_one_folder_has_features_of_the_targets_process_alo
 
 def test_what_cannot_be_exported_is_told_before_training(tmp_path):
     for record, problem in (
-        (RunRecord(tmp_path / "mine", export="target.h5"), r"\.pt2, \.onnx"),
+        (RunRecord(tmp_path / "mine", export="target.h5"), r"\.pt2 or \.onnx"),
         (RunRecord(export="target.pt2"), "needs a folder"),
     ):
         module = build(weighting="uniform")
