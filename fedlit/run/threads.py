@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedlit.federation import FederatedLoader
 from fedlit.federation.streams import torch_streams
@@ -26,6 +27,9 @@ _TRIES = 5
 _ENOUGH = 0.2
 """Seconds of a step from which on one is enough."""
 
+_found: dict[tuple[int, object], dict[int, float]] = {}
+"""Seconds of a step by number of threads, of networks that were tried in this process, by their form."""
+
 _set: tuple[int, int] | None = None
 """In this process the number that was chosen last, and of how many: the next run has all of these again."""
 
@@ -37,12 +41,14 @@ def choose_threads(run: Run, loader: object) -> int:
     networks that take no samples by themselves.
     """
     most = available()
-    step = _step_of(run, loader) if most > 1 else None
+    step, form = (None, ()) if most == 1 else _step_of(run, loader)
     if step is None:
         return most
     try:
-        with torch_streams():  # a network may draw random numbers
-            seconds = try_threads(step, most)
+        if (most, form) not in _found:  # the runs of an experiment take the same
+            with torch_streams():  # a network may draw random numbers
+                _found[most, form] = try_threads(step, most)
+        seconds = _found[most, form]
     except (RuntimeError, ValueError, TypeError) as error:  # of a network that the method calls in another way
         _log.info("num_threads: %d, as a client's network could not be tried by itself (%s)", most, error)
         return most
@@ -97,15 +103,15 @@ def _timed(step: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _step_of(run: Run, loader: object) -> Callable[[], object] | None:
-    """Return a forward and backward pass of a copy of a local client's network on samples of it."""
+def _step_of(run: Run, loader: object) -> tuple[Callable[[], object] | None, object]:
+    """Return a forward and backward pass of a copy of a local client's network on samples of it, and their form."""
     local = [client.name for client in run.learners() if run.federation.is_local(client)]
     if not isinstance(loader, FederatedLoader) or run.trainer.strategy.root_device.type != "cpu" or not local:
-        return None
+        return None, ()
     name = max(local, key=loader.batch_size_of)
     network: Any = copy.deepcopy(run.replicas[name])
     if not isinstance(network, Replica) or not any(each.requires_grad for each in network.parameters()):
-        return None
+        return None, ()
     rows = min(loader.batch_size_of(name), loader.sizes()[name])
     precision = run.trainer.precision_plugin
     inputs = precision.convert_input(loader.samples(name, torch.arange(rows))[0])
@@ -115,4 +121,5 @@ def _step_of(run: Run, loader: object) -> Callable[[], object] | None:
             outputs = network(inputs)
         outputs.float().square().mean().backward()
 
-    return step
+    shape = tuple(inputs.shape) if isinstance(inputs, Tensor) else rows
+    return step, (repr(network), type(precision).__name__, shape)

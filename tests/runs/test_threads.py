@@ -22,6 +22,7 @@ from helpers import STATEFUL, build, digits, same, trainer, weights
 @pytest.fixture(autouse=True)
 def _two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(threads, "_set", None)
+    monkeypatch.setattr(threads, "_found", {})
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -126,6 +127,10 @@ def test_the_next_run_has_all_threads_to_choose_from(monkeypatch: pytest.MonkeyP
     run("auto", 1)
     assert torch.get_num_threads() == 1
     tried = pretend(monkeypatch, 2)
+    run("auto", 1)
+    assert not tried, "runs of an experiment take the same"
+    assert torch.get_num_threads() == 1
+    threads._found.clear()
     run("auto", 1)
     assert tried == [2]
     assert torch.get_num_threads() == 2
