@@ -1,6 +1,6 @@
 """A model that was exported to a folder: as a network that needs neither Lightning nor the method that trained it.
 
-Nothing in the folder is unpickled or evaluated: its graph is a list of torch's own operations with their arguments.
+Nothing in the folder is unpickled or evaluated: its graph is a list of operations of torch's core with their arguments.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ WEIGHTS, CONFIG, GRAPH, CARD = "model.safetensors", "config.json", "graph.json",
 _FILES = (CONFIG, GRAPH, WEIGHTS)
 _OF_NUMBERS = {name: getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "getitem")}
 """Operations that are not torch's, which graphs use on sizes and to choose one of several results."""
-_ATEN = re.compile(r"aten\.(?!\w*file|save)(\w+)\.(\w+)")
-"""torch's operations, but for those that open a file."""
+_ATEN = re.compile(r"aten\.(?!rand|resize|native_dropout)(\w+)\.(?!out$)(\w+)")
+"""torch's operations, less those of its core that draw random numbers or change what they are given."""
 
 
 @cache
@@ -40,7 +40,9 @@ def _operation(name: str) -> Callable[..., Any] | None:
     if found is None:
         return _OF_NUMBERS.get(name)
     overload: Callable[..., Any] | None = getattr(getattr(torch.ops.aten, found[1], None), found[2], None)
-    return overload if isinstance(overload, torch._ops.OpOverload) else None
+    # its core, to which all others come down: some two hundred that compute, check their bounds, and do nothing else
+    is_core = isinstance(overload, torch._ops.OpOverload) and torch.Tag.core in overload.tags
+    return overload if is_core else None
 
 
 def is_operation(name: str) -> bool:
@@ -67,9 +69,9 @@ class ExportedModel(nn.Module):
             *folders, last = name.split(".")
             part = self.network
             for folder in folders:
-                if not hasattr(part, folder):
+                if folder not in part._modules:
                     part.add_module(folder, nn.Module())
-                part = getattr(part, folder)
+                part = part.get_submodule(folder)
             if weight.is_floating_point():
                 part.register_parameter(last, nn.Parameter(weight, requires_grad=False))
             else:
@@ -109,7 +111,7 @@ class ExportedModel(nn.Module):
         """
         if self.config["columns"] is not None and not isinstance(samples, Tensor):
             samples = self._rows(samples)
-        inputs = torch.as_tensor(samples, dtype=getattr(torch, self.config["inputs"]))
+        inputs = torch.as_tensor(samples).to(getattr(torch, self.config["inputs"]), copy=True)
         form = ("n", *self.config["input_shape"])
         check(inputs.shape[1:] == form[1:], "samples", f"of shape {form}", None, shown=str(tuple(inputs.shape)))
         return inputs
@@ -203,14 +205,18 @@ def load(folder: str | Path) -> ExportedModel:
         )
     try:
         config, graph = (json.loads((folder / name).read_text(encoding="utf-8")) for name in (CONFIG, GRAPH))
-        written, stated = config["format"], dict(config["weights"])
-        _check_form(config, graph, stated)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        written = config["format"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"'{folder}' does not describe a model of fedlit ({error!r})") from error
     way_out = f"it is of fedlit {config.get('fedlit')}: install that version, or export the model again"
     check(written == FORMAT, f"format in '{folder / CONFIG}'", str(FORMAT), written, way_out)
+    try:
+        stated = dict(config["weights"])
+        _check_form(config, graph, stated)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"'{folder}' does not describe a model of fedlit ({error!r})") from error
     for _, name, _, _ in graph["nodes"]:
-        check(is_operation(name), f"operation in '{folder / GRAPH}'", "one of torch's (aten) in this version", name)
+        check(is_operation(name), f"operation in '{folder / GRAPH}'", "one of torch's core in this version", name)
     try:
         weights = load_file(folder / WEIGHTS)
     except SafetensorError as error:
@@ -221,12 +227,10 @@ def load(folder: str | Path) -> ExportedModel:
             rule = f"{stated[name]} under {name!r}" if name in stated else f"without {name!r}"
             refuse(f"'{folder / WEIGHTS}'", f"as in {CONFIG}, {rule}", None, "export the model again",
                    shown=str(found.get(name, "nothing")))  # fmt: skip
-    return ExportedModel(graph, {name: weights[name] for name in stated}, config).eval()
-
-
-def _parts(name: str) -> list[str]:
-    """Parts of a weight's name, of which numbers are those of lists of layers."""
-    return [f"n{part}" if part.isdecimal() else part for part in name.split(".")]
+    try:
+        return ExportedModel(graph, {name: weights[name] for name in stated}, config).eval()
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"'{folder / WEIGHTS}' has a weight of a name that a network cannot have: {error}") from error
 
 
 def _check_form(config: Any, graph: Any, stated: Mapping[str, Any]) -> None:
@@ -239,9 +243,8 @@ def _check_form(config: Any, graph: Any, stated: Mapping[str, Any]) -> None:
         or (config["columns"] is not None and not all({"name", "codes"} <= each.keys() for each in config["columns"]))
     ):
         raise ValueError(f"entries {missing or keys} are not as they should be")
-    if not all(part.isidentifier() and not part.startswith("__") for name in stated for part in _parts(name)):
-        raise ValueError("a weight has no name")
-    if {*graph["weights"].values()} != {*stated} or not all(len(node) == 4 for node in graph["nodes"]):
+    well_formed = all(len(node) == 4 and isinstance(node[1], str) for node in graph["nodes"])
+    if {*graph["weights"].values()} != {*stated} or not well_formed:
         raise ValueError("the graph has other weights")
 
 

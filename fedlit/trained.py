@@ -23,8 +23,9 @@ from fedlit.callbacks.report.pages import Picture
 from fedlit.callbacks.report.run import curves_of
 from fedlit.callbacks.summary import closing_table
 from fedlit.checks import check, refuse
-from fedlit.cli.experiment import model_of, shipped_for
-from fedlit.cli.known import nearest
+from fedlit.cli.arguments import content_of
+from fedlit.cli.experiment import shipped_for
+from fedlit.cli.known import known, nearest
 from fedlit.cli.lightning_cli import quieten
 from fedlit.data import DomainDataModule
 from fedlit.export import export_target
@@ -76,14 +77,24 @@ def train(
     """
     quieten()
     pl.seed_everything(seed, verbose=False)
-    data = _data(data, target, seed)
-    module = _module(method, data, extractor, arguments)
-    record = RunRecord(folder or f"runs/{type(module).__name__}", awaits_test=True)
-    given = dict(trainer or {})
+    shipped = {} if isinstance(method, FederatedModule) else _shipped_for(_class_of(method))
+    data = _data(data, target, seed, shipped.get("data", {}).get("init_args", {}))
+    module = _module(method, data, extractor, arguments, shipped.get("model", {}).get("init_args", {}))
+    place = Path(folder or f"runs/{type(module).__name__}").expanduser().resolve()
+    record, given, chosen = RunRecord(place, awaits_test=True), dict(trainer or {}), dict(strategy or {})
+    for name, way_out in {"strategy": "give its arguments as strategy={...}", "max_epochs": "give rounds"}.items():
+        check(name not in given, f"trainer[{name!r}]", "left out", given.get(name), way_out)
+    check(
+        not given.get("fast_dev_run"), "trainer['fast_dev_run']", "left out", given.get("fast_dev_run"), "give rounds=1"
+    )
+    twice = privacy is not None and "privacy" in chosen
+    check(not twice, "strategy['privacy']", "left out, as privacy is given", chosen.get("privacy"))
+    more = given.pop("callbacks", None) or []
+    bar = [] if given.get("enable_progress_bar") is False else [RoundProgressBar()]
     settings: dict[str, Any] = {
         "max_epochs": rounds,
-        "strategy": FederatedStrategy(**{"num_threads": "auto"} | _privacy(privacy) | dict(strategy or {})),
-        "callbacks": [record, RoundProgressBar(), *given.pop("callbacks", ())],
+        "strategy": FederatedStrategy(**{"num_threads": "auto"} | _privacy(privacy) | chosen),
+        "callbacks": [record, *bar, *(more if isinstance(more, list | tuple) else [more])],
         "accelerator": "cpu",
         "devices": 1,
         "log_every_n_steps": 1,
@@ -101,6 +112,8 @@ def train(
 @dataclass(frozen=True, repr=False)
 class TrainedRun:
     """A run that has been trained and tested; notebooks show its row of the closing table.
+
+    A module that is trained further changes what earlier runs of it predict and export; their ``metrics`` stay.
 
     Attributes:
         module: The method, whose ``replicas`` are the clients' networks.
@@ -224,13 +237,34 @@ def _made(cls: type[Any], init_args: Mapping[str, Any], skip: tuple[str, ...] = 
     return {name: config["made"][name] for name in init_args}
 
 
-def _data(data: str | DomainDataModule, target: str | None, seed: int) -> DomainDataModule:
+def _class_of(method: str | type[FederatedModule]) -> type[FederatedModule]:
+    if isinstance(method, str):
+        names = fedlit.methods.__all__
+        guess = nearest(method, names)
+        way_out = f"did you mean {guess!r}?" if guess else f"there are {', '.join(names)}"
+        check(method in names, "method", "the name of a class in fedlit.methods", method, way_out)
+        found: type[FederatedModule] = getattr(fedlit.methods, method)
+        return found
+    is_class = isinstance(method, type) and issubclass(method, FederatedModule)
+    check(is_class, "method", "a name, a class in fedlit.methods, or a module", method)
+    return method
+
+
+def _shipped_for(method: type[FederatedModule]) -> dict[str, Any]:
+    """Content of the plainest shipped configuration of a method."""
+    file = shipped_for(f"fedlit.methods.{method.__name__}")
+    return {} if file is None else dict(content_of(file))
+
+
+def _data(data: str | DomainDataModule, target: str | None, seed: int, settings: Mapping[str, Any]) -> DomainDataModule:
+    """The data module, of data given by name with what the method's configuration says of data."""
     if not isinstance(data, str):
+        check(isinstance(data, DomainDataModule), "data", "a name, or a data module", data)
         check(target is None, "target", "left out, as the data module has one", target)
         return data
     entry = _shipped("data", data.removeprefix("data/"))["data"]
     cls = getattr(fedlit.data, entry["class_path"].rpartition(".")[2])
-    init_args = {**entry.get("init_args", {}), **({} if target is None else {"target": target})}
+    init_args = {**entry.get("init_args", {}), **settings, **({} if target is None else {"target": target})}
     made: DomainDataModule = cls(**{"seed": seed} | _made(cls, init_args))
     return made
 
@@ -240,34 +274,33 @@ def _module(
     data: DomainDataModule,
     extractor: nn.Module | None,
     arguments: Mapping[str, Any],
+    shipped: Mapping[str, Any],
 ) -> FederatedModule:
     if isinstance(method, FederatedModule):
         given = {**arguments, **({} if extractor is None else {"extractor": extractor})}
         check(not given, "arguments", "left out, as the method is made already", [*given])
         return method
-    if isinstance(method, str):
-        names = fedlit.methods.__all__
-        guess = nearest(method, names)
-        way_out = f"did you mean {guess!r}?" if guess else f"there are {', '.join(names)}"
-        check(method in names, "method", "the name of a class in fedlit.methods", method, way_out)
-    cls: type[FederatedModule] = getattr(fedlit.methods, method) if isinstance(method, str) else method
-    file = shipped_for(f"fedlit.methods.{cls.__name__}")
-    shipped = {} if file is None else model_of(file).get("init_args", {})
-    preset = _made(cls, {name: each for name, each in shipped.items() if name not in arguments}, _FROM_DATA)
-    network = _network(data) if extractor is None else extractor
-    given = {"task": data.task} | preset | dict(arguments)
+    cls = _class_of(method)
+    names = [name for name in known().arguments.get(f"fedlit.methods.{cls.__name__}", ()) if name not in _FROM_DATA]
+    for name in [name for name in arguments if names and name not in names]:
+        guess = nearest(name, names)
+        of_data = name in known().arguments.get(f"fedlit.data.{type(data).__name__}", ())
+        way_out = f"did you mean {guess!r}?" if guess else f"it takes {', '.join(names)}"
+        way_out = f"it is an argument of the data: give {type(data).__name__}({name}=...)" if of_data else way_out
+        refuse(name, f"no argument of train, or one of {cls.__name__}", arguments[name], way_out)
+    preset = {name: each for name, each in shipped.items() if name not in arguments and name not in _FROM_DATA}
+    network = _network(data, shipped.get("extractor", {}).get("init_args", {})) if extractor is None else extractor
+    given = {"task": data.task} | _made(cls, preset, _FROM_DATA) | dict(arguments)
     return cls(data.clients, data.target, data.num_classes, network, **given)
 
 
-def _network(data: DomainDataModule) -> nn.Module:
+def _network(data: DomainDataModule, settings: Mapping[str, Any]) -> nn.Module:
+    """A small network for samples of the data's shape, such as one with BatchNorm where the method needs it."""
     shape = data.input_shape
-    if len(shape) == 1:
-        return MLP(shape[0])
-    if len(shape) == 2:
-        return SmallCNN1D(shape[0])
-    rule = "given for samples of such a shape"
-    check(len(shape) == 3, "extractor", rule, None, shown=f"none for {shape}")
-    return SmallCNN(shape[0])
+    check(0 < len(shape) < 4, "extractor", "given for samples of such a shape", None, shown=f"none for {shape}")
+    cls: Any = (MLP, SmallCNN1D, SmallCNN)[len(shape) - 1]
+    made: nn.Module = cls(shape[0], **settings)
+    return made
 
 
 def _privacy(privacy: str | SecureAggregation | None) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def words_after(words: Sequence[str]) -> list[str]:
         return [f"{key}={value}" for value in words_after([*before, key, begun])]
     if words[-1:] == ["="]:
         before, current = [*before, current], ""
-    return sorted(word for word in set(_words(before)) if word.startswith(current) and word != current)
+    return sorted(word for word in set(_words(before)) if word.startswith(current))
 
 
 def _words(before: Sequence[str]) -> Iterator[str]:

@@ -44,9 +44,13 @@ def save_folder(
     """
     from safetensors.torch import save_file
 
+    program = program.run_decompositions()  # to operations of torch's core
     tensors = {_short(name): each.detach() for name, each in {**program.state_dict, **program.constants}.items()}
     graph = graph_of(program)
-    weights = {name: tensors[name] for name in graph["weights"].values()}
+    names = [*graph["weights"].values()]
+    if len({*names}) < len(names):
+        raise TypeError(f"two of its weights would have one name, of {sorted(names)}: export it to a .pt2 file")
+    weights = {name: tensors[name] for name in names}
     columns = about["columns"]
     if isinstance(raw, RawRows):
         levels = dict(raw.columns)
@@ -81,7 +85,7 @@ def graph_of(program: ExportedProgram) -> dict[str, Any]:
         elif not str(node.target).startswith(_CHECKS):
             is_torchs = isinstance(node.target, torch._ops.OpOverload)
             name = str(node.target) if is_torchs else getattr(node.target, "__name__", str(node.target))
-            if not is_operation(name):
+            if not is_operation(name):  # such as those that draw random numbers
                 raise TypeError(f"it has the operation {name}, which {GRAPH} cannot hold: export it to a .pt2 file")
             options = {key: _plain(each) for key, each in node.kwargs.items()}
             graph["nodes"].append([node.name, name, _plain(node.args), options])

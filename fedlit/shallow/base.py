@@ -22,7 +22,7 @@ KERNELS = {"gaussian": gaussian_kernel, "laplace": laplace_kernel, "cauchy": cau
 # pairs of 1000 samples are half a million distances, whose median is known to about a percent
 _MEDIAN_SAMPLES = 1000
 _SIGNS = "positive for source and negative for target"
-_ONE_DOMAIN = (
+ONE_DOMAIN = (
     "there is no sample_domain, and no masked label in y: all samples are taken for both domains, and nothing is "
     f"adapted. Give sample_domain, {_SIGNS} (in a Pipeline STEP__sample_domain, or with metadata routing "
     "set_fit_request(sample_domain=True)), or mask the target's labels by -1 or NaN"
@@ -40,17 +40,39 @@ def median_distance(samples: NDArray[Any], kernel: Kernel) -> float:
 
 
 def masked(y: ArrayLike | None, num_samples: int) -> NDArray[np.bool_]:
-    """Samples without a label: NaN or ``None``, and -1 of whole numbers, if these are of two classes besides."""
+    """Samples without a label: NaN, ``None``, pandas' NA, and -1 of whole numbers, if these have two classes besides.
+
+    Of several labels of each sample all or none are masked.
+    """
     if y is None:
         return np.zeros(num_samples, dtype=bool)
     labels = np.asarray(y)
-    if labels.dtype.kind == "i" and len({*np.unique(labels).tolist()} - {-1}) > 1:  # -1 and 1 alone are classes
-        return np.asarray(labels == -1)
-    if labels.dtype.kind == "f":
-        return np.asarray(np.isnan(labels))
-    if labels.dtype.kind == "O":
-        return np.array([label is None or label != label for label in labels.reshape(num_samples, -1)[:, 0]])
-    return np.zeros(num_samples, dtype=bool)
+    if labels.dtype.kind not in "iufb":  # of texts numpy makes words of NaN
+        values = y.tolist() if hasattr(y, "tolist") else np.asarray(y, dtype=object).tolist()
+        rows = [row if isinstance(row, list | tuple) else [row] for row in values]
+        missing = np.array([[_is_missing(each) for each in row] for row in rows])
+    elif labels.dtype.kind == "f":
+        missing = np.isnan(labels)
+    else:  # -1 and 1 alone are classes
+        several = len({*np.unique(labels).tolist()} - {-1}) > 1
+        missing = (labels == -1) & several if labels.dtype.kind == "i" else np.zeros(labels.shape, dtype=bool)
+    check(len(missing) == num_samples, "y", f"of {num_samples} samples, as X", None, shown=str(len(missing)))
+    missing = missing.reshape(num_samples, -1)
+    mixed = missing.any(axis=1) & ~missing.all(axis=1)
+    check(not mixed.any(), "y", "with all labels of a sample, or none", None, shown=f"some of sample {mixed.argmax()}")
+    return np.asarray(missing.all(axis=1))
+
+
+def _is_missing(value: object) -> bool:
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # pandas' NA
+        return True
+
+
+def without_missing(labels: Any) -> Any:
+    """Labels, none of which is missing, in an array of their own type."""
+    return np.array(labels.tolist()) if str(getattr(labels, "dtype", "")) == "object" else labels
 
 
 def known_source(
@@ -99,7 +121,7 @@ class DomainTransformer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         samples = validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
         source = known_source(sample_domain, samples, y)
         if source is None:
-            warnings.warn(_ONE_DOMAIN, stacklevel=2)
+            warnings.warn(ONE_DOMAIN, stacklevel=2)
             source = np.arange(2 * len(samples)) < len(samples)
             samples, y = np.concatenate([samples, samples]), None if y is None else np.concatenate([np.asarray(y)] * 2)
         self._fit(samples, source, y)

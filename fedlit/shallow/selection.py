@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import _num_samples, check_consistent_length, check_is_fitted
 
 from fedlit.checks import check, refuse
-from fedlit.shallow.base import known_source, source_mask
+from fedlit.shallow.base import ONE_DOMAIN, known_source, masked, source_mask, without_missing
 
 _Split = tuple[NDArray[Any], NDArray[Any]]
 """Rows to train and to test on."""
@@ -64,14 +65,19 @@ class OnSource(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
         Args:
             X: Samples, shape (n, p).
-            y: Labels, of which those of the target are not read.
+            y: Labels, of which those of the target are not read, and samples of the source without one are left out.
             sample_domain: Domain of each sample, positive for source, negative for target; ``None`` takes those whose
                 label is masked (-1 of whole numbers, NaN, ``None``) for the target's.
         """
-        rows = known_source(sample_domain, np.empty((_num_samples(X), 0)), y)
-        if rows is not None:
+        number = _num_samples(X)
+        rows = known_source(sample_domain, np.empty((number, 0)), y)
+        if rows is None:
+            warnings.warn(ONE_DOMAIN, stacklevel=2)
+        else:
             check_consistent_length(X, y)
-            X, y = _safe_indexing(X, np.flatnonzero(rows)), _safe_indexing(y, np.flatnonzero(rows))
+            chosen = np.flatnonzero(rows & ~masked(y, number))  # a source may have samples without a label
+            check(len(chosen) > 0, "y", "of some samples of the source", None, shown="none of them with a label")
+            X, y = _safe_indexing(X, chosen), without_missing(_safe_indexing(y, chosen))
         self.estimator_ = clone(self.estimator).fit(X, y)
         return self
 

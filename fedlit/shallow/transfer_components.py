@@ -27,7 +27,7 @@ from fedlit.functional import (
     sample_frequencies,
     tca,
 )
-from fedlit.shallow.base import KERNELS, DomainTransformer, median_distance, tensor_of
+from fedlit.shallow.base import KERNELS, DomainTransformer, masked, median_distance, tensor_of, without_missing
 
 
 class TCA(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[misc]
@@ -261,8 +261,11 @@ class JDA(ClassNamePrefixFeaturesOutMixin, DomainTransformer):  # type: ignore[m
             refuse("y", "the source's classes", y, "JDA requires y to be passed, but the target y is None")
         labels = column_or_1d(y, warn=True)
         check_consistent_length(samples, labels)
-        check_classification_targets(labels[source])
-        names, classes = np.unique(labels[source], return_inverse=True)
+        lacking = masked(labels, len(labels)) & source
+        check(not lacking.any(), "y", "a class of each source sample", None, shown=f"{lacking.sum()} without one")
+        labels = without_missing(labels[source])
+        check_classification_targets(labels)
+        names, classes = np.unique(labels, return_inverse=True)
         num_samples, num_features = samples.shape
         kernel, highest = None, min(num_samples - 1, num_features if self.kernel is None else num_samples)
         if self.kernel is not None:

@@ -20,8 +20,8 @@ def test_commands_configurations_classes_and_kinds_are_completed() -> None:
     assert words_after(["ex"]) == ["export"]
     assert words_after([]) == words_after([""])
     assert words_after(["fit", "--config", "privacy/p"]) == ["privacy/paillier", "privacy/plain"]
-    assert words_after(["join", "-c", "methods/fedgp"]) == ["methods/fedgp_auto"]  # itself is whole already
-    assert words_after(["fit", "--model", "FedDA"]) == ["FedDAN", "FedDANN"]
+    assert words_after(["join", "-c", "methods/fedgp"]) == ["methods/fedgp", "methods/fedgp_auto"]
+    assert words_after(["fit", "--model", "FedDA"]) == ["FedDA", "FedDAN", "FedDANN"]
     assert words_after(["list", "m"]) == ["methods", "models"]
     assert words_after(["fit", "--select", ""]) == ["best", "combine"]
     assert words_after(["export", "ru"]) == []  # files are the shell's

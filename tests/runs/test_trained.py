@@ -67,7 +67,7 @@ def test_images_get_a_convolutional_network_and_privacy_is_chosen_by_name() -> N
     made = fedlit.train("FedAvg", Digits(target="fonts", seed=0), rounds=1, privacy="masking", folder="here")
     assert isinstance(made.module.replicas["fonts"].extractor, SmallCNN)
     assert isinstance(made.module.federation.channels["weights"].backend, PairwiseMasking)
-    assert made.folder == Path("here/version_0")
+    assert made.folder == Path("here/version_0").resolve()
     others: dict[str, Any] = {"trainer": {"callbacks": [pl.Callback()]}, "strategy": {"local_steps": 1}}
     again = fedlit.train(made.module, made.data, rounds=2, **others)
     assert again.module is made.module
@@ -113,6 +113,53 @@ def test_curves_page_and_model_are_written(run: Any, tmp_path: Path) -> None:
     assert page._repr_html_().count('"') == 8  # the page's own are escaped
     run.export(tmp_path / "model")
     assert fedlit.load(tmp_path / "model").classes == ["healthy", "disease"]
+
+
+NEEDING_MORE = {"TargetDistillation"}  # a teacher's predictions
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("AdaBN", "Ditto", "Oracle") else pytest.param(name, marks=pytest.mark.slow)
+     for name in sorted(set(fedlit.methods.__all__) - NEEDING_MORE)],
+)  # fmt: skip
+def test_every_method_is_trained_by_its_name(name: str, tmp_path: Path) -> None:
+    """On data given by name, with what its shipped configuration says of data: labels of the target, whole batches."""
+    made = fedlit.train(name, "heart_disease", rounds=2, target="hungary")
+    assert type(made.module).__name__ == name
+    assert len(made.predict()) == len(made.data.split("hungary").test)
+    made.export(tmp_path / "model")
+    assert fedlit.load(tmp_path / "model").classes == ["healthy", "disease"]
+
+
+def test_what_would_be_given_twice_or_by_another_name_is_refused(tmp_path: Path) -> None:
+    wrong: dict[str, tuple[dict[str, Any], str]] = {
+        "strategy": (
+            {"trainer": {"strategy": "auto"}, "privacy": "masking"},
+            r"trainer\['strategy'\] must be left out",
+        ),
+        "rounds": ({"trainer": {"max_epochs": 3}}, r"trainer\['max_epochs'\] must be left out, got 3: give rounds"),
+        "privacy": ({"privacy": "masking", "strategy": {"privacy": None}}, r"strategy\['privacy'\] must be left out"),
+        "argument": ({"roundz": 3}, "roundz must be no argument of train, or one of FedAvg, got 3"),
+        "of the data": ({"target_labels": 5}, r"it is an argument of the data: give HeartDisease\(target_labels=...\)"),
+        "dry": ({"trainer": {"fast_dev_run": True}}, "fast_dev_run"),
+    }
+    for given, message in wrong.values():
+        with pytest.raises(ValueError, match=message):
+            fedlit.train("FedAvg", "heart_disease", **given)
+
+
+def test_a_folder_in_the_home_is_one_whatever_the_working_directory_is_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    quiet = {"enable_progress_bar": False, "callbacks": pl.Callback()}
+    made = fedlit.train("FedAvg", "heart_disease", rounds=1, folder="~/mine", trainer=quiet)
+    assert made.folder == tmp_path / "mine" / "version_0"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert made.plot().pictures
+    assert len(made.predict()) > 0
 
 
 @pytest.mark.parametrize(

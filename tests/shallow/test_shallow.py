@@ -218,6 +218,31 @@ def test_the_last_step_of_a_pipeline_is_fitted_to_the_source_alone():
     np.testing.assert_array_equal(given.predict(samples), by_hand.predict(samples))
 
 
+def test_samples_without_a_label_are_left_out_whatever_their_domain_and_form():
+    pandas = pytest.importorskip("pandas")
+    samples, labels, domain = two_domains()
+    known = (domain > 0) & (np.arange(50) % 4 > 0)
+    by_hand = KNeighborsClassifier().fit(samples[known], labels[known]).predict(samples)
+    texts = np.where(labels > 0, "yes", "no")
+    forms = {
+        "-1": np.where(known, labels, -1),
+        "strings of pandas": pandas.Series(texts, dtype="string").mask(~known),
+        "a list with NaN": [text if is_known else float("nan") for text, is_known in zip(texts, known, strict=True)],
+        "objects": np.array([label if is_known else None for label, is_known in zip(labels, known, strict=True)]),
+        "two columns": np.stack([np.where(known, labels, -1)] * 2, axis=1),
+    }
+    for name, y in forms.items():
+        found = OnSource(KNeighborsClassifier()).fit(samples, y, sample_domain=domain).predict(samples)
+        found = found[:, 0] if found.ndim == 2 else found
+        np.testing.assert_array_equal(found == ("yes" if isinstance(found[0], str) else 1), by_hand == 1, err_msg=name)
+    with refused("y"):
+        OnSource(KNeighborsClassifier()).fit(samples, np.stack([np.where(known, labels, -1), labels], axis=1))
+    with refused("y"):
+        JDA(2).fit(samples, np.where(known, labels, -1), sample_domain=domain)
+    with pytest.warns(UserWarning, match="there is no sample_domain"):
+        OnSource(KNeighborsClassifier()).fit(samples, labels)
+
+
 def test_a_grid_search_leaves_out_each_source_in_turn_and_trains_with_the_target():
     samples, labels, domain = two_domains()
     groups = np.where(domain < 0, -1, 1 + np.arange(50) % 3)
