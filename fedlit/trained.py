@@ -73,7 +73,7 @@ def train(
         arguments: Of the method.
 
     Raises:
-        ValueError: If a name is unknown, or there is no extractor for samples of such a shape.
+        ValueError: If a name is unknown, something is given twice, or there is no extractor for samples of such a shape.
     """
     quieten()
     pl.seed_everything(seed, verbose=False)
@@ -84,9 +84,8 @@ def train(
     record, given, chosen = RunRecord(place, awaits_test=True), dict(trainer or {}), dict(strategy or {})
     for name, way_out in {"strategy": "give its arguments as strategy={...}", "max_epochs": "give rounds"}.items():
         check(name not in given, f"trainer[{name!r}]", "left out", given.get(name), way_out)
-    check(
-        not given.get("fast_dev_run"), "trainer['fast_dev_run']", "left out", given.get("fast_dev_run"), "give rounds=1"
-    )
+    dry = given.get("fast_dev_run")
+    check(not dry, "trainer['fast_dev_run']", "left out", dry, "give rounds=1")
     twice = privacy is not None and "privacy" in chosen
     check(not twice, "strategy['privacy']", "left out, as privacy is given", chosen.get("privacy"))
     more = given.pop("callbacks", None) or []
