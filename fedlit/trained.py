@@ -73,7 +73,7 @@ def train(
         arguments: Of the method.
 
     Raises:
-        ValueError: If a name is unknown, something is given twice, or there is no extractor for samples of such a shape.
+        ValueError: If a name is unknown, something is given twice, or samples have no extractor of their shape.
     """
     quieten()
     pl.seed_everything(seed, verbose=False)
