@@ -317,8 +317,8 @@ class RunRecord(Callback):
             self.path.mkdir(parents=True, exist_ok=True)
             data = trainer.datamodule  # type: ignore[attr-defined]
             form = data if isinstance(data, DomainDataModule) else self._shape
-            tested = trainer.state.fn == TrainerFn.TESTING and not self.summary.noised
-            export_target(module, self.path / self.export, form, self.summary.oracle_scores() if tested else None)
+            tested = trainer.state.fn == TrainerFn.TESTING
+            export_target(module, self.path / self.export, form, self.summary.published_scores() if tested else None)
 
 
 def lacking(

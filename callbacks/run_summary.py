@@ -125,6 +125,10 @@ class RunSummary:
         found = {name: value for name, value in vars(self).items() if name.startswith("oracle_")}
         return {name.removeprefix("oracle_"): each for name, each in found.items() if isinstance(each, float)}
 
+    def published_scores(self) -> dict[str, float]:
+        """Return `oracle_scores` for a model card; none if they carry noise of differential privacy."""
+        return {} if self.noised else self.oracle_scores()
+
     @classmethod
     def from_json(cls, text: str) -> RunSummary:
         """Read back what `to_json` wrote."""

@@ -82,3 +82,11 @@ def check_one_of(
     """Refuse what is not among ``choices``."""
     if value not in choices:  # or naming all choices would take its time at each call
         refuse(argument, f"one of {list(choices)}", value, way_out, error)
+
+
+def is_missing(value: object) -> bool:
+    """Whether a value of a table is missing: ``None``, NaN, or pandas' NA, which is neither equal to itself nor not."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:
+        return True

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlit.checks import check, refuse
+from fedlit.checks import check, is_missing, refuse
 
 FORMAT = 1
 """Version of the folder's content, raised where older readers would not understand it."""
@@ -137,7 +137,7 @@ class ExportedModel(nn.Module):
         for name, codes in ((each["name"], each["codes"]) for each in columns):
             is_list = hasattr(table[name], "__iter__") and not isinstance(table[name], str)
             check(is_list, f"column {name!r} of samples", "of a value for each row", table[name])
-            values = [None if _is_missing(value) else value for value in table[name]]
+            values = [None if is_missing(value) else value for value in table[name]]
             found.append([_number(value, name) for value in values] if codes is None else _codes(values, codes, name))
         lengths = {name: len(column) for name, column in zip(names, found, strict=True)}
         check(len({*lengths.values()}) == 1, "samples", "a table whose columns are equally long", lengths)
@@ -149,13 +149,6 @@ def _constant(name: str) -> Any:
     found = getattr(torch, name)
     check(isinstance(found, torch.dtype | torch.layout | torch.memory_format), f"constant in {GRAPH}", "a type", name)
     return found
-
-
-def _is_missing(value: object) -> bool:
-    try:
-        return value is None or bool(value != value)  # NaN
-    except TypeError:  # pandas.NA is neither equal nor unequal
-        return True
 
 
 def _number(value: object, name: str) -> float:

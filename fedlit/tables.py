@@ -236,9 +236,6 @@ def as_latex(text: str) -> str:
 def show(what: RenderableType, width: int | None = None) -> None:
     """Print a table; in a file or a pipe in this width, or as wide as it needs: there is no screen to fit it to."""
     console = Console()
-    if not sys.stdout.isatty() and width is not None:
-        console = Console(width=width)
-    elif not sys.stdout.isatty():
-        wide = Console(width=10_000)
-        console = Console(width=max(80, wide.measure(what).maximum))
+    if not sys.stdout.isatty():
+        console = Console(width=width or max(80, Console(width=10_000).measure(what).maximum))
     console.print(what)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import yaml
 from jsonargparse import ArgumentParser
 from torch import nn
 
@@ -27,6 +26,7 @@ from fedlit.cli.arguments import content_of
 from fedlit.cli.experiment import shipped_for
 from fedlit.cli.known import known, nearest
 from fedlit.cli.lightning_cli import quieten
+from fedlit.cli.mistakes import installed
 from fedlit.data import DomainDataModule
 from fedlit.export import export_target
 from fedlit.models import MLP, SmallCNN, SmallCNN1D
@@ -169,7 +169,7 @@ class TrainedRun:
 
     def export(self, path: str | Path) -> None:
         """Write the target's model: ``NAME.pt2``, ``NAME.onnx``, or a folder for `fedlit.load`; see `export_target`."""
-        export_target(self.module, path, self.data, self.summary.oracle_scores())
+        export_target(self.module, path, self.data, self.summary.published_scores())
 
     def _read(self) -> RunFolder:
         return read_runs([self.folder])[0]
@@ -216,16 +216,17 @@ class Page:
 # ---------------------------------------------------------------- what is given by name
 
 
+def _check_name(argument: str, rule: str, name: str, names: Sequence[str]) -> None:
+    """Refuse a name that is none of these, with the nearest or all of them."""
+    guess = nearest(name, names)
+    way_out = f"did you mean {guess!r}?" if guess else f"there are {', '.join(names)}"
+    check(name in names, argument, rule, name, way_out)
+
+
 def _shipped(kind: str, name: str) -> dict[str, Any]:
     """Content of a shipped configuration."""
-    folder = files("fedlit.configs").joinpath(kind)
-    names = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
-    if name not in names:
-        guess = nearest(name, names)
-        way_out = f"did you mean {guess!r}?" if guess else f"there are {', '.join(names)}"
-        refuse(kind, "the name of a shipped configuration", name, way_out)
-    content: dict[str, Any] = yaml.safe_load(folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
-    return content
+    _check_name(kind, "the name of a shipped configuration", name, installed(kind))
+    return dict(content_of(str(files("fedlit.configs").joinpath(kind, f"{name}.yaml"))))
 
 
 def _made(cls: type[Any], init_args: Mapping[str, Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -238,10 +239,7 @@ def _made(cls: type[Any], init_args: Mapping[str, Any], skip: tuple[str, ...] = 
 
 def _class_of(method: str | type[FederatedModule]) -> type[FederatedModule]:
     if isinstance(method, str):
-        names = fedlit.methods.__all__
-        guess = nearest(method, names)
-        way_out = f"did you mean {guess!r}?" if guess else f"there are {', '.join(names)}"
-        check(method in names, "method", "the name of a class in fedlit.methods", method, way_out)
+        _check_name("method", "the name of a class in fedlit.methods", method, fedlit.methods.__all__)
         found: type[FederatedModule] = getattr(fedlit.methods, method)
         return found
     is_class = isinstance(method, type) and issubclass(method, FederatedModule)

@@ -22,6 +22,9 @@ PROG = "fedlit features"
 _WIDTH = 120
 """Columns of lists in a file or a pipe."""
 
+_ENDINGS = {"pt2": ".pt2", "onnx": ".onnx", "safetensors": ""}
+"""Of exported files by format; the last is a folder."""
+
 
 def list_command(args: list[str]) -> None:
     """Print what there is."""
@@ -122,7 +125,7 @@ def export(args: list[str]) -> None:
     )
     parser.add_argument("--ckpt_path", type=Path, help=ckpt_path)
     format_ = "pt2 for torch.export.load (default), onnx, or safetensors: a folder for fedlit.load and model hubs."
-    parser.add_argument("--format", choices=("pt2", "onnx", "safetensors"), help=format_)
+    parser.add_argument("--format", choices=[*_ENDINGS], help=format_)
     output = "File NAME.pt2 or NAME.onnx, or a folder NAME for safetensors; default is RUN_DIR/target with that ending."
     parser.add_argument("--output", type=Path, help=output)
     options = parser.parse_args(args)
@@ -133,10 +136,10 @@ def export(args: list[str]) -> None:
             "runs/FedAvg/version_0, or the configuration of the run (--config). A script exports its model itself: "
             "RunRecord(export='target.onnx'), or fedlit.export.export_target"
         )
-    ending = {None: None, "safetensors": ""}.get(options.format, f".{options.format}")
-    output = options.output or options.run_dir / f"target{'.pt2' if ending is None else ending}"
-    if ending is not None and output.suffix != ending:
-        parser.error(f"--output of --format {options.format} must end in {ending or 'no suffix'}, got '{output}'")
+    output = options.output or options.run_dir / f"target{_ENDINGS[options.format or 'pt2']}"
+    if options.format and output.suffix != _ENDINGS[options.format]:
+        ending = _ENDINGS[options.format] or "no suffix"
+        parser.error(f"--output of --format {options.format} must end in {ending}, got '{output}'")
     load("fedlit.cli.stored:write")(options.run_dir, configs, options.ckpt_path, output)
 
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,17 @@ def doctor(args: list[str]) -> None:
         if not Path(config).is_file():
             parser.error(f"--config: there is no file {config!r}")
     wrong = 0
-    for part in (_installation, _torchvision, _threads, _gpus, _disk, _clock, lambda: _seat(configs)):
-        for finding in _looked_at(part):  # as it is found: a server may take seconds to answer
+    parts: dict[str, Callable[[], Iterator[Finding]]] = {
+        "fedlit": _installation,
+        "torchvision": _torchvision,
+        "threads": _threads,
+        "gpus": _gpus,
+        "disk": _disk,
+        "clock": _clock,
+        "seat": partial(_seat, configs),
+    }
+    for topic, part in parts.items():
+        for finding in _looked_at(topic, part):  # as it is found: a server may take seconds to answer
             print(f"{'!!' if finding.mend else 'ok'}  {finding.topic:<14}{finding.text}", flush=True)
             if finding.mend:
                 wrong += 1
@@ -71,14 +80,13 @@ def doctor(args: list[str]) -> None:
         sys.exit(f"fedlit: {wrong} of these (!!) may keep runs from working")
 
 
-def _looked_at(part: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _looked_at(topic: str, part: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     """What a part finds; an error of it is a finding, and the other parts go on."""
     try:
         yield from part()
     except Exception as error:  # of any kind: what is broken is what is looked for
-        name = getattr(part, "__name__", "seat").strip("_<>")
         text = f"could not be looked at: {type(error).__name__}: {str(error)[:200]}"
-        yield Finding("seat" if name == "lambda" else name, text, "mend what is above first, and see the error")
+        yield Finding(topic, text, "mend what is above first, and see the error")
 
 
 # ---------------------------------------------------------------- what is installed
@@ -141,7 +149,7 @@ def _installation() -> Iterator[Finding]:
 
 def _torchvision() -> Iterator[Finding]:
     if _version("torchvision") is None:
-        return  # said among the dependencies
+        return  # `_installation` reports it
     try:
         import_module("torchvision.ops")
         yield Finding("torchvision", f"{_version('torchvision')}, which goes with torch")

@@ -112,7 +112,7 @@ def _of_text(entry: str, context: _Context) -> Method:
         guess = did_you_mean(entry.removeprefix("configs/").removesuffix(".yaml"), installed())
         sys.exit(f"fedlit: compare: {entry!r} is no file and no installed configuration{guess} fedlit list")
     shipped = shipped_for(entry if "." in entry else f"fedlit.methods.{entry}")
-    init_args = {} if shipped is None else model_of(shipped).get("init_args", {})
+    init_args = {} if shipped is None else _model_of(shipped).get("init_args", {})
     own = (
         as_word(f"model.init_args.{key}", value)
         for key, value in init_args.items()
@@ -207,12 +207,11 @@ def shipped_for(path: str) -> str | None:
     """The configuration that is shipped for a class; of several, the plainest."""
     folder = files("fedlit.configs").joinpath("methods")
     configs = [str(file) for file in folder.iterdir() if file.name.endswith(".yaml")]
-    return min((file for file in configs if model_of(file).get("class_path") == path), key=len, default=None)
+    return min((file for file in configs if _model_of(file).get("class_path") == path), key=len, default=None)
 
 
 @cache
-def model_of(file: str) -> dict[str, Any]:
-    """The method of a configuration."""
+def _model_of(file: str) -> dict[str, Any]:
     model: dict[str, Any] = yaml.safe_load(Path(file).read_text(encoding="utf-8"))["model"]
     return model
 

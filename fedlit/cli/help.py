@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from importlib.resources import files
+
+from fedlit.cli.mistakes import installed
 
 ALL = "--help=all"
 
@@ -89,7 +90,7 @@ def first_screen(command: str) -> str:
     lines += [f"  {line}" for line in _EXAMPLES.get(command, checkpoint)]
     if command == "fit":
         lines += ["", "--config takes files of yours, and these, which are installed; what comes later wins:", ""]
-        lines += [line for kind in _KINDS for line in _entry(f"{kind}/", ", ".join(_names(kind)), 16)]
+        lines += [line for kind in _KINDS for line in _entry(f"{kind}/", ", ".join(installed(kind)), 16)]
     if command in _SEATS:
         lines += ["", "Keys of that file, beside those of fedlit fit:", ""]
         lines += _keys(_SEATS[command] | _OF_BOTH_SEATS)
@@ -102,11 +103,6 @@ def first_screen(command: str) -> str:
     )
     lines += ["", *textwrap.wrap(last, _WIDTH)]
     return "\n".join(lines)
-
-
-def _names(kind: str) -> list[str]:
-    names = [file.name for file in files("fedlit.configs").joinpath(kind).iterdir()]
-    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def _keys(keys: dict[str, str]) -> list[str]:

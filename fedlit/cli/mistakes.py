@@ -337,8 +337,10 @@ def _whole(name: str) -> dict[str, Any]:
     return content
 
 
-def installed() -> list[str]:
-    """Names of the configurations that come with fedlit, such as ``experiments/first``."""
+def installed(kind: str = "") -> list[str]:
+    """Names of the configurations that come with fedlit, such as ``experiments/first``; without folder if of a kind."""
+    if kind:
+        return sorted(name.removeprefix(f"{kind}/") for name in installed() if name.startswith(f"{kind}/"))
     folders = [each for each in files("fedlit.configs").iterdir() if each.is_dir()]
     return [
         f"{folder.name}/{file.name.removesuffix('.yaml')}"

@@ -69,7 +69,7 @@ def _scores(run_dir: Path, rounds: int) -> dict[str, float]:
         summary = RunSummary.from_json((run_dir / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         return {}
-    return summary.oracle_scores() if summary.rounds == rounds and not summary.noised else {}
+    return summary.published_scores() if summary.rounds == rounds else {}
 
 
 def load(configs: Sequence[str], path: Path) -> tuple[FederatedModule, DomainDataModule]:

@@ -108,7 +108,7 @@ def _plain(argument: Any) -> Any:
 
 
 def metadata_of(about: Mapping[str, Any], name: str, scores: Mapping[str, float]) -> dict[str, Any]:
-    """A model card's metadata, as hubs of models read it; scores are said to be an oracle's."""
+    """Return a model card's metadata in the form that model hubs read; scores are marked as an oracle's."""
     kind = {"classification": "classification", "regression": "regression"}[about["task"]]
     task = None
     if about["columns"] is not None:

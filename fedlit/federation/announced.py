@@ -20,24 +20,19 @@ from fedlit.federation.wire import decode, encode, wire_size
 from fedlit.privacy import DecodeError
 
 
-def gather(
-    messenger: Messenger, channel: str, messages: Mapping[str, Message], kind: int
+def carry(
+    messenger: Messenger, channel: str, messages: Mapping[str, Message], kind: int, up: bool
 ) -> tuple[dict[str, int], dict[str, Message]]:
-    """Carry a message of each local client to the server; return the sizes of all, and the messages there."""
-    sizes, apart, arrived = _announce(messenger, channel, messages, kind, up=True)
-    if apart:
-        arrived |= messenger.gather(channel, messages, apart)
-    return sizes, {} if messenger.failed else {name: arrived[name] for name in sizes if name in arrived}
+    """Carry a message of each local client to the server (``up``), or of the server to each client.
 
-
-def scatter(
-    messenger: Messenger, channel: str, messages: Mapping[str, Message], kind: int
-) -> tuple[dict[str, int], dict[str, Message]]:
-    """Carry the server's message to each client; return the sizes of all, and the messages to local clients."""
-    sizes, apart, arrived = _announce(messenger, channel, messages, kind, up=False)
+    Returns the sizes of all, and the messages that are for this process.
+    """
+    sizes, apart, arrived = _announce(messenger, channel, messages, kind, up)
     if apart:
-        arrived |= messenger.scatter(channel, messages, apart)
-    return sizes, arrived
+        arrived |= (messenger.gather if up else messenger.scatter)(channel, messages, apart)
+    if up and messenger.failed:
+        return sizes, {}
+    return sizes, {name: arrived[name] for name in sizes if name in arrived}
 
 
 def broadcast(
@@ -86,9 +81,12 @@ def _announce(
     for name, size in sizes.items():
         total[ends[name][0]] += size
     inside = {name for name in sizes if total[ends[name][0]] <= SHORT and ends[name][0] != ends[name][1]}
+    due: dict[int, list[str]] = {here: [] for here, there in ends.values() if there == transport.rank != here}
+    for name in sizes:
+        if name in inside and ends[name][1] == transport.rank:
+            due[ends[name][0]].append(name)
     arrived: dict[str, Message] = {}
-    for sender in {here for here, there in ends.values() if there == transport.rank != here}:
-        names = [name for name in sizes if name in inside and ends[name] == (sender, transport.rank)]
+    for sender, names in due.items():
         arrived |= zip(names, _parts(messenger, channel, blobs, sender, [sizes[name] for name in names]), strict=False)
     return sizes, {name: size for name, size in sizes.items() if name not in inside}, arrived
 

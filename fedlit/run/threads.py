@@ -54,8 +54,7 @@ def choose_threads(run: Run, loader: object) -> int:
         return most
     chosen = fewest(seconds)
     tried = ", ".join(f"{number}: {1000 * each:.3g} ms" for number, each in sorted(seconds.items()))
-    if run.trainer.is_global_zero:
-        _log.info("num_threads: %d, as a local step of one client takes with %s", chosen, tried)
+    _log.info("num_threads: %d, as a local step of one client takes with %s", chosen, tried)
     return chosen
 
 

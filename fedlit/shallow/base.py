@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
-from fedlit.checks import check, refuse
+from fedlit.checks import check, is_missing, refuse
 from fedlit.functional import Kernel, cauchy_kernel, gaussian_kernel, laplace_kernel
 
 KERNELS = {"gaussian": gaussian_kernel, "laplace": laplace_kernel, "cauchy": cauchy_kernel}
@@ -50,7 +50,7 @@ def masked(y: ArrayLike | None, num_samples: int) -> NDArray[np.bool_]:
     if labels.dtype.kind not in "iufb":  # of texts numpy makes words of NaN
         values = y.tolist() if hasattr(y, "tolist") else np.asarray(y, dtype=object).tolist()
         rows = [row if isinstance(row, list | tuple) else [row] for row in values]
-        missing = np.array([[_is_missing(each) for each in row] for row in rows])
+        missing = np.array([[is_missing(each) for each in row] for row in rows])
     elif labels.dtype.kind == "f":
         missing = np.isnan(labels)
     else:  # -1 and 1 alone are classes
@@ -63,13 +63,6 @@ def masked(y: ArrayLike | None, num_samples: int) -> NDArray[np.bool_]:
     return np.asarray(missing.all(axis=1))
 
 
-def _is_missing(value: object) -> bool:
-    try:
-        return value is None or bool(value != value)
-    except TypeError:  # pandas' NA
-        return True
-
-
 def without_missing(labels: Any) -> Any:
     """Labels, none of which is missing, in an array of their own type."""
     return np.array(labels.tolist()) if str(getattr(labels, "dtype", "")) == "object" else labels
@@ -78,7 +71,10 @@ def without_missing(labels: Any) -> Any:
 def known_source(
     sample_domain: ArrayLike | None, samples: NDArray[Any], y: ArrayLike | None
 ) -> NDArray[np.bool_] | None:
-    """Mark the source's rows by their domain, or else as those that have a label; ``None`` if that tells nothing."""
+    """Return a mask of the source's rows, from ``sample_domain`` or else from which labels are masked.
+
+    ``None`` if there is neither.
+    """
     if sample_domain is not None:
         return source_mask(sample_domain, samples)
     without = masked(y, len(samples))

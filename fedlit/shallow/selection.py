@@ -17,9 +17,6 @@ from sklearn.utils.validation import _num_samples, check_consistent_length, chec
 from fedlit.checks import check, refuse
 from fedlit.shallow.base import ONE_DOMAIN, known_source, masked, source_mask, without_missing
 
-_Split = tuple[NDArray[Any], NDArray[Any]]
-"""Rows to train and to test on."""
-
 
 def _has(name: str) -> Any:
     def check_it(self: OnSource) -> bool:
@@ -75,7 +72,9 @@ class OnSource(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             warnings.warn(ONE_DOMAIN, stacklevel=2)
         else:
             check_consistent_length(X, y)
-            chosen = np.flatnonzero(rows & ~masked(y, number))  # a source may have samples without a label
+            if sample_domain is not None:  # a source may have samples without a label
+                rows &= ~masked(y, number)
+            chosen = np.flatnonzero(rows)
             check(len(chosen) > 0, "y", "of some samples of the source", None, shown="none of them with a label")
             X, y = _safe_indexing(X, chosen), without_missing(_safe_indexing(y, chosen))
         self.estimator_ = clone(self.estimator).fit(X, y)

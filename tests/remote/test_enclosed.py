@@ -44,9 +44,9 @@ def up_and_down(lengths: dict[str, int]) -> Any:
         mine = {name: each for name, each in local.items() if messenger.is_local(name)}
         down = local if messenger.hosts_server else {}
         steps = [transport.step]
-        sizes, arrived = carried.gather(messenger, "keys", mine, KEYS)
+        sizes, arrived = carried.carry(messenger, "keys", mine, KEYS, up=True)
         steps.append(transport.step)
-        _, sent = carried.scatter(messenger, "keys", down, KEYS)
+        _, sent = carried.carry(messenger, "keys", down, KEYS, up=False)
         steps.append(transport.step)
         first = message(lengths["a"], 7) if messenger.hosts_server else {}
         size, to_all = carried.broadcast(messenger, "total", first, DOWNLOAD, ["a", "c"])
@@ -126,7 +126,7 @@ def test_bytes_that_are_no_messages_are_an_error_of_all(tmp_path: Path) -> None:
             messenger.announce_with("keys", {"a": 30}, KEYS, {0: torch.zeros(29, dtype=torch.uint8)})
         else:
             mine = {} if messenger.hosts_server else {"c": message(5, 1)}
-            _, arrived = carried.gather(messenger, "keys", mine, KEYS)
+            _, arrived = carried.carry(messenger, "keys", mine, KEYS, up=True)
             assert not arrived
         messenger.announce("end", {}, KINDS.index("check"))
 
@@ -141,7 +141,9 @@ def test_more_than_what_is_short_drops_its_site(tmp_path: Path) -> None:
         if transport.rank == 1:
             blob = torch.zeros(SHORT + 1, dtype=torch.uint8)
             transport.meet_with(torch.zeros(4, dtype=torch.int64), {0: blob}, "a lie")
-        sizes, arrived = carried.gather(messenger, "keys", {} if messenger.hosts_server else {"c": message(5, 1)}, KEYS)
+        sizes, arrived = carried.carry(
+            messenger, "keys", {} if messenger.hosts_server else {"c": message(5, 1)}, KEYS, up=True
+        )
         return transport.lost, {**sizes}, plain(arrived)
 
     server, liar, other = on_a_star(action, SITES, tmp_path)

@@ -81,12 +81,12 @@ def pretend(monkeypatch: pytest.MonkeyPatch, chosen: int) -> list[int]:
     tried: list[int] = []
     real = try_threads
 
-    def told(step: Any, most: int) -> dict[int, float]:
+    def timed(step: Any, most: int) -> dict[int, float]:
         real(step, most)
         tried.append(most)
         return {number: 1.0 if number == chosen else 9.0 for number in (1, 2)}
 
-    monkeypatch.setattr(threads, "try_threads", told)
+    monkeypatch.setattr(threads, "try_threads", timed)
     return tried
 
 

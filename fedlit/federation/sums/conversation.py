@@ -70,8 +70,7 @@ class Conversation(Carrier):
         messages = {
             name: {"keys": torch.frombuffer(bytearray(text), dtype=torch.uint8)} for name, text in texts.items() if text
         }
-        carry = announced.gather if up else announced.scatter
-        sizes, arrived = carry(messenger, channel, messages, KINDS.index(phase))
+        sizes, arrived = announced.carry(messenger, channel, messages, KINDS.index(phase), up)
         for name, size in sizes.items():
             sender, receiver = (name, SERVER) if up else (SERVER, name)
             messenger.book(channel + KEYS, sender, receiver, size)

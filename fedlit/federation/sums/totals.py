@@ -227,7 +227,7 @@ class Totals:
         if total.revealed is not None and messenger.is_local(author):
             with self._backends.conversation(channel).working():
                 messages[author] = {"sum": parties.clients[author].reissue(total.revealed, total.num_clients)}
-        sizes, arrived = announced.gather(messenger, channel, messages, _DOWNLOAD)
+        sizes, arrived = announced.carry(messenger, channel, messages, _DOWNLOAD, up=True)
         if author not in sizes:
             raise DecodeError(f"client {author!r} announces no total over channel {channel!r}, which it has read")
         messenger.book(channel, author, SERVER, sizes[author])
