@@ -15,15 +15,18 @@ from fedlit.callbacks.run_summary import RunSummary, summarise
 from fedlit.callbacks.selection import TrustedRound
 from fedlit.callbacks.summary import closing_table
 from fedlit.callbacks.target_predictions import TargetPredictions
+from fedlit.callbacks.tracking import Artifacts, MLflow
 from fedlit.callbacks.validators import Validators
 
 __all__ = [
     "AggregationCurves",
+    "Artifacts",
     "Calibration",
     "ClinicMetrics",
     "CommunicationLedger",
     "ConformalIntervals",
     "DictionaryPictures",
+    "MLflow",
     "OracleAccuracy",
     "PrivacyReport",
     "RoundProgressBar",

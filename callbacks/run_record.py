@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
@@ -26,6 +27,14 @@ from fedlit.callbacks.round_timer import RoundTimer
 from fedlit.callbacks.run_summary import RunSummary, summarise
 from fedlit.callbacks.shared import class_names, federated, is_dry, write_rows
 from fedlit.callbacks.target_predictions import TargetPredictions
+from fedlit.callbacks.tracking import (
+    Artifacts,
+    hides_from_others,
+    log_settings,
+    public,
+    tags_at_start,
+    tell_of_lost,
+)
 from fedlit.data import DomainDataModule
 from fedlit.federation import RosterError, reveal_for_oracle
 from fedlit.federation.labels import known_labels
@@ -40,6 +49,8 @@ _KEPT = 2000
 """Samples of a client that these are drawn from."""
 
 SUMMARY, METRICS, SETTINGS, EMBEDDINGS = "summary.json", "metrics.csv", "settings.yaml", "embeddings.csv"
+MODEL = "model"
+"""Folder of the model that `Artifacts` sends."""
 
 _VERSION = re.compile(r"version_(\d+)")
 
@@ -204,6 +215,9 @@ class RunRecord(Callback):
         self.path = None if log_dir is None or not trainer.loggers else Path(log_dir)
         self._check_export(trainer)
         self._add_callbacks(trainer, module)
+        if trainer.is_global_zero and not any(isinstance(each, SaveConfigCallback) for each in trainer.callbacks):  # type: ignore[attr-defined]
+            given = public(settings(trainer, module), hides_from_others(module))
+            log_settings(trainer.loggers, given, tags_at_start(trainer, module, self.method))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse data that cannot be exported, before rounds are trained."""
@@ -263,7 +277,7 @@ class RunRecord(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any, **__: Any
     ) -> None:
         """Record the shape of a sample."""
-        if self.export is not None and not self._shape and isinstance(batch, Mapping) and batch:
+        if not self._shape and isinstance(batch, Mapping) and batch:
             self._shape = tuple(next(iter(batch.values()))[0].shape[1:])
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -283,6 +297,8 @@ class RunRecord(Callback):
             write_whole(self.path / SETTINGS, yaml.safe_dump(settings(trainer, module), sort_keys=False))
         if not self.awaits_test:
             self._sum_up(trainer, module, self._seconds)
+            if self.path is not None:
+                self._send(trainer, module, self.path)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to collect features."""
@@ -301,8 +317,15 @@ class RunRecord(Callback):
             return
         points = self._embeddings.end_(trainer, module)
         self._sum_up(trainer, module, self._seconds)
-        if self.path is not None and points:
-            write_rows(self.path / EMBEDDINGS, points)
+        if self.path is not None:
+            if points:
+                write_rows(self.path / EMBEDDINGS, points)
+            self._send(trainer, module, self.path)
+
+    def _send(self, trainer: Trainer, module: FederatedModule, folder: Path) -> None:
+        for each in _artifacts(trainer):
+            each.send_(trainer, module, folder)
+        tell_of_lost(trainer.loggers, folder)
 
     def _sum_up(self, trainer: Trainer, module: FederatedModule, seconds: float) -> None:
         self.summary = summarise(trainer, module, seconds, self.method)
@@ -311,14 +334,30 @@ class RunRecord(Callback):
         if trainer.is_global_zero:
             self.path.mkdir(parents=True, exist_ok=True)
             write_whole(self.path / SUMMARY, self.summary.to_json())
-        if self.export is not None and module.federation.is_local(module.target):
-            from fedlit.export import export_target  # takes a second to import
+        if module.federation.is_local(module.target):
+            self._export(trainer, module, self.summary)
 
-            self.path.mkdir(parents=True, exist_ok=True)
-            data = trainer.datamodule  # type: ignore[attr-defined]
-            form = data if isinstance(data, DomainDataModule) else self._shape
-            tested = trainer.state.fn == TrainerFn.TESTING
-            export_target(module, self.path / self.export, form, self.summary.published_scores() if tested else None)
+    def _export(self, trainer: Trainer, module: FederatedModule, summary: RunSummary) -> None:
+        asked = self.export is not None
+        if not asked and not any(each.model for each in _artifacts(trainer)):
+            return
+        from fedlit.export import export_target  # takes a second to import
+
+        assert self.path is not None
+        self.path.mkdir(parents=True, exist_ok=True)
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        form = data if isinstance(data, DomainDataModule) else self._shape
+        scores = summary.published_scores() if trainer.state.fn == TrainerFn.TESTING else None
+        try:
+            export_target(module, self.path / (self.export or MODEL), form, scores)
+        except (TypeError, ImportError) as error:
+            if asked:
+                raise
+            rank_zero_warn(f"the model is not among the artifacts: {error}")
+
+
+def _artifacts(trainer: Trainer) -> list[Artifacts]:
+    return [each for each in trainer.callbacks if isinstance(each, Artifacts)]  # type: ignore[attr-defined]
 
 
 def lacking(

@@ -69,6 +69,7 @@ class RunFolder:
     # test samples in the plane of their features' principal components; empty if none were written
     embeddings: Sequence[Embedded] = ()
     members: Sequence[Member] = ()  # of the combination that it has learnt, if it is a network of one
+    folder: Path = Path()
     label: str = ""  # name in a report's tables where runs of the method differ in settings; empty is the method
 
     @property
@@ -173,6 +174,7 @@ def _read(folder: Path, name: str) -> RunFolder:
         pictures=sorted(map(_picture, folder.glob("*.png")), key=lambda path: _natural(path.name)),
         embeddings=_parsed(folder / EMBEDDINGS, _embedded) or (),
         members=_parsed(folder / COMBINATION, _members) or (),
+        folder=folder,
     )
 
 

@@ -42,6 +42,7 @@ INSTALL = "pip install 'fedlit["
 _EXTRAS = {
     "wandb": "wandb",
     "tensorboard": "tensorboard",
+    "mlflow": "mlflow",
     "phe": "paillier",
     "gmpy2": "paillier",
     "tenseal": "he",
@@ -58,6 +59,7 @@ COMMANDS = {
     "sweep": ("fedlit.cli.sweep:sweep", "the grid or random search of a W&B sweep file, on this machine"),
     "list": ("fedlit.cli.commands:list_command", "what configurations can name, with its paper and what it sends"),
     "report": ("fedlit.cli.commands:report", "a page on runs: fedlit report RUN_DIR ..."),
+    "send": ("fedlit.cli.sending:send", "finished runs to W&B or MLflow: fedlit send RUN_DIR --config loggers/mlflow"),
     "export": ("fedlit.cli.commands:export", "the target's model of a run, in a file that needs no fedlit"),
     "features": ("fedlit.cli.commands:features", "what a fixed network makes of all samples, for FeatureDomains"),
     "serve": ("fedlit.cli.seats:serve", "take the server's seat in a federation across organisations"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import logging
 import os
-import re
 import sys
 import warnings
 import zipfile
@@ -38,6 +37,7 @@ from fedlit.callbacks import (
 )
 from fedlit.callbacks.run_record import RunLogger, claim, lacking
 from fedlit.callbacks.shared import federated
+from fedlit.callbacks.tracking import Artifacts, hides_from_others, log_settings, public, tags_at_start
 from fedlit.cli.arguments import LINKED
 from fedlit.cli.catalogue import load_plugins
 from fedlit.cli.folders import first_process
@@ -101,21 +101,13 @@ class SaveConfig(SaveConfigCallback):
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Log to all loggers but those of CSV files, which lie next to ``config.yaml``."""
         loggers = [logger for logger in trainer.loggers if not isinstance(logger, CSVLogger)]
-        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False)) if loggers else {}
-        federation = federated(pl_module, self).federation
-        if federation.hides and federation.transport.world_size > 1:
-            config = {key: without_folders(value) for key, value in config.items() if key != "seat"}
-        for logger in loggers:
-            logger.log_hyperparams(config)
-
-
-def without_folders(value: Any) -> Any:
-    """A configuration's value with the last part of each path in it."""
-    if isinstance(value, dict):
-        return {key: without_folders(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [without_folders(each) for each in value]
-    return re.split(r"[/\\]", value.rstrip("/\\"))[-1] if isinstance(value, str) else value
+        if not loggers:
+            return
+        module = federated(pl_module, self)
+        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        named = [each.method for each in trainer.callbacks if isinstance(each, RunRecord)]  # type: ignore[attr-defined]
+        tags = tags_at_start(trainer, module, next(iter(named), None))
+        log_settings(loggers, public(config, hides_from_others(module)), tags)
 
 
 class FedlitCLI(LightningCLI):
@@ -350,6 +342,8 @@ class FedlitCLI(LightningCLI):
             self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
             record = next(each for each in self.trainer.callbacks if isinstance(each, RunRecord))  # type: ignore[attr-defined]
             self.summary = record.summary
+            if any(isinstance(each, Artifacts) and each.predictions for each in self.trainer.callbacks):  # type: ignore[attr-defined]
+                self.trainer.predict(self.model, datamodule=self.datamodule, return_predictions=False)
         if isinstance(self.trainer.strategy, FederatedStrategy):
             self.trainer.strategy.leave()
         for logger in self.trainer.loggers:

@@ -8,7 +8,7 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger
 
-from fedlit.callbacks import RunRecord, TargetPredictions
+from fedlit.callbacks import Artifacts, RunRecord, TargetPredictions
 from fedlit.checks import check
 from fedlit.privacy import Plain
 from fedlit.remote.policy import Asked, Chosen, PolicyError
@@ -63,6 +63,9 @@ def _exports(trainer: Namespace) -> dict[str, str]:
             exports["model"] = "export of RunRecord"
         if issubclass(cls, TargetPredictions):
             exports["predictions"] = cls.__name__
+        if issubclass(cls, Artifacts):
+            given = each.get("init_args") or {}
+            exports |= {name: cls.__name__ for name in ("model", "predictions") if given.get(name, True)}
     for each in _listed(trainer.get("logger")):
         if not issubclass(_class_of(each), CSVLogger):
             exports["loggers"] = _class_of(each).__name__

@@ -97,21 +97,32 @@ def test_loggers_get_the_names_of_files_alone(monkeypatch: pytest.MonkeyPatch) -
         "seat": {"key": "/etc/north.key"},
         "config": ["C:\\hospital\\a.yaml", "../b/"],
         "seed_everything": 0,
+        "trainer": {"max_epochs": 1, "logger": {"class_path": "Service", "init_args": {"key": "secret"}}},
     }
     logged: list[dict[str, Any]] = []
     logger = SimpleNamespace(log_hyperparams=logged.append)
     parser = SimpleNamespace(dump=lambda config, skip_none: yaml.safe_dump(config))
     save = lightning_cli.SaveConfig(parser, given)  # type: ignore[arg-type]
+    monkeypatch.setattr(lightning_cli, "tags_at_start", lambda *_: {})
     for hides in (False, True):
         federation = SimpleNamespace(hides=hides, transport=SimpleNamespace(world_size=2))
         module = SimpleNamespace(federation=federation)
         monkeypatch.setattr(lightning_cli, "federated", lambda *_, module=module: module)
-        save.save_config(SimpleNamespace(loggers=[logger]), None, "fit")  # type: ignore[arg-type]
-    assert logged[0] == given
-    assert logged[1] == {
-        "data": {"init_args": {"files": {"north": "patients.csv"}, "missing_values": ["a"]}},
-        "config": ["a.yaml", "b"],
+        save.save_config(SimpleNamespace(loggers=[logger], callbacks=[]), None, "fit")  # type: ignore[arg-type]
+    assert logged[0] == {
+        "data.files.north": "/data/Jane Doe/patients.csv",
+        "data.missing_values": "n/a",
+        "seat.key": "/etc/north.key",
+        "config": "C:\\hospital\\a.yaml, ../b/",
         "seed_everything": 0,
+        "trainer.max_epochs": 1,
+    }
+    assert logged[1] == {
+        "data.files.north": "patients.csv",
+        "data.missing_values": "a",
+        "config": "a.yaml, b",
+        "seed_everything": 0,
+        "trainer.max_epochs": 1,
     }
 
 

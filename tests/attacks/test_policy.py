@@ -135,6 +135,8 @@ MORE = {
     "exports": [
         ["--trainer.callbacks+=RunRecord", "--trainer.callbacks.export=model.onnx"],
         ["--trainer.callbacks+=TargetPredictions"],
+        ["--trainer.callbacks+=Artifacts", "--trainer.callbacks.predictions=false"],
+        ["--trainer.callbacks+=Artifacts", "--trainer.callbacks.model=false"],
     ],
 }
 CASES = [*ASKS.items(), *((key, words) for key, several in MORE.items() for words in several)]

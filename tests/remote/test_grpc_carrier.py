@@ -17,7 +17,7 @@ from fedlit.remote import BrokenError, RefusedError, ServerLostError
 from fedlit.remote.carrier import PIECE_BYTES, Pieces
 from fedlit.remote.certificates import make_certificates
 from loopback import Echo, around_a_star, masked_sums, soon
-from processes import results
+from processes import free_port, results
 from refused import slow
 
 grpc = pytest.importorskip("grpc")
@@ -45,12 +45,6 @@ def listening(files: Path, port: int = 0) -> Echo:
 
 def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture

@@ -208,3 +208,10 @@ def _child(pipe: Any, output: str, environment: dict[str, str], call: bytes) -> 
 
     if dist.is_initialized():  # exit handlers do not run in a fork
         dist.destroy_process_group()
+
+
+def free_port() -> int:
+    """A port of the loopback that nothing listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
