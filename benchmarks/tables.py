@@ -704,13 +704,24 @@ def shortened(command: str) -> str:
 def image_accuracy(results: Results) -> str:
     """By method and target; seconds of a round, and memory."""
     rows = []
-    for part, found in results.items():
+    for part in ("fine_tuned", "features"):
+        found = results[part]
         for method, row in found["rows"].items():
             name = f"fixed features, recommended: {method}" if part == "features" else f"fine-tuned: {method}"
             seconds = f"{row['seconds_a_round']} s" if "seconds_a_round" in row else "-"
             cells = [cell(row[key]) for key in ("amazon", "webcam", "average")]
             rows.append((name, [*cells, seconds, f"{found['memory_mb']} MB"]))
     return grid("96 pixels", ["amazon", "webcam", "average", "a round", "memory"], rows)
+
+
+def image_adapters(results: Results) -> str:
+    """By what is trained: accuracy, and what a run sends."""
+    rows, every = [], results["adapters"]["rows"]
+    for name, row in every.items():
+        cells = [cell(row[key]) for key in ("amazon", "webcam", "average")]
+        sent, whole = (each["megabytes"]["weights"] for each in (row, every["all weights"]))
+        rows.append((name, [*cells, f"{sent:.1f} MB", f"{whole / sent:.0f}", f"{row['seconds_a_round']} s"]))
+    return grid("trained", ["amazon", "webcam", "average", "sent", "times less", "a round"], rows)
 
 
 def baselines_privacy(results: Results) -> str:
@@ -1031,7 +1042,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "signals": {"methods": signals_methods, "masked": signals_masked},
     "leaderboard": {"no_labels": leaderboard_of("no labels"), "few_labels": leaderboard_of("few labels")},
     "few_labels": {"place": few_labels_in_targets_place},
-    "images": {"accuracy": image_accuracy},
+    "images": {"accuracy": image_accuracy, "adapters": image_adapters},
     "defaults": {"gains": default_gains},
     "first_hour": {"journeys": first_hours},
     "refine": {

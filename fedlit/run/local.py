@@ -25,11 +25,26 @@ def build(run: Run) -> None:
         materialise(run)
         for client in federation.local_clients:
             enter_stream(federation.seed, "initial weights")
-            run.replicas[client.name] = run.module.build_replica()
+            run.replicas[client.name] = replica = run.module.build_replica()
+            _share_frozen_(run, replica)
             if run.offload is not None and client.name != target:
                 run.offload.keep_weights_(client.name, run.replicas[client.name])
     if target in run.replicas:
         run.replicas[target] = run.module.build_target(run.replicas[target])
+
+
+def _share_frozen_(run: Run, replica: nn.Module) -> None:
+    """Let copies of weights that are not trained share their memory, each until it is written to."""
+    lazily = getattr(torch, "_lazy_clone", torch.clone)  # not a public name: a release without it copies
+    own = dict(replica.named_parameters())
+    for part, network in zip(("extractor", "classifier"), run.originals, strict=True):
+        for name, param in network.named_parameters(prefix=part):
+            copied = own.get(name, param)
+            plain = type(param) is nn.Parameter and param.layout is torch.strided and not param.is_meta
+            if copied is param or copied.requires_grad or param.requires_grad or not plain:
+                continue
+            if torch.equal(copied, param):
+                copied.data = lazily(param.data)
 
 
 def initial_networks(run: Run, client: str | None) -> list[nn.Module]:

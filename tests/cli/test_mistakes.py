@@ -146,6 +146,18 @@ def test_what_a_constructor_refuses_is_told_with_the_file_that_has_it_unless_an_
     assert told("fit", "--config", "a.yaml", "--data.target=font").endswith("(data.init_args.target)")
 
 
+def test_a_constructor_that_ends_without_a_word_is_told_with_its_line(monkeypatch):
+    Path("own_network.py").write_text(
+        "from torch import nn\n\n\n"
+        "class Network(nn.Module):\n    def __init__(self, width: int = 0):\n        assert width > 0\n"
+    )
+    monkeypatch.syspath_prepend(".")
+    words = ("--data=Digits", "--model=FedAvg", "--model.extractor=own_network.Network")
+    line = told("fit", *words)
+    assert line.startswith("fedlit: ValueError: own_network.Network cannot be made: AssertionError in ")
+    assert "own_network.py, line 6: assert width > 0" in line
+
+
 def test_nothing_given_at_all_is_told_with_a_way_to_begin():
     assert told("fit") == (
         "fedlit: no data and no model was given: add --config experiments/first, or another, or --model FedAvg --data "

@@ -1,0 +1,116 @@
+"""Networks of which small adapters alone are trained, and sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, Self, TypeAlias, get_args
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedlit.checks import check, check_at_least, check_one_of, check_positive
+from fedlit.models.replica import feature_width
+
+AdapterKind: TypeAlias = Literal["lora", "dora"]
+
+
+class Adapters(nn.Module):
+    """A network whose weights stay as they are, with low-rank adapters beside its layers, by peft (extra ``peft``).
+
+    A layer of weight W (out, in) computes (W + alpha / rank B A) x, with A (rank, in) drawn at random and B (out, rank)
+    0, so that training starts at the network (LoRA, Hu et al., ICLR 2022); DoRA (Liu et al., ICML 2024) also trains the
+    norms of the sum's rows. Clients send adapters and classifier alone, as frozen weights are equal everywhere. The
+    mean of several clients' A and B is not that of their products B A (FedIT, Zhang et al., ICASSP 2024); with
+    ``fixed_a`` it is, as all have one A (FFA-LoRA, Sun et al., ICLR 2024). BatchNorm stays in evaluation mode.
+
+    Args:
+        network: Of features, with their width in ``out_features``, such as `Backbone` with published weights.
+        kind: ``"lora"`` or ``"dora"``.
+        rank: Of the product B A, at least 1.
+        alpha: Scale of it before the division by ``rank``; ``None`` is 2 ``rank``.
+        layers: Names of linear and convolutional layers that get adapters, or ends of names (``["qkv", "fc1"]``);
+            ``None`` is all linear layers. Layers of classes below ``nn.Linear`` and ``nn.Conv2d`` get none, nor does
+            ``nn.MultiheadAttention``; the groups of a convolution divide ``rank``.
+        fixed_a: Train B alone.
+
+    Raises:
+        ValueError: If an argument is out of its range, or a name is of no such layer.
+        ImportError: If peft is missing.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        kind: AdapterKind = "lora",
+        rank: int = 8,
+        alpha: float | None = None,
+        layers: Sequence[str] | None = None,
+        fixed_a: bool = False,
+    ) -> None:
+        super().__init__()
+        check_one_of("kind", kind, get_args(AdapterKind))
+        check_at_least("rank", rank, 1)
+        if alpha is not None:
+            check_positive("alpha", alpha)
+        self.out_features = feature_width(network)
+        targets = "|".join(re.escape(name) for name in _layers(network, layers, rank))
+        try:
+            from peft import LoraConfig, inject_adapter_in_model
+        except ImportError as error:
+            raise ImportError("Adapters need peft: pip install 'fedlit[peft]'") from error
+        scale = 2 * rank if alpha is None else alpha
+        config = LoraConfig(r=rank, lora_alpha=scale, target_modules=targets, use_dora=kind == "dora")  # type: ignore[arg-type]
+        network.requires_grad_(False)
+        for module in network.modules():
+            if isinstance(module, nn.TransformerEncoderLayer):
+                module.activation_relu_or_gelu = 0  # in evaluation it would take its layers' weights past the adapters
+        self.network: nn.Module = inject_adapter_in_model(config, network)
+        for name, param in self.network.named_parameters():
+            if fixed_a and ".lora_A." in name:
+                param.requires_grad_(False)
+        self.train()
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """See `Backbone`."""
+        found: dict[str, Any] = getattr(self.network, "preprocessing", {})
+        return found
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch training mode; BatchNorm stays in evaluation mode, so its statistics stay as they are."""
+        super().train(mode)
+        for module in self.network.modules():
+            if isinstance(module, _BatchNorm):
+                module.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features, shape (batch, out_features)."""
+        features: Tensor = self.network(x)
+        return features
+
+
+def _layers(network: nn.Module, given: Sequence[str] | None, rank: int) -> list[str]:
+    """Whole names of the layers that get adapters. Layers of other classes compute in ways that peft does not know."""
+    fitting = {name: module for name, module in network.named_modules() if type(module) in (nn.Linear, nn.Conv2d)}
+    kind, what = type(network).__name__, "nn.Linear and nn.Conv2d (and not of classes below them)"
+    if given is None:
+        found = [name for name, module in fitting.items() if isinstance(module, nn.Linear)]
+        has = (
+            f"{kind} has layers nn.Conv2d {', '.join([*fitting][:4])}" if fitting else f"{kind} has no nn.Conv2d either"
+        )
+        check(bool(found), "layers", "given for a network without layers nn.Linear", given, has)
+        return found
+    found = []
+    check(len(given) > 0, "layers", "names, or none for all linear layers", given)
+    ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in fitting))
+    for each in given:
+        matches = [name for name in fitting if name == each or name.endswith(f".{each}")]
+        has = f"{kind} has layers that end in {ends or 'nothing'}"
+        check(bool(matches), "layers", f"names, or ends of names, of layers {what}", each, has)
+        found += matches
+    for name in found:
+        groups = getattr(fitting[name], "groups", 1)
+        check(rank % groups == 0, "rank", f"a multiple of the {groups} groups of layer '{name}'", rank)
+    return [*dict.fromkeys(found)]
