@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from typing import Any
@@ -11,12 +12,15 @@ from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fedlit.callbacks.shared import federated, megabytes
+from fedlit.callbacks.shared import clock, federated, megabytes
 from fedlit.module import FederatedModule
 from fedlit.run.component import Component
 from fedlit.run.run import Run
 
 _SECONDS_BETWEEN_REFRESHES = 0.1
+_METRICS = {"target_score": "target/score", "loss": "train/loss"}
+_log = logging.getLogger("fedlit.rounds")
+"""Takes a line for each round where a program reads them (``--log json``)."""
 _LINES = 10
 """Lines that a run leaves in a log file."""
 
@@ -24,8 +28,8 @@ _LINES = 10
 class RoundProgressBar(ProgressBar, Component):
     """Show ``round 12/50 | target score 0.71 | loss 0.35 | 3.2 MB | ETA 0:41``.
 
-    A bar on a terminal; elsewhere a line for every tenth of the rounds. MB are all bytes sent so far. It takes no time
-    in local steps, and shows nothing while validating or testing.
+    A bar on a terminal; elsewhere a line for every tenth of the rounds, or for each with ``--log json``. MB are all
+    bytes sent so far. It takes no time in local steps, and shows nothing while validating or testing.
     """
 
     def __init__(self) -> None:
@@ -120,6 +124,9 @@ class RoundProgressBar(ProgressBar, Component):
                 self._refreshed = now
                 self._progress.update(self._task, description=self._line(trainer, module), completed=self._done)
                 self._progress.refresh()
+        elif not sys.stdout.isatty() and self._done > self._shown and _log.isEnabledFor(logging.INFO):
+            self._shown = self._done
+            _log.info(self._line(trainer, module), extra={"fields": self._fields(trainer, module)})
         elif not sys.stdout.isatty() and (self._due() or (last and self._done > self._shown)):
             self._shown = self._done
             print(self._line(trainer, module), flush=True)
@@ -129,18 +136,29 @@ class RoundProgressBar(ProgressBar, Component):
             return self._done // _LINES > self._shown // _LINES
         return self._done * _LINES // self._total > self._shown * _LINES // self._total
 
+    def _fields(self, trainer: Trainer, module: FederatedModule) -> dict[str, int | float | None]:
+        """What the line says, for programs."""
+        metrics: dict[str, Any] = trainer.callback_metrics
+        found = {name: metrics.get(metric) for name, metric in _METRICS.items()}
+        return {
+            "round": self._done,
+            "rounds": self._total,
+            "bytes": module.federation.ledger.total_bytes,
+            **{name: float(value) for name, value in found.items() if value is not None},
+        }
+
     def _line(self, trainer: Trainer, module: FederatedModule) -> str:
         parts = [f"round {self._done}" + ("" if self._total is None else f"/{self._total}")]
-        for name, metric in (("target score", "target/score"), ("loss", "train/loss")):
+        for name, metric in _METRICS.items():
             value: Any = trainer.callback_metrics.get(metric)
             if value is not None:
-                parts.append(f"{name} {float(value):.2f}")
+                parts.append(f"{name.replace('_', ' ')} {float(value):.2f}")
         parts.append(f"{megabytes(module.federation.ledger.total_bytes)} MB")
         assert self._start is not None
         first, since = self._start
         if self._total is not None and first < self._done < self._total:
             pace = (time.perf_counter() - since) / (self._done - first)
-            parts.append(f"ETA {_clock(pace * (self._total - self._done))}")
+            parts.append(f"ETA {clock(pace * (self._total - self._done))}")
         return " | ".join(parts)
 
 
@@ -153,9 +171,3 @@ def _total_rounds(trainer: Trainer, module: FederatedModule, round_idx: int) -> 
         limits.append(clock.rounds_of(trainer.max_steps)[0])
     # a run that goes on from another Trainer's federation has rounds behind it that this one does not count
     return max(min(limits), round_idx + 1) if limits else None
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -310,3 +310,10 @@ class RandomBasis:
             drawn = (self.num_frequencies, unit.shape[1], self.bandwidth)
             self._frequencies = sample_frequencies(*drawn, seed=module.federation.seed)
         return random_fourier_features(unit, self._frequencies)
+
+
+def clock(seconds: float) -> str:
+    """A time in minutes and seconds, ``1:05``, or with hours, ``2:00:10``."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

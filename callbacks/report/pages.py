@@ -87,15 +87,15 @@ def pictures_in(blocks: Iterable[Block]) -> Iterator[Picture]:
             yield from pictures_in(block.blocks)
 
 
-def to_html(title: str, blocks: Iterable[Block]) -> str:
-    """A page that needs no other file and loads nothing."""
+def to_html(title: str, blocks: Iterable[Block], seconds: int | None = None) -> str:
+    """A page that needs no other file and loads nothing but itself, after so many seconds if they are given."""
     from jinja2 import Environment, FileSystemLoader
 
     loader = FileSystemLoader(Path(__file__).with_name("templates"))
     pages = Environment(
         autoescape=True, loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    return pages.get_template("page.html").render(title=title, blocks=list(blocks))
+    return pages.get_template("page.html").render(title=title, blocks=list(blocks), seconds=seconds)
 
 
 def to_markdown(blocks: Iterable[Block], folder: str) -> str:

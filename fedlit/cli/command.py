@@ -27,6 +27,7 @@ from fedlit.checks import ArgumentError
 from fedlit.cli.arguments import find_config, normalise, options, refuse_linked, refuse_nameless
 from fedlit.cli.help import ALL, SCREENS, first_screen
 from fedlit.cli.known import did_you_mean, load
+from fedlit.cli.logs import print_error, take_log
 from fedlit.cli.mistakes import check
 
 _COMMANDS = ("fit", "validate", "test", "predict", "serve", "join")
@@ -188,11 +189,11 @@ def run() -> None:
     """`main` as a process of its own, which ends without taking libraries apart: that takes Python seconds."""
     status: object = 0
     try:
-        _answer(sys.argv[1:])
+        _answer(take_log(sys.argv[1:]))
     except SystemExit as end:
         status = end.code or 0
     if not isinstance(status, int):
-        print(status, file=sys.stderr)
+        print_error(status)
     threading._shutdown()  # type: ignore[attr-defined]  # these two are what Python does, too
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlit.cli.known import KINDS, Row, known, load, offered
+from fedlit.cli.page import PORT, open_page
 from fedlit.tables import Column, Table, show
 from fedlit.tables import Row as TableRow
 
@@ -81,7 +83,7 @@ def report(args: list[str]) -> None:
         "The page has the closing table of all runs, what differs in their configurations, and for each run its "
         "accuracy per client, label-free scores and losses over rounds, weights of the sources, the ledger by channel, "
         "what was hidden from whom, and its pictures. It needs no other file and no network. Numbers on the target's "
-        "hidden labels are marked ORACLE.",
+        "hidden labels are marked ORACLE. With --serve a browser shows runs as they go, until Ctrl-C.",
     )
     runs = (
         "folder of a run (runs/METHOD/version_N, if nothing else was set), or one above several runs, all of which are "
@@ -93,7 +95,19 @@ def report(args: list[str]) -> None:
         "folder of its pictures with _files (report.md, report_files)"
     )
     parser.add_argument("--output", type=Path, default=Path("report.html"), metavar="PATH", help=output)
+    serve = f"write nothing, and show runs as they go at a port (default: {PORT}), for this machine alone without HOST"
+    parser.add_argument("--serve", nargs="?", const=PORT, metavar="[HOST:]PORT", help=serve)
     options = parser.parse_args(args)
+    if options.serve is not None:
+        for place in options.runs:
+            if not place.is_dir():
+                sys.exit(
+                    f"fedlit report: RUN_DIR must be a folder, got '{place}': make it, or give the one of --trainer"
+                )
+        live_page = load("fedlit.callbacks.report:live_page")
+        with suppress(KeyboardInterrupt):
+            open_page(lambda: live_page(options.runs), options.serve, "--serve").serve_forever()
+        return
     if options.output.suffix != ".html":
         parser.error(f"--output must end in .html, as the Markdown page goes beside it as .md, got '{options.output}'")
     read_runs, write_report = (load(f"fedlit.callbacks.report:{name}") for name in ("read_runs", "write_report"))

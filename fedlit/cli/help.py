@@ -53,6 +53,7 @@ _SEATS = {
     "serve": {
         "seat.address": "where it listens: 0.0.0.0:8443",
         "seat.sites": "names of the sites, or the clients of each",
+        "--page, --page=PORT": "a page for this machine alone: sites that take part, rounds, bytes, curves",
     },
     "join": {
         "seat.server": "whom to call: fed.example.org:8443",

@@ -325,7 +325,8 @@ class HelpFormatter(DefaultHelpFormatter):
             networks = {row.name for row in known().listed["models"]}
             own = [name for name in own if name.rpartition(".")[2] in networks]
         if len(others) > _FEW:
-            others = [f"and {len(others)} of other packages"]
+            named = [name for name in others if re.fullmatch(r"torch\.optim\.\w+", name)]
+            others = [*named, f"and {len(others) - len(named)} of other packages"]
         return text + begin + ", ".join([*own, *others]) + ")" * listed.endswith(")")
 
 

@@ -22,7 +22,9 @@ from fedlit.cli.arguments import find_config, normalise, options, refuse_linked,
 from fedlit.cli.command import is_question
 from fedlit.cli.experiment import Experiment, all_clients
 from fedlit.cli.folders import STARTS
+from fedlit.cli.known import load
 from fedlit.cli.mistakes import check
+from fedlit.cli.page import PORT, open_page
 from fedlit.cli.plan import print_table
 from fedlit.cli.policy import asked
 from fedlit.federation import FederationError
@@ -69,8 +71,10 @@ _DESCRIPTION = (
 def serve(args: list[str]) -> None:
     """Take the server's seat; starts again where a round needs sites that have dropped out, and waits for them."""
     print_seat_log()
+    page = next((word for word in args if word == "--page" or word.startswith("--page=")), None)
+    where = None if page is None else page.partition("=")[2] or PORT
     try:
-        _take("serve", args)
+        _take("serve", [word for word in args if word != page], where)
     except LostClientsError as error:
         start_again(error, "The server")
 
@@ -87,7 +91,7 @@ def join(args: list[str]) -> None:
 def print_seat_log() -> None:
     """Print what the seats log: who joins and leaves, who is waited for, and why somebody is refused."""
     log = logging.getLogger("fedlit.remote")
-    if not log.handlers:
+    if not log.handlers and not logging.getLogger("fedlit").handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("fedlit %(asctime)s: %(message)s", "%H:%M:%S"))
         log.addHandler(handler)
@@ -95,11 +99,17 @@ def print_seat_log() -> None:
         log.propagate = False
 
 
-def _take(word: str, args: list[str]) -> None:
+def _take(word: str, args: list[str], page: str | None = None) -> None:
     args = normalise(["fit", *args])
     experiment = read_run(args, word)
-    if not is_question(args):
-        take_seat(experiment, make_seat(word, experiment.parsed.arguments.get("seat"), args))
+    if is_question(args):
+        return
+    seat = make_seat(word, experiment.parsed.arguments.get("seat"), args)
+    if page is not None:
+        assert isinstance(seat, Server)
+        live_page = load("fedlit.callbacks.report:live_page")
+        open_page(lambda: live_page([experiment.root], *seat.presence()), page, "--page").start()
+    take_seat(experiment, seat)
 
 
 def read_run(args: list[str], word: str) -> Experiment:

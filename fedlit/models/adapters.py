@@ -39,6 +39,8 @@ class Adapters(nn.Module):
         ImportError: If peft is missing.
     """
 
+    out_features: int  # by which the catalogue knows an extractor
+
     def __init__(
         self,
         network: nn.Module,

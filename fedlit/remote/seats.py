@@ -89,6 +89,11 @@ class CarriedServer(Seat):
             raise
         return star
 
+    def presence(self) -> tuple[dict[str, str], str]:
+        """See `Server`."""
+        board = None if self._star is None else self._star.board
+        return (dict.fromkeys(self._sites, "has not come"), "") if board is None else board.presence()
+
 
 class _SiteSeat(Seat):
     """A site's seat, with files of a certificate, its key and its authority, or without."""
@@ -180,13 +185,19 @@ class Server(Seat):
         self.files = _checked_files(certificate, key, ca)
         _check_times(wait_for=wait_for, patience=patience, step_timeout=step_timeout)
         self.wait_for, self.patience, self.step_timeout = wait_for, patience, step_timeout
+        self._carried: CarriedServer | None = None
 
     def open(self, facts: Mapping[str, Any]) -> ServerStar:
         """See `Seat`."""
         from fedlit.remote.grpc_carrier import GrpcListener
 
         listener: Listener = GrpcListener(self.address, *self.files, names=list(self.sites))
-        return CarriedServer(listener, self.sites, self.wait_for, self.patience, self.step_timeout).open(facts)
+        self._carried = CarriedServer(listener, self.sites, self.wait_for, self.patience, self.step_timeout)
+        return self._carried.open(facts)
+
+    def presence(self) -> tuple[dict[str, str], str]:
+        """What each site does at the moment, and what the server waits for, in words."""
+        return (dict.fromkeys(self.sites, "has not come"), "") if self._carried is None else self._carried.presence()
 
 
 @final

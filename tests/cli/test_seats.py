@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from fedlit.cli.arguments import normalise
 from fedlit.cli.experiment import Experiment
 from fedlit.cli.folders import STARTS
 from fedlit.remote import LostClientsError
+from read_page import Page
 
 pytest.importorskip("grpc")
 
@@ -117,6 +120,7 @@ class Federation:
         )
         self.folder, self.port, self.arguments = folder, port, arguments
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.of_server: list[str] = []  # arguments of the server alone
         subprocess.run([sys.executable, "make_sites.py"], cwd=folder, check=True, capture_output=True)
         (folder / "server").mkdir(exist_ok=True)
         self._command(
@@ -140,6 +144,7 @@ class Federation:
             own = ["--config", str(self.folder / f"{name}.yaml")]
             if name == "server":
                 words, place = ["serve", *common, *own, f"--seat.address=127.0.0.1:{self.port}"], "server"
+                words += self.of_server
             else:
                 words, place = ["join", *common, *own, f"--seat.server=localhost:{self.port}"], f"sites/{name}"
             # the last one counts, and a file's seat is one as a whole
@@ -198,6 +203,40 @@ def test_a_server_that_is_killed_and_started_again_ends_as_if_nothing_had_been(t
         assert before
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before), name
+
+
+@pytest.mark.slow
+def test_the_servers_page_shows_who_takes_part_and_no_clients_numbers(tmp_path: Path, free_port: int) -> None:
+    often = ("--trainer.max_epochs=40", "--trainer.enable_progress_bar=true", "--model.init_args.warmup_rounds=2")
+    run = Federation(tmp_path / "run", free_port, *often)
+    run.of_server = ["--page=0", "--log=json"]
+    run.start("server")
+    ends, pages = time.monotonic() + 200, []
+    while not any("40 of 40" in page or "takes part" in page for page in pages):
+        assert time.monotonic() < ends, run.log("server")
+        lines = [json.loads(line)["message"] for line in run.log("server").splitlines()]
+        url = next((line.split()[-1] for line in lines if "runs are shown at" in line), None)
+        if url is not None:
+            pages.append(urlopen(url, timeout=30).read().decode())
+            if len(pages) == 1:
+                run.start(*SITES)
+        time.sleep(0.5)
+    assert dict(Page(pages[0]).tables[0][1:]) == dict.fromkeys(SITES, "has not come")
+    while "FedGP/version_0" not in pages[-1]:
+        assert time.monotonic() < ends, run.log("server")
+        pages.append(urlopen(url, timeout=30).read().decode())
+        time.sleep(0.2)
+    sites, runs = Page(pages[-1]).tables[:2]
+    assert [row[0] for row in sites[1:]] == SITES
+    assert all(row[1].startswith("takes part") for row in sites[1:])
+    assert runs[1][2].endswith(" of 40")
+    drawn = pages[-1].partition("FedGP/version_0</h2>")[2]
+    assert "training loss" in drawn
+    assert not any(name in drawn for name in SITES), "means alone"
+    run.finish()
+    logged = [json.loads(line) for line in run.log("server").splitlines()]
+    assert {each["round"] for each in logged if each["logger"] == "fedlit.rounds"} == {*range(1, 41)}
+    assert any(each["message"] == "site hungary has come" for each in logged)
 
 
 OF_ALL = ("--model=FedAvg", "--model.init_args.warmup_rounds=0", "--trainer.max_epochs=6", "--seat.wait_for=400")

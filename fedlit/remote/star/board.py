@@ -92,6 +92,21 @@ class StepBoard:
         """Ranks that neither take part nor wait to come back; with the lock."""
         return {*self.sites} - self.members.here - self.members.waiting
 
+    def presence(self) -> tuple[dict[str, str], str]:
+        """What each site does, and the step under way with the sites that it waits for, in words."""
+        with self.changed:
+            due = set() if self._step is None else self._step.due.keys() - self._step.messages.keys()
+            states = {}
+            for rank, name in enumerate(self.names[1:], 1):
+                if rank in self.members.waiting:
+                    states[name] = "waits for the next round"
+                elif rank in self.members.here:
+                    connected = "takes part" if self.sites[rank].connections else "takes part, but is not connected"
+                    states[name] = f"{connected}, and is waited for" if rank in due & self.members.here else connected
+                else:
+                    states[name] = "has left" if self.begun else "has not come"
+            return states, "" if self._step is None else self._step.doing
+
     def check_running(self) -> None:
         """Raise a `FederationError` if the run has ended."""
         if self.ended is not None:
