@@ -10,7 +10,7 @@ import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ class ExportedModel(nn.Module):
         self.classes: list[str] = list(config["outputs"])
         self.network = nn.Module()
         self._graph = dict(graph)
+        self._last_uses = _last_uses(graph)
         for name, weight in weights.items():
             *folders, last = name.split(".")
             part = self.network
@@ -91,10 +92,12 @@ class ExportedModel(nn.Module):
             ((kind, value),) = argument.items()
             return inputs.device if kind == "device" else values[value] if kind == "node" else _constant(value)
 
-        for node, name, arguments, options in self._graph["nodes"]:
+        for (node, name, arguments, options), last in zip(self._graph["nodes"], self._last_uses, strict=True):
             operation = _operation(name)
             assert operation is not None
             values[node] = operation(*given(arguments), **{key: given(each) for key, each in options.items()})
+            for each in last:
+                del values[each]
         predictions: Tensor = given(self._graph["output"])
         return predictions
 
@@ -142,6 +145,24 @@ class ExportedModel(nn.Module):
         lengths = {name: len(column) for name, column in zip(names, found, strict=True)}
         check(len({*lengths.values()}) == 1, "samples", "a table whose columns are equally long", lengths)
         return torch.tensor(found, dtype=torch.float64).T.contiguous()
+
+
+def _read(argument: Any) -> Iterator[str]:
+    """Names of the values that an operation's arguments read."""
+    if isinstance(argument, list):
+        for each in argument:
+            yield from _read(each)
+    elif isinstance(argument, dict) and "node" in argument:
+        yield argument["node"]
+
+
+def _last_uses(graph: Mapping[str, Any]) -> list[list[str]]:
+    """Names of the values that nothing reads after an operation, for each, so that their memory is free again."""
+    needed, found = {*_read(graph["output"])}, []
+    for node, _, arguments, options in reversed(graph["nodes"]):
+        found.append(sorted({node, *_read([arguments, *options.values()])} - needed))
+        needed.update(found[-1])
+    return found[::-1]
 
 
 def _constant(name: str) -> Any:
@@ -239,6 +260,14 @@ def _check_form(config: Any, graph: Any, stated: Mapping[str, Any]) -> None:
     well_formed = all(len(node) == 4 and isinstance(node[1], str) for node in graph["nodes"])
     if {*graph["weights"].values()} != {*stated} or not well_formed:
         raise ValueError("the graph has other weights")
+    computed = {*graph["weights"], graph["inputs"]}
+    for node, name, arguments, options in graph["nodes"]:
+        unknown = {*_read([arguments, *options.values()])} - computed
+        if unknown or node in computed:
+            raise ValueError(f"{name} reads {sorted(unknown)} before it is computed, or computes {node!r} again")
+        computed.add(node)
+    if not computed.issuperset(_read(graph["output"])):
+        raise ValueError("the graph does not compute its output")
 
 
 def described(weights: Mapping[str, Tensor]) -> dict[str, list[Any]]:

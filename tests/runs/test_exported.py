@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 import fedlit
 from fedlit.data import HeartDisease
@@ -90,6 +92,82 @@ def test_networks_of_any_names_come_back_and_leave_what_they_are_given(tmp_path:
     torch.testing.assert_close(model(model.preprocess(inputs)), expected, atol=1e-6, rtol=0)
     assert "extractor.parts.New York.running_mean" in model.network.state_dict()
     np.testing.assert_array_equal(inputs, before)
+
+
+class Deep(nn.Module):
+    """Blocks with a skip connection and a normalisation, which is an operation with three results."""
+
+    out_features = 8
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 256)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 256)) for _ in range(depth))
+        self.last = nn.Linear(256, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x).relu()
+        features: Tensor = self.last(x)
+        return features
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of results of operations that are in use at once, but for views of weights."""
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.weights = {each.data_ptr() for each in weights}
+        self.storages: Any = WeakIdKeyDictionary()
+        self.peak, self.sum = 0, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = function(*args, **(kwargs or {}))
+        for result in results if isinstance(results, tuple | list) else (results,):
+            storage = result.untyped_storage()
+            if storage.data_ptr() in self.weights:
+                continue
+            self.sum += storage.nbytes() if storage not in self.storages else 0
+            self.storages[storage] = True
+        self.peak = max(self.peak, sum(each.nbytes() for each in self.storages))
+        return results
+
+
+def test_what_is_computed_is_kept_until_its_last_use_alone(tmp_path: Path) -> None:
+    """Next to torch's interpreter of the same operations."""
+    module = build(FedAvg, digits(), extractor=Deep(12))
+    module.configure_model()
+    for name in ("deep", "deep.pt2"):
+        export_target(module, tmp_path / name, (64,))
+    model, inputs = fedlit.load(tmp_path / "deep"), torch.rand(100, 64)
+    activation = 100 * 256 * 4
+    with Live(model.network.parameters()) as live:
+        found = model(inputs)
+    assert live.sum > 12 * 4 * activation
+    assert live.peak < 5 * activation  # of the skip connection, and of an operation's inputs and results
+    program = torch.export.load(tmp_path / "deep.pt2").run_decompositions()
+    assert torch.equal(found, program.module()(inputs))
+    assert torch.equal(found, model(inputs))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda graph: graph["nodes"].pop(3), "before it is computed"),
+        (lambda graph: graph["nodes"].append(graph["nodes"][0]), "computes '.*' again"),
+        (lambda graph: graph.update(output={"node": "nothing"}), "does not compute its output"),
+    ],
+)
+def test_a_graph_that_reads_what_it_does_not_compute_is_refused(
+    change: Callable[[dict[str, Any]], object], message: str, folder: Path, tmp_path: Path
+) -> None:
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    graph = json.loads((broken / "graph.json").read_text())
+    change(graph)
+    (broken / "graph.json").write_text(json.dumps(graph))
+    with pytest.raises(ValueError, match=f"does not describe a model of fedlit .*{message}"):
+        fedlit.load(broken)
 
 
 def test_what_weights_are_decides(folder: Path, tmp_path: Path) -> None:
