@@ -7,7 +7,6 @@ import doctest
 import enum
 import importlib
 import inspect
-import os
 import pkgutil
 import re
 import subprocess
@@ -17,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+
+import fedlit.methods
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -187,19 +188,19 @@ def test_examples_in_docstrings_are_right() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; a link or an anchor that leads nowhere is an error."""
-    pytest.importorskip("mkdocs")
+    """The built site; a link or an anchor that leads nowhere, and a page that no other leads to, are errors."""
+    for library in ("sphinx", "myst_parser", "furo", "latex2mathml"):
+        pytest.importorskip(library)
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", ".", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
 
 
 @pytest.mark.packaging
 def test_the_api_has_all_public_names(site: Path) -> None:
-    pages = "".join(path.read_text(encoding="utf-8") for path in (site / "api").glob("*.html"))
+    pages = "".join(path.read_text(encoding="utf-8") for path in (site / "docs" / "api").glob("*.html"))
     there = set(re.findall(r'id="([\w.]+)"', pages))
     assert {"fedlit.module.FederatedModule", "fedlit.strategy.FederatedStrategy"} <= there
     homes = [module for module in MODULES if module != "fedlit"]  # which only leads there
@@ -216,9 +217,29 @@ def test_pages_need_nothing_from_elsewhere_and_have_formulas(site: Path) -> None
         page = path.read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:script|img|link|iframe)[^>]+(?:src|href)=[\"']?(\w+:)?//", page)
         assert not loaded, path
-        assert not re.search(r":(?:math|class|func|meth|mod):|\.\. math::", page), path
+        assert not re.search(r":(?:math|class|func|meth|mod):`|\.\. math::|system-message", page), path
         formulas += page.count("<math")
     assert formulas > 100
+
+
+@pytest.mark.packaging
+def test_every_method_has_a_page_with_what_it_sends_and_where_it_departs_from_its_paper(site: Path) -> None:
+    for name in fedlit.methods.__all__:
+        page = (site / "docs" / "methods" / f"{name}.html").read_text(encoding="utf-8")
+        for title in ("What is sent, and who learns it", "Definition and arguments", "where this departs from it"):
+            assert title in page, name
+    page = (site / "docs" / "methods" / "FedGP.html").read_text(encoding="utf-8")
+    assert "Definition 4.3" in page
+    assert "target_update" in page
+    assert "def on_round_end" in re.sub(r"<[^>]+>", "", page)
+
+
+@pytest.mark.packaging
+def test_the_sidebar_has_every_page(site: Path) -> None:
+    start = (site / "docs" / "index.html").read_text(encoding="utf-8")
+    sidebar = {link.partition("#")[0] for link in re.findall(r'class="reference internal" href="([^"]+)"', start)}
+    pages = {path.relative_to(site / "docs").as_posix() for path in (site / "docs").rglob("*.html")} - {"index.html"}
+    assert pages <= sidebar, sorted(pages - sidebar)
 
 
 def test_the_checklists_name_files_and_tables_that_are_there() -> None:

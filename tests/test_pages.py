@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import markdown
 import pytest
 import yaml
 from lightning import Trainer
@@ -48,17 +47,6 @@ def commands(name: str) -> list[list[str]]:
 
 def test_the_readme_is_short() -> None:
     assert len(PAGES["README.md"].read_text(encoding="utf-8").splitlines()) <= 160
-
-
-def test_a_list_is_one_on_the_site_too() -> None:
-    """The site's Markdown ends a list where that of a repository's page goes on, as before a block of three spaces."""
-    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    extensions = [one if isinstance(one, str) else next(iter(one)) for one in site["markdown_extensions"]]
-    for name, page in PAGES.items():
-        text = page.read_text(encoding="utf-8")
-        shown = markdown.markdown(text, extensions=extensions)
-        plain = re.sub(r"^( *)```.*?^\1```", "", text, flags=re.MULTILINE | re.DOTALL)
-        assert shown.count("<li>") == len(re.findall(r"^ *(?:[-*]|\d+\.) ", plain, flags=re.MULTILINE)), name
 
 
 def run_shortly(code: str, folder: Path) -> None:

@@ -44,7 +44,7 @@ from fedlit.callbacks.validators import FROM_SOURCES, Validator
 from fedlit.cli.known import FILE, Row
 from fedlit.cli.parsed import arguments_of
 from fedlit.data import DomainDataModule
-from fedlit.federation import Client, Summed
+from fedlit.federation import Channel, Client, Summed
 from fedlit.models import Bottleneck, SmallCNN
 from fedlit.module import FederatedModule
 from fedlit.privacy import SecureAggregation, TwoPartyAffine
@@ -153,7 +153,7 @@ def rows(kind: str) -> list[Row]:
     if kind == "models":  # what can be an extractor; the others are what methods make of it
         own = {name: thing for name, thing in own.items() if "out_features" in thing.__annotations__}
     configured = _configurations(kind)
-    return [_row(each, _citation(each), "\n".join(configured.get(f"{home}.{name}", ()))) for name, each in own.items()]
+    return [_row(each, citation(each), "\n".join(configured.get(f"{home}.{name}", ()))) for name, each in own.items()]
 
 
 def plugin_rows() -> list[tuple[str, Row]]:
@@ -190,17 +190,25 @@ def sends(thing: type) -> str:
     """
     if not issubclass(thing, FederatedModule):
         return ""
-    clients: list[Client | str] = ["source", "another", Client("target", "target", labelled=True)]
-    try:
-        method = thing(clients, "target", 2, Bottleneck(SmallCNN(width=4), 2))  # narrow, and with BatchNorm
-    except (TypeError, ValueError):
-        return ""
     by_kind: dict[str, list[str]] = {}
-    for channel in method.channels:
+    channels = channels_of(thing)
+    if channels is None:
+        return ""
+    for channel in channels:
         hidden = isinstance(channel, Summed) and (channel.singly or channel.beside)
         kind = "summed by a backend that hides" if hidden else channel.kind
         by_kind.setdefault(f"single samples, {kind}" if channel.samples else kind, []).append(channel.name)
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items()) or "nothing"
+
+
+def channels_of(method: type[FederatedModule]) -> tuple[Channel, ...] | None:
+    """Channels of a method with its default arguments, without a warm-up; ``None`` if it needs more arguments."""
+    clients: list[Client | str] = ["source", "another", Client("target", "target", labelled=True)]
+    try:
+        made = method(clients, "target", 2, Bottleneck(SmallCNN(width=4), 2))  # narrow, and with BatchNorm
+    except (TypeError, ValueError):
+        return None
+    return made.channels
 
 
 def summary(thing: object) -> str:
@@ -212,7 +220,7 @@ def _plain(text: str) -> str:
     return " ".join(text.replace("`", "").split())
 
 
-def _citation(thing: type) -> str:
+def citation(thing: type) -> str:
     """Where a class is from, as its docstring or that of its module states; empty if they do not."""
     text = cleandoc(thing.__doc__ or "")
     for place, pattern in ((summary(thing), _CITATION), (summary(getmodule(thing)), _CITATION), (text, _REFERENCE)):

@@ -93,26 +93,43 @@ def averages(asked: Entry, found: Cells, own: Sequence[str] = ()) -> tuple[str, 
         row: next((rank for rank, name in enumerate(own) if row.startswith(name)), len(own)) for row in asked.paper
     }
     rows = sorted(asked.paper, key=ranks.__getitem__)
-    label = label_of(asked.measures[0]) if len(asked.measures) > 1 else ""
-    cells = {row: {column: cell for column, cell in asked.paper[row].items() if column.endswith(label)} for row in rows}
     for row in rows:
-        pairs = {
-            column.removesuffix(label): (mine, printed)
-            for column, cell in cells[row].items()
-            if (mine := _number(found.get(row, {}).get(column))) is not None and (printed := _number(cell)) is not None
-        }
-        if pairs:
-            mine, printed = (fmean(each) for each in zip(*_averaged(pairs), strict=True))
-            return f"{row}: {mine:.1f}", f"{printed:.1f}"
+        both = averages_of(asked, found, row)
+        if both is not None:
+            return f"{row}: {both[0]:.1f}", f"{both[1]:.1f}"
     for row in rows:
         printed_alone = {
-            column.removesuffix(label): number
-            for column, cell in cells[row].items()
-            if (number := _number(cell)) is not None
+            column: number for column, cell in _printed(asked, row).items() if (number := _number(cell)) is not None
         }
         if printed_alone:
             return "-", f"{row}: {fmean(_averaged(printed_alone)):.1f}"
     return "-", "-"
+
+
+def averages_of(asked: Entry, found: Cells, row: str) -> tuple[float, float] | None:
+    """Our average and the paper's in a row, over the columns that both have; ``None`` where there is none."""
+    label = _label(asked)
+    pairs = {
+        column: (mine, printed)
+        for column, cell in _printed(asked, row).items()
+        if (mine := _number(found.get(row, {}).get(column + label))) is not None
+        and (printed := _number(cell)) is not None
+    }
+    if not pairs:
+        return None
+    mine, printed = (fmean(each) for each in zip(*_averaged(pairs), strict=True))
+    return mine, printed
+
+
+def _label(asked: Entry) -> str:
+    """The end of the columns of the first measure."""
+    return label_of(asked.measures[0]) if len(asked.measures) > 1 else ""
+
+
+def _printed(asked: Entry, row: str) -> dict[str, Any]:
+    """The paper's cells of the first measure in a row."""
+    label = _label(asked)
+    return {column.removesuffix(label): cell for column, cell in asked.paper[row].items() if column.endswith(label)}
 
 
 def _averaged(cells: Mapping[str, Averaged]) -> list[Averaged]:
