@@ -94,10 +94,14 @@ def _hooks_below(data_type: type[DomainDataModule], method: str) -> list[str]:
 def _transform_equals(data: DomainDataModule, raw: RawInputs) -> bool:
     """Compare the transform of evaluation with the network, on random raw samples."""
     transform = data.transform(training=False)
-    generator = torch.Generator().manual_seed(0)
-    sample = torch.rand(4, *raw.sample.shape[1:], generator=generator)
-    x = sample if raw.sample.is_floating_point() else (256 * sample).to(raw.sample.dtype)
+    x = _random(4, raw.sample)
     return transform is not None and _close(transform(x), raw.network(x))
+
+
+def _random(number: int, sample: Tensor) -> Tensor:
+    """Random samples of a shape and type."""
+    x = torch.rand(number, *sample.shape[1:], generator=torch.Generator().manual_seed(0))
+    return (x if sample.is_floating_point() else 256 * x).to(sample.dtype)
 
 
 class TargetModel(nn.Module):
@@ -204,8 +208,8 @@ def export_target(
         ValueError: If the suffix is another one.
         FileNotFoundError: If the folder is not there.
         ImportError: If libraries for ONNX are missing.
-        TypeError: If the method or the network cannot be exported, or the data module prepares samples in a way that
-            its ``raw_inputs`` does not state.
+        TypeError: If the method or the network cannot be exported, such as one that predicts otherwise for one sample
+            than for several, or the data module prepares samples in a way that its ``raw_inputs`` does not state.
         RuntimeError: If this process has no network of the target.
     """
     path, method = check_path(path), type(module).__name__
@@ -229,6 +233,7 @@ def export_target(
             f"{_first_line(error)}. Its forward must take any n and not branch on values of tensors; target_model() "
             "gives the network as it is"
         ) from error
+    _check_one_sample(program, model, sample, method)
     _strip(program)
     if not path.suffix:
         try:
@@ -241,6 +246,27 @@ def export_target(
     else:
         save_onnx(_as_onnx(program, method), path, about, raw)
     path.with_name(f"{path.name}.md").write_text(model_card(about, path), encoding="utf-8")
+
+
+def _check_one_sample(program: ExportedProgram, model: nn.Module, sample: Tensor, method: str) -> None:
+    """Compare a program with its model on one sample: torch traces branches of two, and guards against no other n."""
+    one, found = _random(1, sample), []
+    for network in (model, program.module()):
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)  # of networks that draw random numbers
+                found.append(network(one))
+        except Exception as error:  # of any type: the network's
+            problem = f"fails on a batch of one sample: {_first_line(error)}"
+            break
+    else:
+        if _close(*found):
+            return
+        problem = "predicts otherwise for a batch of one sample, and a file has the operations of several alone"
+    raise TypeError(
+        f"the target's network of {method} {problem}. Its forward must take any n in the same way: use squeeze(dim) "
+        "for squeeze(), and no branch on x.shape[0] == 1; target_model() gives the network as it is"
+    )
 
 
 def _as_onnx(program: ExportedProgram, method: str) -> onnx.ModelProto:

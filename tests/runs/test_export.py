@@ -224,6 +224,56 @@ def test_an_operation_that_onnx_lacks_is_told_with_the_way_out(tmp_path: Path) -
     export_target(module, tmp_path / "target.pt2", (64,))
 
 
+class OfOne(nn.Module):
+    """Takes a batch of one sample in a way of its own."""
+
+    out_features = 64
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = nn.Linear(64, 64), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "squeezed":
+            x = x.squeeze()
+        elif x.shape[0] == 1:
+            return x
+        elif self.how == "centred":
+            x = x - x.mean(dim=0)
+        features: Tensor = self.layer(x)
+        return features
+
+
+@pytest.mark.parametrize("suffix", READERS)
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("branch", "FedAvg predicts otherwise for a batch of one sample, and a file has the operations of several"),
+        pytest.param("centred", "FedAvg predicts otherwise for a batch of one sample", marks=pytest.mark.slow),
+        ("squeezed", r"FedAvg fails on a batch of one sample: .*Its forward must take any n in the same way: use squ"),
+    ],
+)
+def test_a_network_that_takes_one_sample_otherwise_is_refused(
+    how: str, message: str, suffix: str, tmp_path: Path
+) -> None:
+    """torch traces a batch of two, and lets the graph take one."""
+    with pytest.raises(TypeError, match=message):
+        export_target(untrained(OfOne(how)), tmp_path / f"target{suffix}", (64,))
+    assert not list(tmp_path.iterdir())
+
+
+class Noisy(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.rand_like(x))
+
+
+def test_a_network_that_draws_random_numbers_is_not_taken_for_one_that_branches(tmp_path: Path) -> None:
+    module = untrained(Noisy(64, 64))
+    before = torch.random.get_rng_state()
+    export_target(module, tmp_path / "target.pt2", (64,))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_a_method_that_predicts_otherwise_is_refused() -> None:
     class Guessing(FedAvg):
         def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
