@@ -76,7 +76,7 @@ def _write_json() -> None:
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.INFO)
     logging.captureWarnings(True)
-    sys.stdout, sys.stderr = _Stream(sys.stdout, "info"), _Stream(sys.stderr, "warning")  # type: ignore[assignment]
+    sys.stdout, sys.stderr = _Stream(sys.stdout, "info"), _Stream(sys.stderr, "warning")
     sys.excepthook = _log_exception
 
 

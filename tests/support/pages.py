@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
+_SITE = ROOT / "docs" / "methods"  # made with the site
+_FOUND = [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent != _SITE)]
+PAGES = {str(path.relative_to(ROOT)): path for path in _FOUND}
 TUTORIALS = [name for name in PAGES if name.startswith("docs/tutorials/")]
 FENCE = re.compile(
     r"(?:<!-- (?P<mark>[^\n]*?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^ *```$", re.M | re.S
