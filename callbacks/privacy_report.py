@@ -209,7 +209,8 @@ class PrivacyReport(Callback, Component):
     """Print and write, at the end of a fit, what each channel's backend hides from whom, and what nothing protects.
 
     With differential privacy, log the greatest privacy loss of a client after each round as ``privacy/epsilon``
-    (against observers of single messages) and ``privacy/epsilon_sum`` (against observers of sums only).
+    (against observers of single messages) and ``privacy/epsilon_sum`` (against observers of sums only, who added no
+    noise).
 
     Args:
         json: Path of the file; ``None`` is ``privacy.json`` in the Trainer's ``log_dir``, or its ``default_root_dir``.

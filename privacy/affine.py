@@ -147,7 +147,7 @@ class AffineSource(_AffineParty):
 
     @final
     def unlock(self, reply: bytes) -> bytes:
-        """Message to T: its reply decrypted, still under T's mask. S learns nothing from it.
+        """Message to T: its reply decrypted, still under T's mask. What S learns from it is in `describe`.
 
         Raises a `PrivacyError` if the reply was made for another exchange, for another key, is longer than agreed, or
         comes second, even after one that was refused: whoever may have chosen ciphertexts decrypted reads the moments.

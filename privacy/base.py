@@ -42,8 +42,8 @@ class RoundId:
         round_idx: Communication round, from 0.
         channel: Name of the channel.
         call: Counts the aggregations of this federation, from 0; never repeats.
-        terms: What shapes the sum, as this party has received it: bound to all that hides vectors in it. ``None`` is
-            nothing.
+        terms: What shapes the sum, as this party has received it: masks and threshold decryption are bound to
+            it, ciphertexts under a shared key are not. ``None`` is nothing.
         weighted: Whether a vector ends with its weight, by which its other numbers are multiplied, as in a mean.
     """
 

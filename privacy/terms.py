@@ -1,9 +1,9 @@
 """The terms of a sum: everything public that shapes what its clients send and what their total means.
 
-Each client computes them from what it has received itself. Masks and tags are derived from their digest, so those of
-clients that were sent different terms do not cancel or open: a server that deviates obtains noise (the masks that
-depend on the model, of Pasquini, Francati and Ateniese, Eluding secure aggregation, CCS 2022, with all that is public
-in place of the model).
+Each client computes them from what it has received itself. Masks are derived from their digest, so those of clients
+that were sent different terms do not cancel: a server that deviates obtains noise (the masks that depend on the model,
+of Pasquini, Francati and Ateniese, Eluding secure aggregation, CCS 2022, with all that is public in place of the
+model). Under threshold decryption clients compare them before they send. Backends with a shared key do not use them.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ class Releases:
 
     Attributes:
         accounts: Of differential privacy: what was spent in this run against those who see single messages
-            (``"message"``), and against those who see sums only (``"sum"``), where the backend hides the messages.
+            (``"message"``), and against those who see sums only (``"sum"``), where the backend hides the messages. A
+            client takes its own noise off a sum, so that more is spent against it.
         budget: Of local clients.
     """
 

@@ -3,8 +3,10 @@
 The first client of the roster makes the modulus, cuts the decryption exponent into shares for all clients, sends each
 its share through the server, encrypted for it alone, and forgets the rest. Whoever works with t - 1 clients then has
 t - 1 shares, whose distribution does not depend on the exponent, up to 2^-128. Dealing has to be honest: a dealer that
-keeps the key, and gives it to the server, opens every vector. Keys that nobody ever has, not even while they are made
-(Boneh and Franklin, 2001, for RSA moduli), need a protocol of many rounds for each candidate prime, and are not here.
+keeps the key opens every vector by itself, as each client is sent all of them to add them up. So do t clients together,
+without the server. The dealer is the first client that is not disconnected: a server that lies chooses it. Keys that
+nobody ever has, not even while they are made (Boneh and Franklin, 2001, for RSA moduli), need a protocol of many rounds
+for each candidate prime, and are not here.
 
     step         client sends                                   server relays
     identities   long-term key                                  everybody's, which clients pin
@@ -29,10 +31,11 @@ adds up the ciphertexts itself, which costs it the download of all of them, and 
 - is the one that q clients confirm. Of two sums in one round, the difference would be single vectors; two lists need 2q
   that confirm, and an honest client confirms one.
 
-So a server that does as it likes, together with c clients, opens one sum in a round, of q vectors or more, as long as
-c < t, c < 2q - n and c <= q - 2 (`ThresholdPaillier.colluders_borne`). As under `fedlit.privacy.masking`, it may choose
-to leave out vectors that have arrived, down to q. Security is that of Paillier's cryptosystem, with the hash of the
-proof taken for random (Fiat and Shamir, 1986); what is here is an argument and not a machine-checked proof.
+So a server that does as it likes, together with c clients of whom none has dealt, opens one sum in a round, of q
+vectors or more, as long as c < t, c < 2q - n and c <= q - 2 (`ThresholdPaillier.colluders_borne`). As under
+`fedlit.privacy.masking`, it may choose to leave out vectors that have arrived, down to q. Security is that of
+Paillier's cryptosystem, with the hash of the proof taken for random (Fiat and Shamir, 1986); what is here is an
+argument and not a machine-checked proof.
 
 A client may send a wrong partial decryption. The total is then refused: by its form, unless the client adds an amount
 on purpose, which is found out if more than t clients answer, as then two sets of them give different totals.

@@ -22,9 +22,9 @@ from fedlit.privacy.threshold.server import ThresholdServer
 class ThresholdPaillier(SecureAggregation):
     """Adds Paillier ciphertexts; nobody has the key, of which clients have shares: t of them open a sum together.
 
-    One client and the server open nothing, and the server that asks to have a single vector decrypted is refused. The
-    server learns the sum. Ciphertexts are ordinary ones, which ``phe`` makes as well. Needs
-    ``pip install 'fedlit[paillier]'``.
+    One client and the server open nothing, unless it is the one that has dealt the shares, and the server that asks to
+    have a single vector decrypted is refused. The server learns the sum. Ciphertexts are ordinary ones, which ``phe``
+    makes as well. Needs ``pip install 'fedlit[paillier]'``.
 
     Args:
         threshold: Clients that open a sum together, t, at least 2; ``None`` is the fewest above two thirds of those
@@ -183,9 +183,10 @@ class ThresholdPaillier(SecureAggregation):
             "are in the sum",
             revealed="to the server: the sum and who is in it; if it reports clients as dropped whose vectors it has, "
             "the sum of the others, at least q, in its place",
-            collusion=f"the server with {some} that enrolled, whose shares open every vector, or with all others in a "
-            f"sum; if it deviates, with 2q - n of the n clients of a round, or with q - 1{refused}. The client that "
-            "deals the shares could keep the key",
+            collusion=f"{some} that enrolled, whose shares open every vector, also without the server; the server with "
+            f"all others in a sum; if it deviates, with 2q - n of the n clients of a round, or with q - 1{refused}. "
+            "The client that deals the shares could keep the key, and open every vector by itself; a server that "
+            "reports others as disconnected chooses it",
             dropouts=f"clients may vanish while {some} that enrolled stay, and q of the round",
             bytes_per_number=self.key_bits / 4 / self.slots.count,
             error=self.codec.error_text(),
