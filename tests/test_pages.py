@@ -61,8 +61,15 @@ def run_shortly(code: str, folder: Path) -> None:
     exec(compile(code, "page", "exec"), {"__name__": "__main__"})
 
 
+WITH_PYTHON = (
+    "README.md", "docs/concepts.md", "docs/export.md", "docs/privacy.md", "docs/starts/lightning.md",
+    "docs/starts/researcher.md",
+)  # fmt: skip
+"""Pages whose blocks of Python run one after the other; those of tutorials may have files between."""
+
+
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("name", ["README.md", "docs/privacy.md", "docs/export.md", "docs/tutorials/lightning.md"])
+@pytest.mark.parametrize("name", [*WITH_PYTHON, "docs/tutorials/lightning.md"])
 def test_python_runs(name: str, tmp_path: Path) -> None:
     """A page's blocks one after the other; those of tutorials with files between are run elsewhere."""
     code = [block.code for block in blocks_of(name) if block.language == "python"]
@@ -72,7 +79,7 @@ def test_python_runs(name: str, tmp_path: Path) -> None:
 
 def test_no_other_page_has_python() -> None:
     found = {name for name in PAGES if any(block.language == "python" for block in blocks_of(name))}
-    assert found - set(TUTORIALS) == {"README.md", "docs/privacy.md", "docs/export.md"}
+    assert found - set(TUTORIALS) == set(WITH_PYTHON)
 
 
 def test_yaml_of_pages_is_read() -> None:
@@ -145,7 +152,7 @@ def test_pages_start_with_what_the_reader_gets() -> None:
             assert page.read_text(encoding="utf-8").split("\n\n")[1].startswith("What you get here: "), name
 
 
-OLDER = ("docs/across.md", "docs/flare.md", "docs/refinement.md", "docs/sweeps.md")
+OLDER = ("docs/across.md", "docs/flare.md", "docs/sweeps.md")
 """Their first paragraph says what they are for in words of its own."""
 
 
