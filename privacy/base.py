@@ -259,6 +259,10 @@ class SecureAggregation(ABC):
         """Return how many of so many clients a total has at least, where clients drop out before they have sent."""
         return self.min_clients
 
+    def trusted_alone(self, roster: Sequence[str]) -> str | None:
+        """Return the client of those that enrol that can read every vector by itself, if there is one."""
+        return None
+
     def colluders_needed(self, num_clients: int) -> int:
         """Clients of a round of so many that read vectors of others, together with a server that follows the protocol.
 

@@ -6,7 +6,7 @@ crosses, so that no byte is loaded that a stranger made or a wire has changed. E
 keys, encrypts, adds and decrypts.
 
 The server is assumed to follow the protocol. One that deviates chooses what clients decrypt: they refuse what is no
-total, but how they do tells it whether numbers are in range. Terms of a sum are not bound to its ciphertexts.
+total, with one error whatever its numbers are. Terms of a sum are not bound to its ciphertexts.
 
 Whoever reads a total need not have opened its round, so totals name the round they were made for, and a client that
 has read one, or has opened its round, refuses older ones of the same channel.

@@ -39,6 +39,13 @@ _CHUNK = 1 << 15  # numbers, which stay in the cache
 _Integers = NDArray[np.signedinteger[Any]]
 
 
+FALSE_TOTAL = (
+    "a total is not the sum of what the clients have sent: the server, or who relays for it, has changed it. Nothing "
+    "of it was used"
+)
+"""Error text for every false total, whatever its numbers: what is wrong with it would tell the server about them."""
+
+
 @final
 class Tags:
     """Tags of one sum.
@@ -101,21 +108,17 @@ class Tags:
         sent = sum(part << at for part, at in zip(parts.tolist(), self._places(), strict=True))
         sent -= sum(int.from_bytes(self._offset(client), "little") for client in clients)
         if not self._is_sum(sent, *running.finish(), len(clients)):
-            raise AuthenticationError(
-                "a total is not the sum of what the clients have sent: the server, or who relays for it, has changed "
-                "it. Nothing of it was used"
-            )
+            raise AuthenticationError(FALSE_TOTAL)
         return total[: -self.count]
 
     def _integers(self, reals: NDArray[np.float64], largest: int) -> NDArray[np.int64]:
         """Integers of some numbers of a total, none of them beyond ``largest``."""
         scaled = reals * self._codec.scale
         if len(scaled) and not -largest <= scaled.min() <= scaled.max() <= largest:  # NaN neither
-            bound = f"the {largest / self._codec.scale:g} that its clients can add up to"
-            raise AuthenticationError(f"a total has numbers beyond {bound}")
+            raise AuthenticationError(FALSE_TOTAL)
         integers = scaled.astype(np.int64)
         if not np.array_equal(integers, scaled):  # or clients could hold totals that differ by half a step
-            raise AuthenticationError("a total has numbers between the steps of its grid")
+            raise AuthenticationError(FALSE_TOTAL)
         return integers
 
     def _is_sum(self, sent: int, authenticator: int, coefficients: int, num_clients: int) -> bool:

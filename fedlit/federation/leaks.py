@@ -29,11 +29,13 @@ def seen_by_the_server(channels: Mapping[str, Resolved], rank_of: Mapping[str, i
         hosted = [name for name in channel.senders if rank_of[name] == 0]
         others = [name for name in channel.senders if rank_of[name]]
         needed = channel.backend.colluders_needed(len(channel.senders)) if channel.hides else 0
-        if others and needed and len(hosted) >= needed:
+        alone = channel.backend.trusted_alone([*rank_of]) if channel.hides else None
+        deals_here = alone is not None and rank_of[alone] == 0
+        if others and ((needed and len(hosted) >= needed) or deals_here):
             sentences.append(
-                f"process 0, where the server is, hosts {hosted}, who know enough to read what {others} send over "
-                f"channel {channel.name!r} through {type(channel.backend).__name__}: give the server a process of its "
-                "own, by a placement whose first entry is empty"
+                f"process 0, where the server is, hosts {hosted or [alone]}, who know enough to read what {others} "
+                f"send over channel {channel.name!r} through {type(channel.backend).__name__}: give the server a "
+                "process of its own, by a placement whose first entry is empty"
             )
     return sentences
 

@@ -33,6 +33,9 @@ class ThresholdPaillier(SecureAggregation):
         colluders: Clients that may collude with a server that lies, at least, c: ``threshold`` is higher, and so many
             of a round's clients must confirm whose vectors are in the sum that c more cannot make them confirm two. Of
             two clients, one that colludes knows the other's vector from their sum: 0 asks for that by name.
+        dealer: Client that makes the key and deals the shares, which has to be trusted: without it there are no sums.
+            ``None`` takes the first that is connected, whom a server that lies can choose by whom it reports as
+            disconnected.
         codec: Grid on which numbers travel; ``None`` is ``FixedPoint()``.
         key_bits: Bits of the modulus, a multiple of 16. Less than 3072 gives a warning, less than 2048 is refused.
         max_clients: Maximum number of vectors in one sum, at least 2; more take more room in every ciphertext.
@@ -61,6 +64,7 @@ class ThresholdPaillier(SecureAggregation):
         self,
         threshold: int | None = None,
         colluders: int = 1,
+        dealer: str | None = None,
         codec: FixedPoint | None = None,
         key_bits: int = RECOMMENDED_KEY_BITS,
         max_clients: int = 64,
@@ -73,6 +77,7 @@ class ThresholdPaillier(SecureAggregation):
         check_settings(key_bits, insecure_test_keys, workers)
         check_at_least("max_clients", max_clients, 2)
         self.threshold = threshold
+        self.dealer = dealer
         self.codec = FixedPoint() if codec is None else codec
         self.key_bits = key_bits
         self.max_clients = max_clients
@@ -85,17 +90,32 @@ class ThresholdPaillier(SecureAggregation):
 
     def __repr__(self) -> str:
         return (
-            f"ThresholdPaillier(threshold={self.threshold}, colluders={self.colluders}, codec={self.codec}, "
-            f"key_bits={self.key_bits}, max_clients={self.max_clients})"
+            f"ThresholdPaillier(threshold={self.threshold}, colluders={self.colluders}, dealer={self.dealer!r}, "
+            f"codec={self.codec}, key_bits={self.key_bits}, max_clients={self.max_clients})"
         )
 
     def client(self, name: str) -> ThresholdClient:
-        """Encrypts, and holds a share of the key; the first of the roster deals the shares."""
+        """Encrypts, and holds a share of the key; one deals the shares (`dealer_of`)."""
         return ThresholdClient(name, self)
 
     def server(self) -> ThresholdServer:
         """Relays ciphertexts, and puts partial decryptions of their sum together."""
         return ThresholdServer(self)
+
+    def dealer_of(self, roster: Sequence[str]) -> str:
+        """Return the client that deals the shares; raises a `QuorumError` if the one that has to is missing."""
+        if self.dealer is None:
+            return roster[0]
+        if self.dealer not in roster:
+            raise QuorumError(
+                f"dealer {self.dealer!r} of the shares is not among the clients that enrol, {list(roster)}: wait for "
+                "it, or start the run anew with another dealer"
+            )
+        return self.dealer
+
+    def trusted_alone(self, roster: Sequence[str]) -> str | None:
+        """The dealer, who reads every vector if it keeps the key."""
+        return roster[0] if self.dealer not in roster else self.dealer
 
     def shares_needed(self, num_clients: int) -> int:
         """Clients that open a sum together, t, of so many that have enrolled."""
@@ -172,12 +192,14 @@ class ThresholdPaillier(SecureAggregation):
     def describe(self) -> Description:
         """Adversary, what is hidden and revealed, tolerated dropouts, cost."""
         some = "more than two thirds of the clients" if self.threshold is None else f"{self.threshold} of the clients"
+        chosen = "" if self.dealer else "; a server that reports others as disconnected chooses it"
         refused = f": refused where not even {self.colluders} may collude" if self.colluders else ""
         return Description(
             backend="ThresholdPaillier",
             adversary="the server, also one that deviates from the protocol, and anybody on the wire; as long as "
-            f"moduli of {self.key_bits} bits cannot be factored, nor composite residues recognised, and the client "
-            "that enrols first deals the shares of the key honestly. Not a server that swaps keys when clients enrol, "
+            f"moduli of {self.key_bits} bits cannot be factored, nor composite residues recognised, and "
+            f"{'the client that enrols first' if self.dealer is None else self.dealer} deals the shares of the key "
+            "honestly. Not a server that swaps keys when clients enrol, "
             "where these are trusted on first use, or has sites without a journal repeat a round",
             hidden="every client's vector, and sums of fewer than q of n clients, where q must confirm whose vectors "
             "are in the sum",
@@ -185,8 +207,7 @@ class ThresholdPaillier(SecureAggregation):
             "the sum of the others, at least q, in its place",
             collusion=f"{some} that enrolled, whose shares open every vector, also without the server; the server with "
             f"all others in a sum; if it deviates, with 2q - n of the n clients of a round, or with q - 1{refused}. "
-            "The client that deals the shares could keep the key, and open every vector by itself; a server that "
-            "reports others as disconnected chooses it",
+            f"The client that deals the shares could keep the key, and open every vector by itself{chosen}",
             dropouts=f"clients may vanish while {some} that enrolled stay, and q of the round",
             bytes_per_number=self.key_bits / 4 / self.slots.count,
             error=self.codec.error_text(),

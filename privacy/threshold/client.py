@@ -77,6 +77,7 @@ class ThresholdClient(IdentifiedClient):
     def enrol(self, roster: Sequence[str]) -> None:
         """Begin enrolment; an earlier share is forgotten, identity keys stay pinned."""
         check_members([self.name], roster, "enrol", KeyCheckError)
+        self._backend.dealer_of(roster)  # raises if it is missing
         self._roster, self._key, self._round, self._newest = tuple(roster), None, None, -1
 
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
@@ -98,12 +99,12 @@ class ThresholdClient(IdentifiedClient):
         self._round = _ClientRound(bound_to, round_id.terms or Terms(), tuple(clients))
 
     def send(self, step: str) -> bytes:
-        """Identity key; from the first of the roster, the modulus and everybody's encrypted share; terms of the sum."""
+        """Identity key; from the dealer, the modulus and everybody's encrypted share; terms of the sum."""
         if step == "identities":
             return self._identity.public
         if step == "terms":
             return self._stated()
-        return self._dealt() if self._roster and self.name == self._roster[0] else b""
+        return self._dealt() if self._roster and self.name == self._backend.dealer_of(self._roster) else b""
 
     def receive(self, step: str, message: bytes) -> None:
         """Directory; this client's encrypted share; others' terms, or nothing if this client is left out."""
@@ -156,7 +157,7 @@ class ThresholdClient(IdentifiedClient):
     def _receive_share(self, message: bytes) -> None:
         dealt = unpack_fields(message)
         public = field_of(dealt, "public")
-        link = self._identity.link(party(self._roster[0]))
+        link = self._identity.link(party(self._backend.dealer_of(self._roster)))
         share = link.open(field_of(dealt, "share"), about_deal(self._roster, public))
         self._key = self._backend.load_key(public, self._roster), int.from_bytes(share, "big")
 

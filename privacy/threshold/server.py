@@ -150,14 +150,16 @@ class ThresholdServer(AggregationServer):
         return self._backend.codec.decode(total)
 
     def _relay_shares(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
-        dealer = self._roster[0]
+        dealer = self._backend.dealer_of(self._roster)
         if dealer not in messages:
             raise QuorumError(f"client {dealer!r} dealt no shares of a key")
         dealt = unpack_fields(read(self._identity, party(dealer), "keys", b"", messages[dealer]))
         public = field_of(dealt, "public")
         self._modulus = self._backend.load_key(public, self._roster)
         return {
-            name: pack_fields({"public": public, "share": field_of(dealt, party(name))}) for name in self._roster[1:]
+            name: pack_fields({"public": public, "share": field_of(dealt, party(name))})
+            for name in self._roster
+            if name != dealer
         }
 
     def _relay_terms(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:

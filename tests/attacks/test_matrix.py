@@ -13,12 +13,21 @@ import backends
 from fedlit.federation import Federation, FederationError
 from fedlit.federation.transport import Outgoing, Transport, Way
 from fedlit.federation.wire import decode
-from fedlit.privacy import GaussianMechanism, PairwiseMasking, Plain, PrivacyError
+from fedlit.privacy import (
+    AuthenticationError,
+    GaussianMechanism,
+    PairwiseMasking,
+    Plain,
+    PrivacyError,
+    QuorumError,
+    ThresholdPaillier,
+)
 from fedlit.privacy.differential import epsilon_of, spent_by
 from fedlit.privacy.driver import Parties
 from fedlit.privacy.links import TAG_BYTES, KeyPair, Link, derive, pack_fields, unpack_fields
 from fedlit.privacy.paillier_arithmetic import PrivateModulus
 from fedlit.privacy.shared_key import _about_deal, _frame, _unframe
+from fedlit.privacy.tags import FALSE_TOTAL
 from fedlit.privacy.threshold import client as threshold_client
 from relayed import Relayed, honest
 from thread_transport import on_ranks
@@ -197,7 +206,7 @@ def test_who_deals_the_shares_reads_every_vector_alone_if_it_keeps_the_key(made:
 
 
 def test_a_server_chooses_who_deals_by_whom_it_reports_as_disconnected(made: list[tuple[bytes, bytes]]) -> None:
-    """So one client of its choice, other than the first, is enough."""
+    """So one client of its choice, other than the first, is enough, unless the run names the dealer."""
     placement = [[], ["b"], ["c"], ["d"], ["a"]]
 
     def on(transport: Transport) -> dict[str, Any]:
@@ -210,6 +219,16 @@ def test_a_server_chooses_who_deals_by_whom_it_reports_as_disconnected(made: lis
     for other, body in vectors_at(second["arrived"]).items():
         read = opened(body, client, lambda ciphertexts: list(key.decrypt(ciphertexts, 1)))
         torch.testing.assert_close(read, vector(other), atol=1e-6, rtol=0)
+
+
+def test_a_dealer_that_is_named_is_not_another_whatever_the_server_reports() -> None:
+    parties = Parties(ThresholdPaillier(dealer="a", **backends.QUICK), NAMES)
+    with pytest.raises(QuorumError, match="dealer 'a' of the shares is not among the clients that enrol"):
+        parties.clients["b"].enrol(NAMES[1:])
+    parties = Parties(ThresholdPaillier(dealer="b", **backends.QUICK), NAMES)
+    parties.clients["c"] = ThresholdPaillier(dealer="a", **backends.QUICK).client("c")
+    with pytest.raises(AuthenticationError):  # b has dealt to it
+        parties.enrol(NAMES)
 
 
 # -------------------------------------------------------------------------------- keys that clients share
@@ -245,11 +264,11 @@ def forging(transport: Transport, bound: float) -> str:
     return ""
 
 
-def test_a_false_total_under_a_shared_key_is_refused_and_the_refusal_tells_the_server_one_bit() -> None:
-    """Whether a number of a client is above a bound, both of its choice; then the run is over."""
-    for bound, text in ((1.4, "exceeds what 4 clients can add up to"), (1.6, "is not the sum of what the clients")):
+def test_a_false_total_under_a_shared_key_is_refused_with_one_error_whatever_its_numbers_are() -> None:
+    """Or the server would learn whether a number of a client is above a bound, both of its choice."""
+    for bound in (1.4, 1.6):  # the decrypted number is out of range, and in it
         refusals = on_ranks(lambda transport, bound=bound: forging(transport, bound), len(PLACEMENT))
-        assert all(text in each for each in refusals), refusals  # the first is the server's
+        assert all(FALSE_TOTAL in each for each in refusals), refusals  # the first is the server's
 
 
 def test_without_certificates_a_server_that_swaps_a_key_at_enrolment_is_dealt_the_private_key() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from backends import QUICK
 from fedlit.federation import (
     Channel,
     ChannelError,
@@ -25,7 +26,15 @@ from fedlit.federation import (
 )
 from fedlit.federation.choices import Channels
 from fedlit.federation.leaks import seen_by_the_server
-from fedlit.privacy import CKKSAffine, GaussianMechanism, Paillier, PairwiseMasking, Plain, PlainAffine
+from fedlit.privacy import (
+    CKKSAffine,
+    GaussianMechanism,
+    Paillier,
+    PairwiseMasking,
+    Plain,
+    PlainAffine,
+    ThresholdPaillier,
+)
 from refused import refused
 
 NAMES = ["a", "b", "c", "t"]
@@ -258,6 +267,9 @@ def test_each_message_costs_privacy() -> None:
         (Plain(), [["a", "b"], ["c"], ["t"]], None),
         (Paillier(key_bits=1024, insecure_test_keys=True), [["a"], ["b", "c", "t"]], "hosts ['a']"),
         (Paillier(key_bits=1024, insecure_test_keys=True), [["t"], ["a", "b", "c"]], None),
+        (ThresholdPaillier(**QUICK), [["a"], ["b", "c", "t"]], "hosts ['a']"),
+        (ThresholdPaillier(**QUICK), [["b"], ["a", "c", "t"]], None),
+        (ThresholdPaillier(dealer="t", **QUICK), [["t"], ["a", "b", "c"]], "hosts ['t']"),
     ],
 )
 def test_a_server_that_hosts_enough_clients_to_read_the_others_is_told(

@@ -19,8 +19,9 @@ from fedlit.federation.messenger import KINDS, Message, Messenger
 from fedlit.federation.sums.conversation import Backends
 from fedlit.federation.sums.received import REMEMBERED, ReceivedTotals, digest_of
 from fedlit.federation.wire import part, schema_from, schema_text
-from fedlit.privacy import DecodeError, QuorumError, SecureAggregation, Tags
+from fedlit.privacy import AuthenticationError, DecodeError, QuorumError, SecureAggregation, Tags
 from fedlit.privacy.packing import Schema, check_weight, unpack
+from fedlit.privacy.tags import FALSE_TOTAL
 
 _DOWNLOAD = KINDS.index("download")
 
@@ -102,7 +103,7 @@ class Totals:
                 if senders:
                     self.check_senders(channel, names)  # before it is decrypted, where clients have the key
                     self._summed[channel] = names
-                vector = self._revealed(backend, local[0], message, num_clients)
+                vector = self._revealed(backend, local[0], message, num_clients, tags is not None)
                 text = part(message, "schema", torch.uint8).cpu().numpy().tobytes()
                 if tags is not None:
                     rule = f"{len(names)}, as stated, and at least {backend.min_clients}"
@@ -160,10 +161,18 @@ class Totals:
             raise DecodeError(f"a total is reported with vectors of {positions}, which are not all of {[*senders]}")
         return names
 
-    def _revealed(self, backend: SecureAggregation, client: str, message: Message, num_clients: int) -> Tensor:
+    def _revealed(
+        self, backend: SecureAggregation, client: str, message: Message, num_clients: int, has_tags: bool
+    ) -> Tensor:
         """Return the plaintext total that a client reads in a message."""
         if backend.key_holder == "clients":
-            return self._backends.parties(backend).clients[client].reveal(part(message, "sum"), num_clients)
+            try:
+                return self._backends.parties(backend).clients[client].reveal(part(message, "sum"), num_clients)
+            except DecodeError:
+                if not has_tags:
+                    raise
+                # the server, which must not learn whether decrypted numbers are in range, is sent what is raised here
+                raise AuthenticationError(FALSE_TOTAL) from None
         return part(message, "sum") if backend.codec is None else backend.codec.decode(part(message, "sum"))
 
     # ---------------------------------------------------------------- for those who were absent
