@@ -233,7 +233,7 @@ def _made(cls: type[Any], init_args: Mapping[str, Any], skip: tuple[str, ...] = 
     """Arguments of a class as objects, in place of their class paths."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, "made", instantiate=False, skip={*skip})
-    config = parser.instantiate_classes(parser.parse_object({"made": dict(init_args)}))
+    config = parser.instantiate(parser.parse_object({"made": dict(init_args)}))
     return {name: config["made"][name] for name in init_args}
 
 

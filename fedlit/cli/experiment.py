@@ -435,7 +435,7 @@ def all_clients(parsed: Parsed) -> tuple[str, ...]:
     for key in ("model", "trainer"):
         config.pop(key)
     with in_plain_words(config):
-        data = parsed.parser.instantiate_classes(config)["data"]
+        data = parsed.parser.instantiate(config)["data"]
     return tuple(client.name for client in data.check_roster())
 
 

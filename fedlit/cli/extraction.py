@@ -56,7 +56,7 @@ def extract(args: list[str]) -> None:
     with in_plain_words(given):
         network = _network(given)
         _read_as_trained(given.data.get("init_args") or {}, network)
-        data = parser.instantiate_classes(given).data
+        data = parser.instantiate(given).data
     assert isinstance(data, DomainDataModule)
     out = Path(given.out)
     if out.suffix != ".npz":
@@ -118,7 +118,7 @@ def _network(given: Namespace) -> nn.Module:
         single = ArgumentParser(prog=PROG)
         single.add_subclass_arguments(nn.Module, "extractor", required=True)
         made = single.parse_object({"extractor": {"class_path": name, "init_args": given.extractor_args}})
-        network = single.instantiate_classes(made).extractor
+        network = single.instantiate(made).extractor
         if weights is not None:
             try:
                 network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))

@@ -104,7 +104,7 @@ class SaveConfig(SaveConfigCallback):
         if not loggers:
             return
         module = federated(pl_module, self)
-        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        config = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
         named = [each.method for each in trainer.callbacks if isinstance(each, RunRecord)]  # type: ignore[attr-defined]
         tags = tags_at_start(trainer, module, next(iter(named), None))
         log_settings(loggers, public(config, hides_from_others(module)), tags)

@@ -363,7 +363,7 @@ class Parsed:
         """Arguments of model and data as plain values, which checkpoints keep."""
         arguments = self.arguments.clone()
         arguments.pop("trainer")
-        how = {"skip_link_targets": False, "skip_none": False, "skip_validation": True}  # checked when they were parsed
+        how = {"skip_link_targets": False, "skip_unset": False, "skip_validation": True}  # checked when parsed
         values = yaml.safe_load(self.parser.dump(arguments, format="yaml", **how))
         return {key: values[key] for key in ("model", "data")}
 
@@ -374,7 +374,7 @@ class Parsed:
         without = ("seat", "config", "trainer.default_root_dir", "trainer.enable_progress_bar")
         for key in (*_OF_EXPERIMENTS, *without, "trainer.strategy.init_args.allow_rejoin"):
             arguments.pop(key, None)
-        text: str = self.parser.dump(arguments, format="json", skip_none=True, skip_validation=True)
+        text: str = self.parser.dump(arguments, format="json", skip_unset=True, skip_validation=True)
         return text
 
     def instead(self, args: list[str]) -> Parsed:

@@ -70,7 +70,7 @@ def _loggers(given: Any, words: list[str], run: RunFolder) -> list[Logger]:
     parser.add_argument(f"--{_KEY}", type=Logger | Iterable[Logger] | bool | None)
     try:
         parsed = parser.parse_args([*([] if given is None else [f"--{_KEY}={flow(given)}"]), *words])
-        made = parser.instantiate_classes(parsed).trainer.logger
+        made = parser.instantiate(parsed).trainer.logger
     except (ArgumentError, ValueError, ImportError) as error:
         sys.exit(f"fedlit send: {error}")
     loggers = [each for each in (made if isinstance(made, list) else [made]) if isinstance(each, Logger)]

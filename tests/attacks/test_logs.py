@@ -101,7 +101,7 @@ def test_loggers_get_the_names_of_files_alone(monkeypatch: pytest.MonkeyPatch) -
     }
     logged: list[dict[str, Any]] = []
     logger = SimpleNamespace(log_hyperparams=logged.append)
-    parser = SimpleNamespace(dump=lambda config, skip_none: yaml.safe_dump(config))
+    parser = SimpleNamespace(dump=lambda config, skip_unset: yaml.safe_dump(config))
     save = lightning_cli.SaveConfig(parser, given)  # type: ignore[arg-type]
     monkeypatch.setattr(lightning_cli, "tags_at_start", lambda *_: {})
     for hides in (False, True):

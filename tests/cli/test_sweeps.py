@@ -101,7 +101,7 @@ def test_trials_of_a_sweep_are_configured_as_it_says(name):
     for values in (first, last):
         (each,) = parsed(*command_line(sweep, values))
         check_configured(values, each.arguments)
-    made = each.parser.instantiate_classes(each.arguments)
+    made = each.parser.instantiate(each.arguments)
     assert [*made.model.clients] == [*made.data.clients]
 
 

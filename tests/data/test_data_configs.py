@@ -21,7 +21,7 @@ CONFIGS = sorted((ROOT / "configs" / "data").glob("*.yaml"))
 def build(config):
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(DomainDataModule, "data")
-    return getattr(parser, "instantiate", parser.instantiate_classes)(parser.parse_object(config)).data
+    return parser.instantiate(parser.parse_object(config)).data
 
 
 def check(config):

@@ -29,7 +29,7 @@ def parsed(*words: str) -> list[Parsed]:
 
 def instantiated(*words: str) -> list[Any]:
     """Data, method and Trainer with each method of ``fedlit fit``."""
-    return [each.parser.instantiate_classes(each.arguments) for each in parsed(*words)]
+    return [each.parser.instantiate(each.arguments) for each in parsed(*words)]
 
 
 def summaries(place: str = "runs") -> list[dict[str, Any]]:
