@@ -277,6 +277,7 @@ def test_a_server_that_hosts_enough_clients_to_read_the_others_is_told(
 ) -> None:
     clients = [Client("a"), Client("b"), Client("c"), Client("t", "target", labelled=False)]
     channels = Channels([WEIGHTS], clients, privacy=backend)
-    sentences = seen_by_the_server(channels, {name: rank for rank, share in enumerate(placement) for name in share})
+    ranks = {name: rank for rank, share in enumerate(placement) for name in share}
+    sentences = seen_by_the_server(channels, {client.name: ranks[client.name] for client in clients})
     assert len(sentences) == (seen is not None)
     assert all(str(seen) in sentence for sentence in sentences)
