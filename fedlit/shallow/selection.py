@@ -109,9 +109,36 @@ class OnSource(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return self.estimator_.decision_function(X)
 
     def score(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
-        """Score of the estimator, such as its accuracy."""
+        """Score of the estimator, such as its accuracy, on samples with a label.
+
+        Samples whose label is masked are left out with a warning. In `cross_val_score` and `GridSearchCV` that holds
+        without ``scoring``: a scorer by name would count the masked label -1 as a class that is never predicted.
+
+        Raises:
+            ValueError: If all labels are masked.
+        """
         check_is_fitted(self)
+        without = np.zeros(1, dtype=bool) if y is None else self._unlabelled(y, _num_samples(X))
+        if without.any():
+            way_out = "score labelled samples: in cross-validation cv=LeaveOneSourceOut() with groups tests on sources"
+            check(not without.all(), "y", "of some samples with a label", None, way_out, shown="masked labels alone")
+            warnings.warn(
+                f"{without.sum()} of {len(without)} samples have a masked label and are not scored: the score is "
+                "of the source alone, and not of the target: cv=LeaveOneSourceOut() with groups tests on sources that "
+                "were not trained on, which comes nearest to a target without labels",
+                stacklevel=2,
+            )
+            rows = np.flatnonzero(~without)
+            X, y = _safe_indexing(X, rows), without_missing(_safe_indexing(y, rows))
+            sample_weight = None if sample_weight is None else _safe_indexing(np.asarray(sample_weight), rows)
         return float(self.estimator_.score(X, y, sample_weight=sample_weight))
+
+    def _unlabelled(self, y: Any, number: int) -> NDArray[np.bool_]:
+        """Samples whose label is masked: as in `fit`, and -1 where that is no class, however few classes are here."""
+        labels, classes = np.asarray(y), getattr(self.estimator_, "classes_", None)
+        if labels.ndim == 1 and labels.dtype.kind == "i" and isinstance(classes, np.ndarray):
+            return np.asarray((labels == -1) & (-1 not in classes.tolist()))
+        return masked(y, number)
 
     def __sklearn_tags__(self) -> Any:
         tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)

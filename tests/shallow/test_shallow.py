@@ -13,8 +13,9 @@ from sklearn import config_context
 from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.model_selection import GridSearchCV, StratifiedKFold
-from sklearn.neighbors import KNeighborsClassifier
+from sklearn.metrics import accuracy_score
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
@@ -271,6 +272,65 @@ def test_a_grid_search_leaves_out_each_source_in_turn_and_trains_with_the_target
     for bad in (None, np.where(domain < 0, -1, 1), np.zeros(50, dtype=int)):
         with pytest.raises(ValueError, match=r"groups|sample_domain"):
             list(LeaveOneSourceOut().split(samples, known, bad))
+
+
+def test_masked_labels_are_left_out_of_scores():
+    """Which cross_val_score would count as a class that is never predicted."""
+    samples, labels, domain = two_domains()
+    known = np.where(domain < 0, -1, labels)
+    pipeline = make_pipeline(CORAL(), OnSource(KNeighborsClassifier()))
+    with pytest.warns(UserWarning, match=r"\d+ of 10 samples have a masked label .* cv=LeaveOneSourceOut\(\) with gr"):
+        found = cross_val_score(pipeline, samples, known, error_score="raise")
+    by_hand = []
+    for train, test in StratifiedKFold().split(samples, known):
+        fitted, test = clone(pipeline).fit(samples[train], known[train]), test[known[test] >= 0]
+        by_hand.append(accuracy_score(labels[test], fitted.predict(samples[test])))
+    np.testing.assert_array_equal(found, by_hand)
+    assert found.mean() > 0.9  # two in five labels are masked
+    search = GridSearchCV(pipeline, {"coral__reg": [0.1]}, cv=LeaveOneSourceOut(), return_train_score=True)
+    with pytest.warns(UserWarning, match="masked label"):
+        search.fit(samples, known, groups=np.where(domain < 0, -1, 1 + np.arange(50) % 2))
+    assert min(search.cv_results_["split0_train_score"]) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("estimator", "labels", "mask"),
+    [
+        (KNeighborsClassifier(), lambda y: y, -1),
+        (KNeighborsClassifier(), lambda y: y * 1.0, np.nan),
+        (KNeighborsClassifier(), lambda y: np.array(["no", "yes"], dtype=object)[y], None),
+        (KNeighborsRegressor(), lambda y: y * 1.0, np.nan),
+    ],
+)
+def test_scores_are_of_samples_with_a_label(estimator, labels, mask):
+    samples, classes, domain = two_domains()
+    y = labels(classes)
+    weights = np.random.default_rng(0).random(50)
+    without = np.arange(50) % 3 == 0
+    some = y.copy()
+    some[without] = mask
+    fitted = OnSource(estimator).fit(samples, y, sample_domain=domain)
+    with pytest.warns(UserWarning, match="17 of 50 samples have a masked label"):
+        found = fitted.score(samples, some, sample_weight=weights)
+    expected = fitted.estimator_.score(samples[~without], y[~without], sample_weight=weights[~without])
+    assert found == expected
+    some[:] = mask
+    with pytest.raises(ValueError, match=r"y must be of some samples with a label, got masked .*LeaveOneSource"):
+        fitted.score(samples, some)
+
+
+def test_a_label_of_minus_one_is_masked_where_it_is_no_class():
+    """Also beside a single class, as in a small fold."""
+    samples, labels, domain = two_domains()
+    signs = 2 * labels - 1
+    for y in (labels, signs):
+        fitted = OnSource(KNeighborsClassifier()).fit(samples, y, sample_domain=domain)
+        if y is signs:
+            assert fitted.score(samples, signs) == fitted.estimator_.score(samples, signs)
+            continue
+        with pytest.warns(UserWarning, match="25 of 50 samples have a masked label"):
+            found = fitted.score(samples, signs)
+        assert found == fitted.estimator_.score(samples[labels == 1], labels[labels == 1])
 
 
 BAD_PARAMETERS = [
