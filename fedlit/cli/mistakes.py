@@ -128,7 +128,8 @@ def check(args: Sequence[str]) -> None:
         _Walk(given, where).top(tree)
     for part, example in (("model.optimizer", "Adam"), ("model.lr_scheduler", "StepLR")):
         keys = given.keys_below(part)
-        if keys and part not in given.classes and f"{part}.class_path" not in keys:
+        has_class = part in given.classes or f"{part}.class_path" in keys or isinstance(given.value(part), str)
+        if keys and not has_class:
             refuse(given.where(keys[0]), keys[0], f"name the class that has it, too: --{part} {example}, or another")
     for line in given.without_effect():
         print(f"fedlit: {line}", file=sys.stderr)

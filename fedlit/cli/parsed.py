@@ -57,6 +57,9 @@ _OF_EXPERIMENTS = ("seeds", "targets", "compare", "jobs", "fresh")
 _REASON = re.compile(r"^ *- (?:Problem with given class_path .*:\n *)?(.+)$", re.MULTILINE)
 """Why one of an argument's types was not taken, in the words of jsonargparse or of a constructor."""
 
+_HOMES = {"optimizer": "torch.optim", "lr_scheduler": "torch.optim.lr_scheduler"}
+"""Modules of the classes that are meant by keys whose type is any callable."""
+
 _NOT_A_REASON = ("Does not validate against any", "Expected a", "Not a valid", "Parser key")
 """Beginnings of jsonargparse's reasons for types that were not meant."""
 
@@ -191,7 +194,8 @@ def _reason(chain: Sequence[_Place], key: str, given: Given) -> str:
             return f"there is no module {module[1]!r}, where {place.cls!r} should be: mend the path, or install it"
         path = re.match(r"Expected a dot import path string: (\S+?)(?:\. Got value.*)?$", reason)
         if path is not None:
-            return f"there is no class {path[1]!r}{did_you_mean(path[1], names_of(types))} fedlit list has fedlit's own"
+            known_here = names_of(_HOMES.get(short(key).rpartition(".")[2], types))
+            return f"there is no class {path[1]!r}{did_you_mean(path[1], known_here)} fedlit list has fedlit's own"
         other = re.match(r"Import path (\S+) does not correspond to a subclass of (\w+)", reason)
         if other is not None:
             return f"{other[1]} is no {other[2]}{did_you_mean(other[1].split('.')[-1], names_of(types))} fedlit list"

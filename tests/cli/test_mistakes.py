@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
-from commands import refusal
+from commands import instantiated, refusal
 from fedlit.cli import main
 from fedlit.cli.arguments import content_of, normalise
 from fedlit.cli.mistakes import check
@@ -156,6 +157,16 @@ def test_a_constructor_that_ends_without_a_word_is_told_with_its_line(monkeypatc
     line = told("fit", *words)
     assert line.startswith("fedlit: ValueError: own_network.Network cannot be made: AssertionError in ")
     assert "own_network.py, line 6: assert width > 0" in line
+
+
+def test_an_optimiser_and_its_arguments_may_be_options():
+    words = ("fit", "--config=data/digits", "--config=methods/fedavg")
+    (module,) = (each.model for each in instantiated(*words[1:], "--model.optimizer=SGD", "--model.optimizer.lr=0.25"))
+    optimiser = module.run.local.optimizer([torch.nn.Parameter(torch.zeros(1))])
+    assert (type(optimiser), optimiser.defaults["lr"]) == (torch.optim.SGD, 0.25)
+    line = told(*words, "--model.optimizer=Adamm", "--model.optimizer.lr=0.1")
+    assert "there is no class 'Adamm': did you mean 'Adam'?" in line
+    assert "--model.optimizer Adam" in told(*words, "--model.optimizer.lr=0.1")
 
 
 def test_nothing_given_at_all_is_told_with_a_way_to_begin():
