@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 import yaml
-from torch.export import ExportedProgram
+from torch._decomp import get_decompositions
+from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
@@ -44,7 +45,9 @@ def save_folder(
     """
     from safetensors.torch import save_file
 
-    program = program.run_decompositions()  # to operations of torch's core
+    core = default_decompositions()  # to operations of torch's core
+    core.update(get_decompositions([torch.ops.aten.linalg_vector_norm.default]))  # torch 2.11 leaves it as it is
+    program = program.run_decompositions(core)
     tensors = {_short(name): each.detach() for name, each in {**program.state_dict, **program.constants}.items()}
     graph = graph_of(program)
     names = [*graph["weights"].values()]
