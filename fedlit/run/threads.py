@@ -103,15 +103,18 @@ def _timed(step: Callable[[], object]) -> float:
 
 
 def _step_of(run: Run, loader: object) -> tuple[Callable[[], object] | None, object]:
-    """Return a forward and backward pass of a copy of a local client's network on samples of it, and their form."""
+    """Return a forward and backward pass of a copy of a local client's network on samples of it, and their form.
+
+    Of the client with the most samples in a batch, as its steps take the most time.
+    """
     local = [client.name for client in run.learners() if run.federation.is_local(client)]
     if not isinstance(loader, FederatedLoader) or run.trainer.strategy.root_device.type != "cpu" or not local:
         return None, ()
-    name = max(local, key=loader.batch_size_of)
+    sizes = loader.sizes()
+    rows, name = max((min(loader.batch_size_of(each), sizes[each]), each) for each in local)
     network: Any = copy.deepcopy(run.replicas[name])
     if not isinstance(network, Replica) or not any(each.requires_grad for each in network.parameters()):
         return None, ()
-    rows = min(loader.batch_size_of(name), loader.sizes()[name])
     precision = run.trainer.precision_plugin
     inputs = precision.convert_input(loader.samples(name, torch.arange(rows))[0])
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from fedlit import FederatedStrategy
 from fedlit.cli import main
+from fedlit.data import FederatedLoader
 from fedlit.methods import FedAvg
+from fedlit.models import MLP
 from fedlit.run import threads
 from fedlit.run.loop import Rounds
 from fedlit.run.threads import fewest, try_threads
@@ -102,6 +105,28 @@ def test_a_run_is_the_one_with_the_number_that_was_chosen(chosen: int, monkeypat
     assert tried == [2]
     assert torch.get_num_threads() == chosen
     assert [line.partition(":")[2].split(",")[0] for line in logged] == [f" {chosen}"]
+
+
+def test_the_client_with_the_most_samples_in_a_batch_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where clients have one batch size, and all but one fewer samples than that."""
+    shapes: list[Any] = []
+    real = threads._step_of
+
+    def seen(*given: Any) -> Any:
+        step, form = real(*given)
+        shapes.append(form[-1])
+        return step, form
+
+    monkeypatch.setattr(threads, "_step_of", seen)
+    data = {"a": digit_set(5), "b": digit_set(300), "target": digit_set(7)}
+    module = FedAvg([*data], "target", 10, MLP(64, [16]))
+    done = trainer(1, strategy={"num_threads": "auto"})
+    done.fit(module, FederatedLoader(data, batch_size=64))
+    assert shapes == [(64, 64)]
+
+
+def digit_set(number: int) -> TensorDataset:
+    return TensorDataset(torch.rand(number, 64), torch.arange(number) % 10)
 
 
 def test_a_run_goes_on_with_the_number_in_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
