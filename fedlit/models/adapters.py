@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from fedlit.checks import check, check_at_least, check_one_of, check_positive
 from fedlit.models.replica import feature_width
@@ -56,6 +57,7 @@ class Adapters(nn.Module):
         if alpha is not None:
             check_positive("alpha", alpha)
         self.out_features = feature_width(network)
+        _check_network(network)
         targets = "|".join(re.escape(name) for name in _layers(network, layers, rank))
         try:
             from peft import LoraConfig, inject_adapter_in_model
@@ -71,6 +73,7 @@ class Adapters(nn.Module):
         for name, param in self.network.named_parameters():
             if fixed_a and ".lora_A." in name:
                 param.requires_grad_(False)
+        self._all_called = False
         self.train()
 
     @property
@@ -88,31 +91,72 @@ class Adapters(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features, shape (batch, out_features)."""
-        features: Tensor = self.network(x)
+        """Features, shape (batch, out_features).
+
+        Raises:
+            ValueError: If the network computes past the adapters of some layers, whose weights it reads itself.
+        """
+        if self._all_called:
+            features: Tensor = self.network(x)
+            return features
+        adapted = {name: module for name, module in self.network.named_modules() if hasattr(module, "lora_A")}
+        called: set[nn.Module] = set()
+        handles = [each.register_forward_hook(lambda module, _, __: called.add(module)) for each in adapted.values()]
+        try:
+            features = self.network(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        past = [name for name, module in adapted.items() if module not in called]
+        ends = dict.fromkeys(name.rpartition(".")[2] for name, module in adapted.items() if module in called)
+        check(not past, "layers", "those that the network calls", past[:4], f"it calls {', '.join(ends) or 'none'}")
+        self._all_called = True
         return features
+
+
+def _check_network(network: nn.Module) -> None:
+    """Refuse networks that peft cannot take."""
+    parts = [type(module) for module in network.modules()]
+    check(
+        not any(part.__module__.startswith("peft.") for part in parts),
+        "network",
+        "one without adapters",
+        parts[0].__name__,
+    )
+    check(type(network) not in (nn.Linear, nn.Conv2d), "network", "more than a layer", parts[0].__name__, "wrap it")
+    lazy = any(is_lazy(param) for param in network.parameters())
+    check(not lazy, "network", "one that knows its widths", parts[0].__name__, "give in_features, or the like")
 
 
 def _layers(network: nn.Module, given: Sequence[str] | None, rank: int) -> list[str]:
     """Whole names of the layers that get adapters. Layers of other classes compute in ways that peft does not know."""
+    check(not isinstance(given, str), "layers", "a list of names", given, f"write [{given}]")
     fitting = {name: module for name, module in network.named_modules() if type(module) in (nn.Linear, nn.Conv2d)}
-    kind, what = type(network).__name__, "nn.Linear and nn.Conv2d (and not of classes below them)"
+    kind = type(network).__name__
     if given is None:
         found = [name for name, module in fitting.items() if isinstance(module, nn.Linear)]
         has = (
             f"{kind} has layers nn.Conv2d {', '.join([*fitting][:4])}" if fitting else f"{kind} has no nn.Conv2d either"
         )
         check(bool(found), "layers", "given for a network without layers nn.Linear", given, has)
-        return found
-    found = []
-    check(len(given) > 0, "layers", "names, or none for all linear layers", given)
-    ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in fitting))
-    for each in given:
-        matches = [name for name in fitting if name == each or name.endswith(f".{each}")]
-        has = f"{kind} has layers that end in {ends or 'nothing'}"
-        check(bool(matches), "layers", f"names, or ends of names, of layers {what}", each, has)
-        found += matches
+    else:
+        found = []
+        check(len(given) > 0, "layers", "names, or none for all linear layers", given)
+        ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in fitting)) or "nothing"
+        rule = "names, or ends of names, of layers nn.Linear and nn.Conv2d (and not of classes below them)"
+        for each in given:
+            matches = [name for name in fitting if name == each or name.endswith(f".{each}")]
+            check(bool(matches), "layers", rule, each, f"{kind} has layers that end in {ends}")
+            found += matches
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in network.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
     for name in found:
-        groups = getattr(fitting[name], "groups", 1)
-        check(rank % groups == 0, "rank", f"a multiple of the {groups} groups of layer '{name}'", rank)
+        layer, alike = fitting[name], names[fitting[name]]
+        check(len(alike) == 1, "layers", "those that the network has once", alike, "leave these out")
+        if isinstance(layer, nn.Conv2d):
+            check(rank % layer.groups == 0, "rank", f"a multiple of the {layer.groups} groups of layer '{name}'", rank)
+            simple = set(layer.dilation) == {1} and layer.padding_mode == "zeros"
+            way = f"dilation {layer.dilation} and padding {layer.padding_mode!r}"
+            check(simple, "layers", "convolutions without dilation that pad by zeros", name, f"this one has {way}")
     return [*dict.fromkeys(found)]

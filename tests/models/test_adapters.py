@@ -282,6 +282,7 @@ def test_an_exported_model_computes_with_its_adapters(tmp_path: Path) -> None:
         ({"layers": ["qkv"]}, "layers must .* 'qkv': SmallCNN has layers that end in 0, 3, 7"),
         ({}, "layers must .*without layers nn.Linear.*SmallCNN has layers nn.Conv2d layers.0, layers.3"),
         ({"layers": []}, "layers must"),
+        ({"layers": "37"}, "layers must be a list of names, got '37'"),
     ],
 )
 def test_what_fits_no_layer_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -296,6 +297,54 @@ def test_groups_of_a_convolution_divide_the_rank() -> None:
     with pytest.raises(ValueError, match="rank must be a multiple of the 4 groups of layer '0', got 6"):
         Adapters(network, rank=6, layers=["0"])
     assert Adapters(network, rank=8, layers=["0"])(torch.zeros(2, 4, 1, 1)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("options", [{"dilation": 2}, {"padding": 1, "padding_mode": "reflect"}])
+def test_convolutions_that_peft_computes_otherwise_are_refused(options: dict[str, Any]) -> None:
+    network = helpers.layers(4, nn.Conv2d(4, 4, 3, **options), nn.Flatten())
+    with pytest.raises(ValueError, match=r"layers must be convolutions without dilation that pad by zeros, got '0'"):
+        Adapters(network, layers=["0"])
+
+
+def test_layers_that_a_network_has_twice_are_refused() -> None:
+    layer = nn.Linear(5, 5)
+    with pytest.raises(ValueError, match=r"layers must be those that the network has once, got \['0', '1'\]"):
+        Adapters(helpers.layers(5, layer, layer))
+
+
+def test_layers_whose_weights_are_read_are_refused_when_the_network_runs() -> None:
+    """As in the attention of torchvision's Swin; their adapters would be sent and never trained."""
+
+    class Reads(nn.Module):
+        out_features = 4
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(5, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(self.first(x), self.second.weight)
+
+    adapters = Adapters(Reads())
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"layers must be those that the network calls, got \['second'\].* first"):
+            adapters(torch.zeros(2, 5))
+    assert Adapters(Reads(), layers=["first"])(torch.zeros(2, 5)).shape == (2, 4)
+    wide = {name: TensorDataset(torch.zeros(4, 5), torch.zeros(4, dtype=torch.int64)) for name in NAMES}
+    with pytest.raises(ValueError, match="the network calls"):
+        helpers.trainer(1).fit(FedAvg(NAMES, "c2", 4, Adapters(Reads())), helpers.loader(wide, 4))
+
+
+def test_networks_that_peft_cannot_take_are_refused_and_stay_as_they_are() -> None:
+    for network, message in (
+        (Adapters(MLP(5, [4])), "network must be one without adapters, got 'Adapters'"),
+        (nn.Linear(5, 4), "network must be more than a layer, got 'Linear'"),
+        (MLP(hidden=[4]), "network must be one that knows its widths, got 'MLP'"),
+    ):
+        before = [param.requires_grad for param in network.parameters()]
+        with pytest.raises(ValueError, match=message):
+            Adapters(network)
+        assert [param.requires_grad for param in network.parameters()] == before
 
 
 def test_layers_within_attention_are_refused() -> None:
