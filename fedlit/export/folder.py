@@ -46,7 +46,8 @@ def save_folder(
     from safetensors.torch import save_file
 
     core = default_decompositions()  # to operations of torch's core
-    core.update(get_decompositions([torch.ops.aten.linalg_vector_norm.default]))  # torch 2.11 leaves it as it is
+    norm = torch.ops.aten.linalg_vector_norm.default  # which torch 2.11 leaves as it is
+    core[norm] = get_decompositions([norm])[norm]
     program = program.run_decompositions(core)
     tensors = {_short(name): each.detach() for name, each in {**program.state_dict, **program.constants}.items()}
     graph = graph_of(program)

@@ -108,9 +108,9 @@ def test_containers_have_their_own_folder_and_certificate_alone() -> None:
     assert [*services] == ["server", *SITES]
     for name, service in services.items():
         sources = [volume.split(":")[0] for volume in service["volumes"]]
-        own = "./server" if name == "server" else f"./sites/{name}"
+        own = ["./server/runs"] if name == "server" else [f"./sites/{name}/{file}" for file in ("runs", "patients.csv")]
         files = ("experiment.yaml", f"{name}.yaml", *(f"certificates/{file}" for file in ("ca.crt", f"{name}.crt")))
-        assert sources == [own, *(f"./{file}" for file in files), f"./certificates/{name}.key"]
+        assert sources == [*own, *(f"./{file}" for file in files), f"./certificates/{name}.key"]
         assert all((folder / source).is_file() for source in sources if source.endswith(".yaml"))
 
 
