@@ -5,7 +5,7 @@ each ``run`` by itself, with ``charts``; or ``live``, runs as they go. Blocks be
 """
 
 from fedlit.callbacks.report.contents import report_on, write_report
-from fedlit.callbacks.report.live import live_page
+from fedlit.callbacks.report.live import LiveRuns
 from fedlit.callbacks.report.run_folder import RunFolder, read_runs
 
-__all__ = ["RunFolder", "live_page", "read_runs", "report_on", "write_report"]
+__all__ = ["LiveRuns", "RunFolder", "read_runs", "report_on", "write_report"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedlit.callbacks.report.charts import Line, Panel
 from fedlit.callbacks.report.pages import Block, Heading, Pictures, Text, pictures_in, to_html
 from fedlit.callbacks.report.run import ORACLE, curves_of, drawn, panel_of
-from fedlit.callbacks.report.run_folder import RunFolder, read_runs
+from fedlit.callbacks.report.run_folder import RunFolder, folders_of, read_progress
 from fedlit.callbacks.run_record import METRICS, SETTINGS, SUMMARY
 from fedlit.callbacks.shared import clock
 from fedlit.tables import Table
@@ -21,49 +21,98 @@ _SILENT = 120.0
 """Seconds without a change of its files after which a run that has not ended is said to give no sign, at least; one of
 long rounds has the time of ten."""
 
+_YEAR = 3.2e7
+"""Seconds."""
+
 _DRAWN = 4
 """Runs whose curves are drawn: those that go, else the last that ended."""
 
 _RUNNING = "running"
 
+_HEADER = (
+    *("run", "state", "round", "ETA", "target score"),
+    *(f"{ORACLE} accuracy", "MB", "s a round", "target", "seed"),
+)
+
 _FILES = (SUMMARY, METRICS, "config.yaml", SETTINGS)
 
 
-def live_page(places: Sequence[Path], sites: Mapping[str, str] | None = None, doing: str = "") -> str:
-    """HTML of all runs in or below some folders, those that go first; reads the folders.
+class LiveRuns:
+    """All runs in or below some folders, each read again when its files have changed.
 
     Args:
         places: Folders.
-        sites: What each site of a federation across organisations does, as its server knows it; ``None`` elsewhere.
-        doing: What the server waits for.
     """
-    now = time.time()
-    blocks: list[Block] = [Heading(1, f"Runs in {', '.join(map(str, places))}")]
-    blocks.append(Text(f"As of {time.strftime('%H:%M:%S', time.localtime(now))}; loaded again every {SECONDS} s."))
-    if sites is not None:
-        blocks += [Heading(2, "Sites"), Table.of(["site", "state"], [[*each] for each in sites.items()], words=2)]
-        blocks += [Text(f"The server is at: {doing}.")] if doing else []
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        self.places = places
+        self._kept: dict[Path, tuple[object, RunFolder | str]] = {}
+
+    def page(self, sites: Mapping[str, str] | None = None, doing: str = "") -> str:
+        """HTML of the runs, those that go first.
+
+        Args:
+            sites: What each site of a federation across organisations does, as its server knows; ``None`` elsewhere.
+            doing: What the server waits for.
+        """
+        now = time.time()
+        blocks: list[Block] = [Heading(1, f"Runs in {', '.join(map(str, self.places))}")]
+        at = time.strftime("%H:%M:%S", time.localtime(now))
+        blocks.append(Text(f"As of {at}; loaded again every {SECONDS} s."))
+        if sites is not None:
+            blocks += [Heading(2, "Sites"), Table.of(["site", "state"], [[*each] for each in sites.items()], words=2)]
+            blocks += [Text(f"The server is at: {doing}.")] if doing else []
+        runs, unread = self._read()
+        if not runs and not unread:
+            blocks.append(Text("No run has ended an epoch there yet."))
+        silent = {run.name: now - _changed(run.folder) for run in runs}
+        states = {run.name: _state(run, silent[run.name]) for run in runs}
+        runs.sort(key=lambda run: (states[run.name] != _RUNNING, silent[run.name]))
+        rows = [_row(run, states[run.name], silent[run.name]) for run in runs]
+        rows += [[name, "cannot be read", *["-"] * (len(_HEADER) - 2)] for name in unread]
+        if rows:
+            blocks += [Heading(2, "Runs"), Table.of(_HEADER, rows, words=2)]
+        blocks += [Text(reason) for reason in unread.values()]
+        going = [run for run in runs if states[run.name] == _RUNNING] or runs[:1]
+        for run in going[:_DRAWN]:
+            blocks += [Heading(2, run.name), _curves(run)]
+        return to_html("fedlit: runs", blocks, SECONDS)
+
+    def _read(self) -> tuple[list[RunFolder], dict[str, str]]:
+        """Runs, and by name why others cannot be read, such as one whose file is being written."""
+        try:
+            folders = folders_of(self.places)
+        except FileNotFoundError:
+            folders = {}
+        kept = {}
+        for folder, name in folders.items():
+            stamp = (name, *map(_stamp, (folder / each for each in _FILES)))
+            if self._kept.get(folder, (None, ""))[0] == stamp:
+                kept[folder] = self._kept[folder]
+                continue
+            try:
+                kept[folder] = stamp, read_progress(folder, name)
+            except (OSError, ValueError) as error:
+                kept[folder] = stamp, str(error)
+        self._kept = kept
+        runs = [run for _, run in kept.values() if isinstance(run, RunFolder)]
+        return runs, {folders[folder]: reason for folder, (_, reason) in kept.items() if isinstance(reason, str)}
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Size and time of change of a file; ``None`` if there is none."""
     try:
-        runs = read_runs(places)
-    except FileNotFoundError:
-        return _html([*blocks, Text("No run has ended an epoch there yet.")])
-    except (OSError, ValueError) as error:  # such as a file that is being written
-        return _html([*blocks, Text(str(error))])
-    changed = {run.name: _changed(run.folder) for run in runs}
-    states = {run.name: _state(run, now - changed[run.name]) for run in runs}
-    runs.sort(key=lambda run: (states[run.name] != _RUNNING, -changed[run.name]))
-    accuracy = f"{ORACLE} accuracy"
-    header = ["run", "state", "round", "ETA", "target score", accuracy, "MB", "s a round", "target", "seed"]
-    rows = [_row(run, states[run.name], now - changed[run.name]) for run in runs]
-    blocks += [Heading(2, "Runs"), Table.of(header, rows, words=2)]
-    going = [run for run in runs if states[run.name] == _RUNNING] or runs[:1]
-    for run in going[:_DRAWN]:
-        blocks += [Heading(2, run.name), Pictures([*curves_of(run), *pictures_in(drawn(_bytes(run), "MB", run.name))])]
-    return _html(blocks)
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
-def _html(blocks: Sequence[Block]) -> str:
-    return to_html("fedlit: runs", blocks, SECONDS)
+def _curves(run: RunFolder) -> Block:
+    try:
+        return Pictures([*curves_of(run), *pictures_in(drawn(_bytes(run), "MB", run.name))])
+    except (ArithmeticError, ValueError, TypeError):  # numbers that no chart can hold
+        return Text(f"Its curves cannot be drawn: {METRICS} has numbers that are too large.")
 
 
 def _changed(folder: Path) -> float:
@@ -73,8 +122,8 @@ def _changed(folder: Path) -> float:
 
 def _pace(run: RunFolder) -> float | None:
     """Mean seconds of a round."""
-    seconds = run.curves.get("time/round_s") or {}
-    return sum(seconds.values()) / len(seconds) if seconds else None
+    seconds = [each for each in run.curves.get("time/round_s", {}).values() if 0 <= each < _YEAR]
+    return sum(seconds) / len(seconds) if seconds else None
 
 
 def _state(run: RunFolder, silent: float) -> str:
@@ -89,7 +138,7 @@ def _total(run: RunFolder) -> int | None:
     """Rounds that the run is to have, as its configuration has them."""
     epochs = run.config.get("trainer.max_epochs")
     per_epoch = run.config.get("trainer.strategy.init_args.rounds_per_epoch")
-    if not isinstance(epochs, int) or epochs < 0:
+    if not isinstance(epochs, int) or not 0 <= epochs < 10**9:
         return None
     return epochs * (per_epoch if isinstance(per_epoch, int) and per_epoch > 0 else 1)
 
@@ -99,7 +148,7 @@ def _row(run: RunFolder, state: str, silent: float) -> list[str]:
     oracle = "oracle/target/r2" if run.is_regression else "oracle/target/acc"
     left = "-"
     if state == _RUNNING and total is not None and pace is not None:
-        left = clock(max(0.0, pace * (total - run.num_rounds) - silent))
+        left = clock(min(_YEAR, max(0.0, pace * (total - run.num_rounds) - silent)))
     return [
         run.name,
         state,

@@ -11,7 +11,7 @@ import stat
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,8 +115,17 @@ def read_runs(places: Sequence[Path]) -> list[RunFolder]:
         FileNotFoundError: If a folder is missing, or has no run at any depth.
         ValueError: If a file of a run cannot be read.
     """
+    return [read_run(folder, name) for folder, name in folders_of(places).items()]
+
+
+def folders_of(places: Sequence[Path]) -> dict[Path, str]:
+    """Folders of all runs in or below some folders, with their names in a report, in natural order.
+
+    Raises:
+        FileNotFoundError: If a folder is missing, or has no run at any depth.
+    """
     folders = list(dict.fromkeys(folder for place in places for folder in _folders(place)))
-    return [_read(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    return dict(zip(folders, _names(folders), strict=True))
 
 
 def _folders(place: Path) -> list[Path]:
@@ -149,7 +158,8 @@ def _names(folders: Sequence[Path]) -> list[str]:
     raise AssertionError("distinct paths have distinct parts")
 
 
-def _read(folder: Path, name: str) -> RunFolder:
+def read_progress(folder: Path, name: str) -> RunFolder:
+    """A run's summary, configuration and metrics alone; raises a `ValueError` if one cannot be read."""
     summary = _parsed(folder / SUMMARY, RunSummary.from_json)
     content = _parsed(folder / "config.yaml", _mapping) or _parsed(folder / SETTINGS, _mapping)
     config = flat(content) if content else {}
@@ -160,21 +170,32 @@ def _read(folder: Path, name: str) -> RunFolder:
     if summary is not None and _ends_with_test(rows, per_epoch):
         last = max(place for place, row in enumerate(rows) if "epoch" in row)
         final, rows = rows[last], rows[:last]
-    prefix = "dictionary_"
-    tables = sorted(folder.glob(f"{prefix}*.csv"), key=lambda path: _natural(path.name))
     return RunFolder(
         name=name,
         summary=summary,
         config=config,
         curves=rounds_of(rows),
         final=final,
+        ledger=None,
+        privacy=None,
+        dictionary={},
+        pictures=(),
+        folder=folder,
+    )
+
+
+def read_run(folder: Path, name: str) -> RunFolder:
+    """All of a run; raises a `ValueError` if a file cannot be read."""
+    prefix = "dictionary_"
+    tables = sorted(folder.glob(f"{prefix}*.csv"), key=lambda path: _natural(path.name))
+    return replace(
+        read_progress(folder, name),
         ledger=_parsed(folder / "ledger.csv", read_csv),
         privacy=_parsed(folder / "privacy.json", Report.from_json),
         dictionary={path.stem.removeprefix(prefix): _parsed(path, _dictionary) or {} for path in tables},
         pictures=sorted(map(_picture, folder.glob("*.png")), key=lambda path: _natural(path.name)),
         embeddings=_parsed(folder / EMBEDDINGS, _embedded) or (),
         members=_parsed(folder / COMBINATION, _members) or (),
-        folder=folder,
     )
 
 

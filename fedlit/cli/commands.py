@@ -104,9 +104,9 @@ def report(args: list[str]) -> None:
                 sys.exit(
                     f"fedlit report: RUN_DIR must be a folder, got '{place}': make it, or give the one of --trainer"
                 )
-        live_page = load("fedlit.callbacks.report:live_page")
+        runs = load("fedlit.callbacks.report:LiveRuns")(options.runs)
         with suppress(KeyboardInterrupt):
-            open_page(lambda: live_page(options.runs), options.serve, "--serve").serve_forever()
+            open_page(runs.page, options.serve, "--serve").serve_forever()
         return
     if options.output.suffix != ".html":
         parser.error(f"--output must end in .html, as the Markdown page goes beside it as .md, got '{options.output}'")

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import errno
+import logging
+import math
 import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 PORT = "8050"
 """Where none is given."""
 
 LOOPBACK = "127.0.0.1"
+
+_REQUESTS = 16
+"""At most, that are answered at the same time."""
+
+_log = logging.getLogger("fedlit.page")
 
 _NAMES = ("localhost", LOOPBACK, "[::1]")
 
@@ -38,7 +47,9 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, make: Callable[[], str], port: int, host: str = LOOPBACK) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
-        self.make, self.host, self.lock = make, host, threading.Lock()
+        self.host = host
+        self._make, self._page, self._made_at = make, b"", -math.inf
+        self._lock, self._free = threading.Lock(), threading.BoundedSemaphore(_REQUESTS)
 
     @property
     def is_private(self) -> bool:
@@ -49,6 +60,32 @@ class PageServer(ThreadingHTTPServer):
     def url(self) -> str:
         """Where a browser finds it."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.server_port}/"
+
+    def page(self) -> bytes:
+        """Return the HTML, which is made anew if it is older than a second: visitors share it."""
+        with self._lock:
+            if time.monotonic() - self._made_at > 1.0:
+                self._page, self._made_at = self._make().encode(), time.monotonic()
+            return self._page
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread; turn visitors away where too many are being answered."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """See `process_request`."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Pass over visitors who go away before they have the page."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     def start(self) -> None:
         """Serve in a thread, until the process ends."""
@@ -73,8 +110,12 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path.partition("?")[0] != "/":
             self.send_error(404)
         else:
-            with self.server.lock:
-                page = self.server.make().encode()
+            try:
+                page = self.server.page()
+            except Exception as error:
+                _log.warning("the page cannot be made: %s: %s", type(error).__name__, error)
+                self.send_error(500, "the page cannot be made", "see the output of the command")
+                return
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(page)))

@@ -107,8 +107,8 @@ def _take(word: str, args: list[str], page: str | None = None) -> None:
     seat = make_seat(word, experiment.parsed.arguments.get("seat"), args)
     if page is not None:
         assert isinstance(seat, Server)
-        live_page = load("fedlit.callbacks.report:live_page")
-        open_page(lambda: live_page([experiment.root], *seat.presence()), page, "--page").start()
+        runs = load("fedlit.callbacks.report:LiveRuns")([experiment.root])
+        open_page(lambda: runs.page(*seat.presence()), page, "--page").start()
     take_seat(experiment, seat)
 
 
