@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from types import TracebackType
-from typing import TextIO
 
 _VARIABLE = "FEDLIT_LOG"
 """By it, processes that a command starts write as it does."""
 
 _FORMS = ("text", "json")
+
+_BEGINNING = '{"time": "'
+"""Of each object."""
 
 
 def take_log(args: Sequence[str]) -> list[str]:
@@ -34,24 +40,35 @@ def take_log(args: Sequence[str]) -> list[str]:
     return left
 
 
-class _Stream:
-    """A text stream whose lines become JSON objects; all else is as the stream has it."""
+class _Output:
+    """A file descriptor of this process, whose lines become JSON objects, whoever writes them: Python, C or a child.
 
-    def __init__(self, stream: TextIO, level: str) -> None:
-        self.stream, self._level, self._line = stream, level, ""
+    Lines that are objects of a child's own log stay as they are.
+    """
 
-    def write(self, text: str) -> int:
-        *lines, self._line = (self._line + text).split("\n")
-        for line in lines:
-            if line.strip():
-                self.stream.write(_object(self._level, "output", line.rstrip()))
-        return len(text)
+    def __init__(self, number: int, level: str) -> None:
+        self._number, self._level = number, level
+        self.file = os.fdopen(os.dup(number), "w", encoding="utf-8")
+        reading, writing = os.pipe()
+        os.dup2(writing, number)
+        os.close(writing)
+        self._thread = threading.Thread(target=self._copy, args=(reading,), daemon=True)
+        self._thread.start()
 
-    def isatty(self) -> bool:
-        return False
+    def _copy(self, reading: int) -> None:
+        with os.fdopen(reading, encoding="utf-8", errors="replace", newline="\n") as lines, suppress(OSError):
+            for line in lines:
+                text = line.rstrip()
+                if text.startswith(_BEGINNING):
+                    self.file.write(f"{text}\n")
+                elif text:
+                    self.file.write(_object(self._level, "output", text))
+                self.file.flush()
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.stream, name)
+    def end(self) -> None:
+        """Write what has come, and let the descriptor be as before."""
+        os.dup2(self.file.fileno(), self._number)
+        self._thread.join(5)  # a child that outlives this process may hold it open
 
 
 class _Formatter(logging.Formatter):
@@ -68,16 +85,34 @@ def _object(level: str, logger: str, message: str, **fields: object) -> str:
     return json.dumps(every, ensure_ascii=False, default=str) + "\n"
 
 
+_outputs: list[_Output] = []
+
+
 def _write_json() -> None:
-    handler = logging.StreamHandler(sys.stderr)
+    if _outputs:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    _outputs.extend((_Output(1, "info"), _Output(2, "warning")))
+    handler = logging.StreamHandler(_outputs[1].file)
     handler.setFormatter(_Formatter())
     for name in ("fedlit", "py.warnings"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.INFO)
     logging.captureWarnings(True)
-    sys.stdout, sys.stderr = _Stream(sys.stdout, "info"), _Stream(sys.stderr, "warning")
     sys.excepthook = _log_exception
+    atexit.register(end_log)
+
+
+def end_log() -> None:
+    """Write what has come until now, and write text from now on: before the process ends, or becomes another."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    while _outputs:
+        _outputs.pop().end()
 
 
 def _log_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -23,6 +23,7 @@ from fedlit.cli.command import is_question
 from fedlit.cli.experiment import Experiment, all_clients
 from fedlit.cli.folders import STARTS
 from fedlit.cli.known import load
+from fedlit.cli.logs import end_log
 from fedlit.cli.mistakes import check
 from fedlit.cli.page import PORT, open_page
 from fedlit.cli.plan import print_table
@@ -197,7 +198,7 @@ def start_again(error: FederationError, who: str = "This site") -> None:
     if isinstance(error, AheadOfServerError):
         os.environ[_ROUND] = str(error.server_round)
     time.sleep(1)
-    sys.stdout.flush()  # execv drops what is buffered
+    end_log()  # execv drops what is buffered
     # -P: no file of the folder takes the place of a library's
     os.execv(sys.executable, [sys.executable, "-P", "-m", "fedlit.cli", *sys.argv[1:]])
 

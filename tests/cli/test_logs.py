@@ -65,6 +65,43 @@ def test_an_error_of_a_program_is_one_object_with_its_traceback() -> None:
     assert "own_network.py" in line["exception"]
 
 
+WRITERS = """
+import os, subprocess, sys
+from fedlit.cli.logs import take_log
+take_log(["--log=json"])
+sys.stdout.writelines(["by lines\\n", "Gr\u00fc\u00dfe\\n"])
+sys.stdout.buffer.write(b"by bytes\\n")
+os.write(2, b"as C does, \\xff\\n")
+subprocess.run([sys.executable, "-c", "print('of a child')"])
+subprocess.run([sys.executable, "-c", "from fedlit.cli.logs import take_log; take_log([]); print('of a child of ours')"])
+sys.stderr.write("last words, without an end")
+"""
+
+
+def test_whoever_writes_and_however_the_line_is_an_object() -> None:
+    ended = subprocess.run([sys.executable, "-c", WRITERS], capture_output=True, text=True, timeout=100)
+    out, err = ([json.loads(line) for line in text.splitlines()] for text in (ended.stdout, ended.stderr))
+    assert {each["message"] for each in out} == {
+        "by lines",
+        "Gr\u00fc\u00dfe",
+        "by bytes",
+        "of a child",
+        "of a child of ours",
+    }
+    assert [each["message"] for each in err] == ["as C does, \ufffd", "last words, without an end"]
+    assert {each["level"] for each in out} == {"info"}
+
+
+def test_a_process_that_becomes_another_writes_objects_still() -> None:
+    program = (
+        "import os, sys\nfrom fedlit.cli.logs import end_log, take_log\ntake_log(['--log=json'])\nprint('before')\n"
+        "end_log()\nos.execv(sys.executable, [sys.executable, '-c', "
+        "\"from fedlit.cli.logs import take_log; take_log([]); print('after')\"])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert [json.loads(line)["message"] for line in ended.stdout.splitlines()] == ["before", "after"]
+
+
 def test_another_form_is_refused() -> None:
     command = [sys.executable, "-m", "fedlit.cli", "list", "--log=xml"]
     ended = subprocess.run(command, capture_output=True, text=True)
