@@ -35,6 +35,8 @@ SETTINGS = ("config.yaml", "settings.yaml")
 """Files of a run's settings: of the command, and of a script."""
 
 _PER_SAMPLE = ("predictions.csv", "embeddings.csv")
+_SENT = (".csv", ".json", ".yaml", ".md", ".html", ".png", ".onnx", ".pt2")
+"""Ends of files that a run leaves to be looked at, or used."""
 """Files with a row for each sample."""
 
 
@@ -135,6 +137,7 @@ def log_tags(logger: Logger, tags: Mapping[str, str]) -> None:
     if isinstance(logger, MLFlowLogger):
         if isinstance(logger, MLflow) and logger._run_name is None:
             tags = {**tags, "mlflow.runName": f"{tags['method']}, {tags['target']}, seed {tags['seed']}"}
+        tags = {**tags, "mlflow.source.name": "fedlit"}  # without the folder of the command
         with _tolerated(logger):
             for key, value in tags.items():
                 logger.experiment.set_tag(logger.run_id, key, value)
@@ -186,9 +189,12 @@ def settings_in(path: Path) -> dict[str, Any]:
 
 
 def _is_sent(path: Path, per_sample: bool) -> bool:
-    if path.name.startswith(".") or (path.name in _PER_SAMPLE and not per_sample):
+    """Whether a file or folder is one that a run writes to be looked at: no checkpoint, journal or link."""
+    if path.is_symlink() or (path.name in _PER_SAMPLE and not per_sample):
         return False
-    return path.is_file() or (path / "model.safetensors").is_file()  # and not checkpoints and journals
+    if path.is_dir():
+        return (path / "model.safetensors").is_file() and not any(each.is_symlink() for each in path.rglob("*"))
+    return path.is_file() and path.suffix in _SENT and not path.name.startswith(".")
 
 
 def _send_to_mlflow(logger: MLFlowLogger, files: Mapping[str, Path]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import sys
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from fedlit.cli.lightning_cli import quieten
 from fedlit.configs import flow
 
 _KEY = "trainer.logger"
+_SENT = ".sent.json"
+"""In a run's folder: where it was sent to, and when."""
 
 
 def send(args: list[str]) -> None:
@@ -37,6 +41,8 @@ def send(args: list[str]) -> None:
     parser.add_argument("--config", "-c", metavar="FILE", help=config)
     samples = "leave files with a row for each sample, predictions and embeddings, where they are"
     parser.add_argument("--no_samples", action="store_true", help=samples)
+    again = "send runs that were sent there before, too"
+    parser.add_argument("--again", action="store_true", help=again)
     options, words = parser.parse_known_args(args)
     if stray := [word for word in words if not word.startswith(f"--{_KEY}")]:
         parser.error(f"unknown arguments {stray}: those of the logger begin with --{_KEY}")
@@ -45,16 +51,33 @@ def send(args: list[str]) -> None:
         runs = read_runs(options.runs)
     except (OSError, ValueError) as error:
         sys.exit(f"fedlit send: {error}")
+    unfinished = next((run.folder for run in runs if not (run.folder / SUMMARY).is_file()), None)
+    if unfinished is not None:
+        sys.exit(f"fedlit send: '{unfinished}' has no {SUMMARY}, so that its run has not ended: resume it, or wait")
     for run in runs:
         there = [path for name in SETTINGS if (path := run.folder / name).is_file()]
         settings = _read(there[0]) if there else {}
         source = settings if options.config is None else _read(Path(find_config(options.config)))
-        loggers = _loggers((source.get("trainer") or {}).get("logger"), words, run)
+        given = (source.get("trainer") or {}).get("logger")
+        loggers = _loggers(given, words, run)
+        where, earlier = flow({"logger": given, "words": words}), _earlier(run)
+        if where in earlier and not options.again:
+            print(f"'{run.folder}' was sent there at {earlier[where]}: --again sends it once more", flush=True)
+            continue
         _send(run, settings, loggers, not options.no_samples)
         lost = [each.lost for each in loggers if isinstance(each, MLflow) and each.lost is not None]
         if lost:
             sys.exit(f"fedlit send: '{run.folder}' was not sent: {lost[0]}")
+        now = datetime.now().isoformat(" ", "seconds")
+        (run.folder / _SENT).write_text(json.dumps({**earlier, where: now}), encoding="utf-8")
         print(f"sent '{run.folder}' to {', '.join(type(each).__name__ for each in loggers)}", flush=True)
+
+
+def _earlier(run: RunFolder) -> dict[str, str]:
+    """When a run was sent, by where to."""
+    path = run.folder / _SENT
+    sent: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return sent
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -85,17 +108,16 @@ def _loggers(given: Any, words: list[str], run: RunFolder) -> list[Logger]:
 
 def _send(run: RunFolder, settings: dict[str, Any], loggers: list[Logger], per_sample: bool) -> None:
     path = run.folder / SUMMARY
-    if not path.is_file():
-        sys.exit(f"fedlit send: '{run.folder}' has no {SUMMARY}, so that its run has not ended: resume it, or wait")
     summary = RunSummary.from_json(path.read_text(encoding="utf-8"))
-    hides = bool(summary.backends) and summary.processes > 1
-    log_settings(loggers, public(settings, hides), tags_at_end(summary))
-    with (run.folder / METRICS).open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            step = int(row.pop("step"))
-            numbers = {name: float(value) for name, value in row.items() if value}
-            for logger in loggers:
-                logger.log_metrics(numbers, step)
+    hides = bool(summary.backends)  # of one process too, as each process of a federation across organisations is
+    tags = {key: value for key, value in tags_at_end(summary).items() if key not in ("git", "fedlit")}  # of now
+    log_settings(loggers, public(settings, hides), tags)
+    metrics = run.folder / METRICS
+    for row in csv.DictReader(metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []):
+        step = int(row.pop("step"))
+        numbers = {name: float(value) for name, value in row.items() if value}
+        for logger in loggers:
+            logger.log_metrics(numbers, step)
     send_files(loggers, run.folder, hides, per_sample)
     for logger in loggers:
         logger.finalize("success")

@@ -20,8 +20,10 @@ import fedlit
 from fedlit.callbacks import Artifacts, MLflow, RunRecord
 from fedlit.callbacks.tracking import parameters_of, public, tags_of
 from fedlit.cli import main
+from fedlit.privacy import PairwiseMasking
 from processes import free_port
 from small_federation import Blobs, build, trainer
+from summaries import summary, write_run
 
 RUN = ["fit", "--config=experiments/first", "--trainer.max_epochs=2", "--seeds=null", "--compare=null"]
 FILES = {"config.yaml", "summary.json", "ledger.csv", "metrics.csv", "embeddings.csv", "predictions.csv"} | {
@@ -156,11 +158,45 @@ def test_what_cannot_be_sent_says_why(capsys: pytest.CaptureFixture[str]) -> Non
             main(["send", *words])
         return f"{ended.value} {capsys.readouterr().err}"
 
-    assert "no logger but CSV files" in refusal("runs/a")
+    write_run(Path("runs/c"), {"seed_everything": 1}, "step,train/loss\n0,1.0\n", summary("FedAvg", "x", 0.5))
+    assert "no logger but CSV files" in refusal("runs/c")
+    assert "has not ended" in refusal("runs", "--config=loggers/mlflow"), "before the others are sent"
+    assert not Path("mlflow.db").exists()
     assert "has not ended" in refusal("runs/a", "--config=loggers/mlflow")
     assert "which does not exist" in refusal("runs/b", "--config=loggers/mlflow")
-    assert "'loggers/mlfow' cannot be read" in refusal("runs/a", "--config=loggers/mlfow")
+    assert "'loggers/mlfow' cannot be read" in refusal("runs/c", "--config=loggers/mlfow")
     assert "--trainer.logger" in refusal("runs/a", "--config=loggers/mlflow", "--tracking_uri=x")
+
+
+def test_of_a_run_that_hides_messages_neither_seat_nor_paths_are_sent_nor_links_nor_checkpoints(tmp_path: Path) -> None:
+    config = {"seat": {"key": "certificates/north.key"}, "data": {"init_args": {"root": "/srv/patients/all.csv"}}}
+    hidden = summary("FedAvg", "x", 0.5, backends={"weights": PairwiseMasking().describe()})
+    folder = write_run(Path("runs/a"), config, "step,train/loss\n0,1.0\n", hidden)
+    Path("secret.csv").write_text("secret")
+    for name in ("secret.txt", "id_rsa", "x.ckpt", "run.releases"):
+        (folder / name).write_text("secret")
+    (folder / "link.csv").symlink_to(tmp_path / "secret.csv")
+    (folder / "model").mkdir()
+    (folder / "model" / "model.safetensors").symlink_to(tmp_path / "secret.csv")
+    main(["send", "runs/a", "--config=loggers/mlflow"])
+    client, (run,) = runs_at(f"sqlite:///{tmp_path}/mlflow.db")
+    sent = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
+    assert sent == {"config.yaml", "metrics.csv", "report.html", "summary.json", "table.md"}
+    everything = str(run.data.params) + Path(client.download_artifacts(run.info.run_id, "config.yaml")).read_text()
+    assert "all.csv" in everything
+    assert "/srv" not in everything
+    assert "north.key" not in everything
+    assert "git" not in run.data.tags, "the revision would be that of the folder in which it is sent"
+    assert run.data.tags["mlflow.source.name"] == "fedlit"
+
+
+def test_a_run_is_sent_once_unless_it_is_asked_for_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(Path("runs/a"), {"seed_everything": 1}, "", summary("FedAvg", "x", 0.5))
+    (folder / "metrics.csv").unlink()
+    for words in ((), (), ("--again",), ("--trainer.logger.experiment_name=other",)):
+        main(["send", "runs", "--config=loggers/mlflow", *words])
+    assert capsys.readouterr().out.count("was sent there at") == 1
+    assert len(runs_at(f"sqlite:///{tmp_path}/mlflow.db")[1]) == 2, "and one of the other experiment"
 
 
 @pytest.mark.slow

@@ -73,7 +73,8 @@ sys.stdout.writelines(["by lines\\n", "Gr\u00fc\u00dfe\\n"])
 sys.stdout.buffer.write(b"by bytes\\n")
 os.write(2, b"as C does, \\xff\\n")
 subprocess.run([sys.executable, "-c", "print('of a child')"])
-subprocess.run([sys.executable, "-c", "from fedlit.cli.logs import take_log; take_log([]); print('of a child of ours')"])
+ours = "from fedlit.cli.logs import take_log; take_log([]); print('of a child of ours')"
+subprocess.run([sys.executable, "-c", ours])
 sys.stderr.write("last words, without an end")
 """
 
