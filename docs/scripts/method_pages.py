@@ -11,7 +11,7 @@ from pathlib import Path
 import fedlit.functional
 import fedlit.methods
 from fedlit import FederatedModule
-from fedlit.cli.catalogue import channels_of, citation, summary
+from fedlit.cli.catalogue import citation, instance_of, summary
 from fedlit.cli.known import known
 from fedlit.federation import Channel, Summed
 from fedlit.papers.entries import names, read
@@ -24,6 +24,13 @@ RESULTS, BENCHMARKS = ROOT / "fedlit" / "papers" / "results", ROOT / "benchmarks
 
 HOOKS = ("loss", "losses", "on_run_start", "on_round_start", "on_round_end", "on_run_end", "predict")
 """Of a class, in the order in which a run calls them; those that a method has itself are its algorithm."""
+
+EXCEPTIONS = {
+    "Oracle": "needed, all of them",
+    "FedMME": "a few are advised; the target trains on unlabelled samples too",
+    "SourceOnly": "none are used",
+}
+"""What methods check by themselves."""
 
 MARK = re.compile(r"(``.*?``|`[^`]*`)|([|*])")
 """Code, and characters with a meaning in reStructuredText that docstrings do not use."""
@@ -46,12 +53,12 @@ def page(method: type[FederatedModule]) -> str:
     """Markdown with directives."""
     name, requires = method.__name__, method.requires
     adapts = (requires.target_labels, requires.unlabelled_target)
-    labels = LABELS[adapts] if name != "SourceOnly" else "none are used"
+    labels = EXCEPTIONS.get(name, LABELS[adapts])
     facts = [
         ("source", citation(method)),
         ("target labels", labels),
         ("tasks", " and ".join(requires.tasks)),
-        ("trains", "all clients" if requires.sources else "the target alone"),
+        ("trains in the first round", _trains(method)),
         (
             "unequal classes",
             "warns: features are aligned whatever their classes" if requires.matches_distributions else "-",
@@ -114,9 +121,10 @@ def escaped(lines: list[str]) -> list[str]:
 
 
 def _channels(method: type[FederatedModule]) -> Iterator[str]:
-    channels = channels_of(method)
-    if channels is None:
+    made = instance_of(method)
+    if made is None:
         return
+    channels = made.channels
     yield "## What is sent, and who learns it"
     if not channels:
         yield "Nothing is sent."
@@ -127,6 +135,16 @@ def _channels(method: type[FederatedModule]) -> Iterator[str]:
         "With default arguments, beside what is logged. Backends and adversaries are on "
         "[Privacy backends and threats](../privacy.md)."
     )
+
+
+def _trains(method: type[FederatedModule]) -> str:
+    """Who trains in the first round, where the target has labels."""
+    made = instance_of(method)
+    if made is None or not method.requires.sources:
+        return "the target alone"
+    if all(client.name != "target" for client in made.learners(0)):
+        return "the sources"
+    return "all clients" if method.requires.adapts else "clients that have labels"
 
 
 def _way(channel: Channel) -> str:

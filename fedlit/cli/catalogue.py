@@ -44,7 +44,7 @@ from fedlit.callbacks.validators import FROM_SOURCES, Validator
 from fedlit.cli.known import FILE, Row
 from fedlit.cli.parsed import arguments_of
 from fedlit.data import DomainDataModule
-from fedlit.federation import Channel, Client, Summed
+from fedlit.federation import Client, Summed
 from fedlit.models import Bottleneck, SmallCNN
 from fedlit.module import FederatedModule
 from fedlit.privacy import SecureAggregation, TwoPartyAffine
@@ -191,24 +191,23 @@ def sends(thing: type) -> str:
     if not issubclass(thing, FederatedModule):
         return ""
     by_kind: dict[str, list[str]] = {}
-    channels = channels_of(thing)
-    if channels is None:
+    made = instance_of(thing)
+    if made is None:
         return ""
-    for channel in channels:
+    for channel in made.channels:
         hidden = isinstance(channel, Summed) and (channel.singly or channel.beside)
         kind = "summed by a backend that hides" if hidden else channel.kind
         by_kind.setdefault(f"single samples, {kind}" if channel.samples else kind, []).append(channel.name)
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items()) or "nothing"
 
 
-def channels_of(method: type[FederatedModule]) -> tuple[Channel, ...] | None:
-    """Channels of a method with its default arguments, without a warm-up; ``None`` if it needs more arguments."""
+def instance_of(method: type[FederatedModule]) -> FederatedModule | None:
+    """A method with its default arguments, without a warm-up; ``None`` if it needs more arguments."""
     clients: list[Client | str] = ["source", "another", Client("target", "target", labelled=True)]
     try:
-        made = method(clients, "target", 2, Bottleneck(SmallCNN(width=4), 2))  # narrow, and with BatchNorm
+        return method(clients, "target", 2, Bottleneck(SmallCNN(width=4), 2))  # narrow, and with BatchNorm
     except (TypeError, ValueError):
         return None
-    return made.channels
 
 
 def summary(thing: object) -> str:

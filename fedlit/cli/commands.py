@@ -89,7 +89,7 @@ def report(args: list[str]) -> None:
         "folder of a run (runs/METHOD/version_N, if nothing else was set), or one above several runs, all of which are "
         "taken; a run that was interrupted is reported as far as it came"
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help=runs)
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN_DIR", help=runs)
     output = (
         "the HTML page (default: report.html); beside it, under the same name, go the Markdown page with .md and a "
         "folder of its pictures with _files (report.md, report_files)"
@@ -98,6 +98,10 @@ def report(args: list[str]) -> None:
     serve = f"write nothing, and show runs as they go at a port (default: {PORT}), for this machine alone without HOST"
     parser.add_argument("--serve", nargs="?", const=PORT, metavar="[HOST:]PORT", help=serve)
     options = parser.parse_args(args)
+    if options.serve is not None and Path(options.serve).is_dir():  # what follows --serve is not its port
+        options.runs, options.serve = [*options.runs, Path(options.serve)], PORT
+    if not options.runs:
+        parser.error("the following arguments are required: RUN_DIR")
     if options.serve is not None:
         for place in options.runs:
             if not place.is_dir():
