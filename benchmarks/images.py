@@ -37,7 +37,6 @@ ADAPTERS = (
 TRAINED: dict[str, tuple[str, ...]] = {
     "all weights": ("--model.extractor.freeze=false",),
     "LoRA": ADAPTERS,
-    "LoRA, A fixed": (*ADAPTERS, "--model.extractor.fixed_a=true"),
     "DoRA": (*ADAPTERS, "--model.extractor.kind=dora"),
 }
 
@@ -60,7 +59,6 @@ def adapters(seeds: str, folder: Path | None, jobs: int) -> dict[str, dict[str, 
         with kept_in(folder, name) as place:
             runs = [*fit(place, EXPERIMENT, "--compare=null", *words, seeds, f"--jobs={jobs}").values()]
         rows[name] = by_method(runs)["SourceOnly"]
-        rows[name]["seconds_a_round"] = round(sum(run["seconds_total"] / run["rounds"] for run in runs) / len(runs), 1)
     return rows
 
 

@@ -720,8 +720,8 @@ def image_adapters(results: Results) -> str:
     for name, row in every.items():
         cells = [cell(row[key]) for key in ("amazon", "webcam", "average")]
         sent, whole = (each["megabytes"]["weights"] for each in (row, every["all weights"]))
-        rows.append((name, [*cells, f"{sent:.1f} MB", f"{whole / sent:.0f}", f"{row['seconds_a_round']} s"]))
-    return grid("trained", ["amazon", "webcam", "average", "sent", "times less", "a round"], rows)
+        rows.append((name, [*cells, f"{sent:.1f} MB", f"{whole / sent:.1f}"]))
+    return grid("trained", ["amazon", "webcam", "average", "sent", "times less"], rows)
 
 
 def baselines_privacy(results: Results) -> str:
