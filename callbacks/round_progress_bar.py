@@ -138,21 +138,12 @@ class RoundProgressBar(ProgressBar, Component):
 
     def _fields(self, trainer: Trainer, module: FederatedModule) -> dict[str, int | float | None]:
         """What the line says, for programs."""
-        metrics: dict[str, Any] = trainer.callback_metrics
-        found = {name: metrics.get(metric) for name, metric in _METRICS.items()}
-        return {
-            "round": self._done,
-            "rounds": self._total,
-            "bytes": module.federation.ledger.total_bytes,
-            **{name: float(value) for name, value in found.items() if value is not None},
-        }
+        known = {"round": self._done, "rounds": self._total, "bytes": module.federation.ledger.total_bytes}
+        return known | _numbers(trainer)
 
     def _line(self, trainer: Trainer, module: FederatedModule) -> str:
         parts = [f"round {self._done}" + ("" if self._total is None else f"/{self._total}")]
-        for name, metric in _METRICS.items():
-            value: Any = trainer.callback_metrics.get(metric)
-            if value is not None:
-                parts.append(f"{name.replace('_', ' ')} {float(value):.2f}")
+        parts += [f"{name.replace('_', ' ')} {value:.2f}" for name, value in _numbers(trainer).items()]
         parts.append(f"{megabytes(module.federation.ledger.total_bytes)} MB")
         assert self._start is not None
         first, since = self._start
@@ -160,6 +151,12 @@ class RoundProgressBar(ProgressBar, Component):
             pace = (time.perf_counter() - since) / (self._done - first)
             parts.append(f"ETA {clock(pace * (self._total - self._done))}")
         return " | ".join(parts)
+
+
+def _numbers(trainer: Trainer) -> dict[str, float]:
+    """Metrics that are shown, as far as they are logged."""
+    metrics: dict[str, Any] = trainer.callback_metrics
+    return {name: float(metrics[metric]) for name, metric in _METRICS.items() if metrics.get(metric) is not None}
 
 
 def _total_rounds(trainer: Trainer, module: FederatedModule, round_idx: int) -> int | None:

@@ -35,9 +35,10 @@ SETTINGS = ("config.yaml", "settings.yaml")
 """Files of a run's settings: of the command, and of a script."""
 
 _PER_SAMPLE = ("predictions.csv", "embeddings.csv")
-_SENT = (".csv", ".json", ".yaml", ".md", ".html", ".png", ".onnx", ".pt2")
-"""Ends of files that a run leaves to be looked at, or used."""
 """Files with a row for each sample."""
+
+_SENT = (".csv", ".json", ".yaml", ".md", ".html", ".png", ".onnx", ".pt2")
+"""Suffixes of files that a run leaves to be looked at, or used."""
 
 
 # ---------------------------------------------------------------- parameters and tags

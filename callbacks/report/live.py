@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fedlit.callbacks.report.charts import Line, Panel
@@ -18,8 +19,7 @@ SECONDS = 5
 """After which the page is loaded again."""
 
 _SILENT = 120.0
-"""Seconds without a change of its files after which a run that has not ended is said to give no sign, at least; one of
-long rounds has the time of ten."""
+"""Seconds without a change of its files, or ten rounds if these are longer, after which a run has stopped."""
 
 _YEAR = 3.2e7
 """Seconds."""
@@ -29,12 +29,14 @@ _DRAWN = 4
 
 _RUNNING = "running"
 
-_HEADER = (
-    *("run", "state", "round", "ETA", "target score"),
-    *(f"{ORACLE} accuracy", "MB", "s a round", "target", "seed"),
-)
+_ACCURACY = f"{ORACLE} accuracy"
+_HEADER = ("run", "state", "round", "ETA", "target score", _ACCURACY, "MB", "s a round", "target", "seed")
 
 _FILES = (SUMMARY, METRICS, "config.yaml", SETTINGS)
+
+
+Stamps = list[tuple[str, int, float]]
+"""Name, size and time of change of each of a run's files."""
 
 
 class LiveRuns:
@@ -46,7 +48,7 @@ class LiveRuns:
 
     def __init__(self, places: Sequence[Path]) -> None:
         self.places = places
-        self._kept: dict[Path, tuple[object, RunFolder | str]] = {}
+        self._kept: dict[Path, tuple[str, Stamps, RunFolder | str]] = {}
 
     def page(self, sites: Mapping[str, str] | None = None, doing: str = "") -> str:
         """HTML of the runs, those that go first.
@@ -62,10 +64,11 @@ class LiveRuns:
         if sites is not None:
             blocks += [Heading(2, "Sites"), Table.of(["site", "state"], [[*each] for each in sites.items()], words=2)]
             blocks += [Text(f"The server is at: {doing}.")] if doing else []
-        runs, unread = self._read()
+        changed, unread = self._read()
+        runs = [run for run, _ in changed]
         if not runs and not unread:
             blocks.append(Text("No run has ended an epoch there yet."))
-        silent = {run.name: now - _changed(run.folder) for run in runs}
+        silent = {run.name: now - at for run, at in changed}
         states = {run.name: _state(run, silent[run.name]) for run in runs}
         runs.sort(key=lambda run: (states[run.name] != _RUNNING, silent[run.name]))
         rows = [_row(run, states[run.name], silent[run.name]) for run in runs]
@@ -78,34 +81,43 @@ class LiveRuns:
             blocks += [Heading(2, run.name), _curves(run)]
         return to_html("fedlit: runs", blocks, SECONDS)
 
-    def _read(self) -> tuple[list[RunFolder], dict[str, str]]:
-        """Runs, and by name why others cannot be read, such as one whose file is being written."""
+    def _read(self) -> tuple[list[tuple[RunFolder, float]], dict[str, str]]:
+        """Runs with the time of their last change; by name why others cannot be read, as while a file is written."""
         try:
             folders = folders_of(self.places)
         except FileNotFoundError:
             folders = {}
-        kept = {}
+        earlier, self._kept = self._kept, {}
         for folder, name in folders.items():
-            stamp = (name, *map(_stamp, (folder / each for each in _FILES)))
-            if self._kept.get(folder, (None, ""))[0] == stamp:
-                kept[folder] = self._kept[folder]
-                continue
-            try:
-                kept[folder] = stamp, read_progress(folder, name)
-            except (OSError, ValueError) as error:
-                kept[folder] = stamp, str(error)
-        self._kept = kept
-        runs = [run for _, run in kept.values() if isinstance(run, RunFolder)]
-        return runs, {folders[folder]: reason for folder, (_, reason) in kept.items() if isinstance(reason, str)}
+            stamps = [*filter(None, (_stamp(folder / each) for each in _FILES))]
+            before = earlier.get(folder)
+            if before is None or before[:2] != (name, stamps):
+                before = name, stamps, _progress(folder, name)
+            self._kept[folder] = before
+        kept = self._kept.values()
+        read = [(run, _changed(stamps)) for _, stamps, run in kept if isinstance(run, RunFolder)]
+        return read, {name: reason for name, _, reason in kept if isinstance(reason, str)}
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Size and time of change of a file; ``None`` if there is none."""
-    try:
+def _stamp(path: Path) -> tuple[str, int, float] | None:
+    """Name, size and time of change of a file; ``None`` if there is none."""
+    with suppress(OSError):
         status = path.stat()
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns
+        return path.name, status.st_size, status.st_mtime
+    return None
+
+
+def _changed(stamps: Stamps) -> float:
+    """When a run last wrote one of its files."""
+    return max((at for *_, at in stamps), default=0.0)
+
+
+def _progress(folder: Path, name: str) -> RunFolder | str:
+    """A run, or why it cannot be read."""
+    try:
+        return read_progress(folder, name)
+    except (OSError, ValueError) as error:
+        return str(error)
 
 
 def _curves(run: RunFolder) -> Block:
@@ -113,11 +125,6 @@ def _curves(run: RunFolder) -> Block:
         return Pictures([*curves_of(run), *pictures_in(drawn(_bytes(run), "MB", run.name))])
     except (ArithmeticError, ValueError, TypeError):  # numbers that no chart can hold
         return Text(f"Its curves cannot be drawn: {METRICS} has numbers that are too large.")
-
-
-def _changed(folder: Path) -> float:
-    """When a run last wrote one of its files."""
-    return max((path.stat().st_mtime for name in _FILES if (path := folder / name).is_file()), default=0.0)
 
 
 def _pace(run: RunFolder) -> float | None:

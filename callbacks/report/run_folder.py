@@ -115,7 +115,7 @@ def read_runs(places: Sequence[Path]) -> list[RunFolder]:
         FileNotFoundError: If a folder is missing, or has no run at any depth.
         ValueError: If a file of a run cannot be read.
     """
-    return [read_run(folder, name) for folder, name in folders_of(places).items()]
+    return [_read(folder, name) for folder, name in folders_of(places).items()]
 
 
 def folders_of(places: Sequence[Path]) -> dict[Path, str]:
@@ -128,10 +128,15 @@ def folders_of(places: Sequence[Path]) -> dict[Path, str]:
     return dict(zip(folders, _names(folders), strict=True))
 
 
-def _folders(place: Path) -> list[Path]:
+def check_folder(place: Path) -> None:
+    """Raise a `FileNotFoundError` if there is no such folder."""
     if not place.is_dir():
         problem = "which is a file" if place.exists() else "which does not exist"
         raise FileNotFoundError(f"RUN_DIR must be a folder, got '{place}', {problem}: {_WAY_OUT}")
+
+
+def _folders(place: Path) -> list[Path]:
+    check_folder(place)
     folders = {path.parent.resolve() for name in (SUMMARY, METRICS) for path in place.rglob(name)}
     if not folders:
         raise FileNotFoundError(
@@ -184,7 +189,7 @@ def read_progress(folder: Path, name: str) -> RunFolder:
     )
 
 
-def read_run(folder: Path, name: str) -> RunFolder:
+def _read(folder: Path, name: str) -> RunFolder:
     """All of a run; raises a `ValueError` if a file cannot be read."""
     prefix = "dictionary_"
     tables = sorted(folder.glob(f"{prefix}*.csv"), key=lambda path: _natural(path.name))

@@ -11,7 +11,7 @@ from pathlib import Path
 import fedlit.functional
 import fedlit.methods
 from fedlit import FederatedModule
-from fedlit.cli.catalogue import citation, instance_of, summary
+from fedlit.cli.catalogue import citation, instance_of, summary, way_of
 from fedlit.cli.known import known
 from fedlit.federation import Channel, Summed
 from fedlit.papers.entries import names, read
@@ -129,7 +129,7 @@ def _channels(method: type[FederatedModule]) -> Iterator[str]:
     if not channels:
         yield "Nothing is sent."
         return
-    rows = [(each.name, each.contents, f"{each.up} to {each.to}", _way(each), _learns(each)) for each in channels]
+    rows = [(each.name, each.contents, f"{each.up} to {each.to}", way_of(each), _learns(each)) for each in channels]
     yield _table(("channel", "contents", "from and to", "how", "who learns what"), rows)
     yield (
         "With default arguments, beside what is logged. Backends and adversaries are on "
@@ -145,12 +145,6 @@ def _trains(method: type[FederatedModule]) -> str:
     if all(client.name != "target" for client in made.learners(0)):
         return "the sources"
     return "all clients" if method.requires.adapts else "clients that have labels"
-
-
-def _way(channel: Channel) -> str:
-    if isinstance(channel, Summed) and (channel.singly or channel.beside):
-        return "summed by a backend that hides"
-    return channel.kind
 
 
 def _learns(channel: Channel) -> str:

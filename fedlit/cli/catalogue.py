@@ -44,7 +44,7 @@ from fedlit.callbacks.validators import FROM_SOURCES, Validator
 from fedlit.cli.known import FILE, Row
 from fedlit.cli.parsed import arguments_of
 from fedlit.data import DomainDataModule
-from fedlit.federation import Client, Summed
+from fedlit.federation import Channel, Client, Summed
 from fedlit.models import Bottleneck, SmallCNN
 from fedlit.module import FederatedModule
 from fedlit.privacy import SecureAggregation, TwoPartyAffine
@@ -195,10 +195,15 @@ def sends(thing: type) -> str:
     if made is None:
         return ""
     for channel in made.channels:
-        hidden = isinstance(channel, Summed) and (channel.singly or channel.beside)
-        kind = "summed by a backend that hides" if hidden else channel.kind
+        kind = way_of(channel)
         by_kind.setdefault(f"single samples, {kind}" if channel.samples else kind, []).append(channel.name)
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_kind.items()) or "nothing"
+
+
+def way_of(channel: Channel) -> str:
+    """How the messages of a channel are sent, as tables of methods name it."""
+    hidden = isinstance(channel, Summed) and (channel.singly or channel.beside)
+    return "summed by a backend that hides" if hidden else channel.kind
 
 
 def instance_of(method: type[FederatedModule]) -> FederatedModule | None:

@@ -103,11 +103,12 @@ def report(args: list[str]) -> None:
     if not options.runs:
         parser.error("the following arguments are required: RUN_DIR")
     if options.serve is not None:
-        for place in options.runs:
-            if not place.is_dir():
-                sys.exit(
-                    f"fedlit report: RUN_DIR must be a folder, got '{place}': make it, or give the one of --trainer"
-                )
+        check_folder = load("fedlit.callbacks.report.run_folder:check_folder")
+        try:
+            for place in options.runs:
+                check_folder(place)
+        except OSError as error:
+            sys.exit(f"fedlit report: {error}")
         runs = load("fedlit.callbacks.report:LiveRuns")(options.runs)
         with suppress(KeyboardInterrupt):
             open_page(runs.page, options.serve, "--serve").serve_forever()

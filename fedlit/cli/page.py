@@ -28,7 +28,7 @@ _NAMES = ("localhost", LOOPBACK, "[::1]")
 
 
 class PageServer(ThreadingHTTPServer):
-    """Answers each request for ``/`` with a page that is made anew, and takes no other request.
+    """Answers each request for ``/`` with a page that is at most a second old, and takes no other request.
 
     Requests in another host's name, which a page of a stranger can make a browser send, are refused.
 
@@ -62,7 +62,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.server_port}/"
 
     def page(self) -> bytes:
-        """Return the HTML, which is made anew if it is older than a second: visitors share it."""
+        """Return the HTML, which visitors share; make it anew if it is older than a second."""
         with self._lock:
             if time.monotonic() - self._made_at > 1.0:
                 self._page, self._made_at = self._make().encode(), time.monotonic()

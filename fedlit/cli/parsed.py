@@ -443,7 +443,7 @@ def _plain_words(error: Exception) -> str:
     text = str(error)
     nothing_said = re.search(r"Problem with given class_path '([^']+)':\s*(?:$|\n *- |\.? Got value:)", text)
     if nothing_said is not None:
-        first = [*causes(error)][-1]
+        first = [each for each in causes(error) if each.__traceback__ is not None][-1]
         at = extract_tb(first.__traceback__)[-1]
         return f"{nothing_said[1]} cannot be made: {type(first).__name__} in {at.filename}, line {at.lineno}: {at.line}"
     if not text.startswith("Does not validate"):

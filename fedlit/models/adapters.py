@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from fedlit.checks import check, check_at_least, check_one_of, check_positive
+from fedlit.models.batchnorm import batchnorm_layers
 from fedlit.models.replica import feature_width
 
 AdapterKind: TypeAlias = Literal["lora", "dora"]
@@ -85,9 +85,8 @@ class Adapters(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Switch training mode; BatchNorm stays in evaluation mode, so its statistics stay as they are."""
         super().train(mode)
-        for module in self.network.modules():
-            if isinstance(module, _BatchNorm):
-                module.eval()
+        for layer in batchnorm_layers(self.network).values():
+            layer.eval()
         return self
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,16 +115,12 @@ class Adapters(nn.Module):
 
 def _check_network(network: nn.Module) -> None:
     """Refuse networks that peft cannot take."""
-    parts = [type(module) for module in network.modules()]
-    check(
-        not any(part.__module__.startswith("peft.") for part in parts),
-        "network",
-        "one without adapters",
-        parts[0].__name__,
-    )
-    check(type(network) not in (nn.Linear, nn.Conv2d), "network", "more than a layer", parts[0].__name__, "wrap it")
+    kind = type(network).__name__
+    adapted = any(type(module).__module__.startswith("peft.") for module in network.modules())
+    check(not adapted, "network", "one without adapters", kind)
+    check(type(network) not in (nn.Linear, nn.Conv2d), "network", "more than a layer", kind, "wrap it")
     lazy = any(is_lazy(param) for param in network.parameters())
-    check(not lazy, "network", "one that knows its widths", parts[0].__name__, "give in_features, or the like")
+    check(not lazy, "network", "one that knows its widths", kind, "give in_features, or the like")
 
 
 def _layers(network: nn.Module, given: Sequence[str] | None, rank: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
@@ -91,8 +91,12 @@ class CarriedServer(Seat):
 
     def presence(self) -> tuple[dict[str, str], str]:
         """See `Server`."""
-        board = None if self._star is None else self._star.board
-        return (dict.fromkeys(self._sites, "has not come"), "") if board is None else board.presence()
+        return _nobody(self._sites) if self._star is None else self._star.board.presence()
+
+
+def _nobody(sites: Iterable[str]) -> tuple[dict[str, str], str]:
+    """What `Server.presence` gives before the server listens."""
+    return dict.fromkeys(sites, "has not come"), ""
 
 
 class _SiteSeat(Seat):
@@ -197,7 +201,7 @@ class Server(Seat):
 
     def presence(self) -> tuple[dict[str, str], str]:
         """What each site does at the moment, and what the server waits for, in words."""
-        return (dict.fromkeys(self.sites, "has not come"), "") if self._carried is None else self._carried.presence()
+        return _nobody(self.sites) if self._carried is None else self._carried.presence()
 
 
 @final

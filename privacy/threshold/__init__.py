@@ -4,9 +4,9 @@ The first client of the roster makes the modulus, cuts the decryption exponent i
 its share through the server, encrypted for it alone, and forgets the rest. Whoever works with t - 1 clients then has
 t - 1 shares, whose distribution does not depend on the exponent, up to 2^-128. Dealing has to be honest: a dealer that
 keeps the key opens every vector by itself, as each client is sent all of them to add them up. So do t clients together,
-without the server. The dealer is the first client that is not disconnected: a server that lies chooses it. Keys that
-nobody ever has, not even while they are made (Boneh and Franklin, 2001, for RSA moduli), need a protocol of many rounds
-for each candidate prime, and are not here.
+without the server. The dealer is ``dealer``, or the first client that is not disconnected, whom a server that lies
+chooses. Keys that nobody ever has, not even while they are made (Boneh and Franklin, 2001, for RSA moduli), need a
+protocol of many rounds for each candidate prime, and are not here.
 
     step         client sends                                   server relays
     identities   long-term key                                  everybody's, which clients pin

@@ -292,14 +292,14 @@ def test_the_card_has_the_licence_of_published_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "licences", "said"),
+    ("name", "licences", "stated"),
     [
         ("test_resnet.r160_in1k", {"license": "apache-2.0"}, "Licence of the weights: apache-2.0 (https://hugg"),
         ("test_resnet", {}, "began with the file 'mine.pt' for timm/test_resnet. Licence of the weights: unknown."),
     ],
 )
 def test_the_card_has_the_licence_that_timm_states(
-    name: str, licences: dict[str, str], said: str, tmp_path: Path
+    name: str, licences: dict[str, str], stated: str, tmp_path: Path
 ) -> None:
     timm = pytest.importorskip("timm")
     if licences and timm.get_pretrained_cfg(name).license is None:
@@ -308,7 +308,7 @@ def test_the_card_has_the_licence_that_timm_states(
     network = Bottleneck(Backbone(f"timm/{name}", str(tmp_path / "mine.pt")), 4)
     about, text = card(network, (3, 32, 32), tmp_path / "out")
     assert {key: value for key, value in about.items() if key.startswith("license")} == licences
-    assert said in text
+    assert stated in text
 
 
 def test_a_licence_that_hubs_do_not_know_is_named(tmp_path: Path) -> None:
