@@ -584,8 +584,9 @@ def operations(
     chain: bool,
     parameters: tuple[int, int] = (HIDDEN_PARAMETERS, LAST_PARAMETERS),
     sources: int = 1,
+    one_domain: bool = False,
 ) -> Counter[str]:
-    """Primitives of a batch in both directions, ciphertexts sent, plain numbers sent.
+    """Primitives of a batch in all directions, ciphertexts sent, plain numbers sent.
 
     Args:
         length: Number L of features.
@@ -594,12 +595,15 @@ def operations(
         chain: Optimisation B.
         parameters: Of the extractor, those that move all features, and those that move one.
         sources: How many the target exchanges with, all by one key pair and the same ciphertexts.
+        one_domain: Whether the sources are one domain (equations 16 and 17), and each exchanges with the others too.
     """
     products = expansion(length, degree)
     monomials = len({f for f, _ in products if any(f)})
     of_one, of_all = needed(products, [0]), needed(products, range(length))
     count: Counter[str] = Counter()
-    for with_loss in (True, False):
+    # by source: what the target learns, what the source learns from the target, and from each other source, whose
+    # ciphertexts are those that the target has got
+    for with_loss, new in ((True, 1.0), (False, 1 / sources), *[(False, 0.0)] * ((sources - 1) * one_domain)):
         multiplied = [of_one] * (BATCH * length) if chain else [of_all] * parameters[0] + [of_one] * parameters[1]
         gradients = len(multiplied)
         if with_loss:
@@ -607,7 +611,7 @@ def operations(
         outputs = len(multiplied)
         encrypted = monomials * (1 if sums else BATCH)
         # what goes back gets fresh noise, or it would show the factors
-        count["encrypt"] += encrypted / (1 if with_loss else sources) + outputs
+        count["encrypt"] += encrypted * new + outputs
         count["multiply"] += sum(multiplied)
         # the last addition of an output is that of the mask with what needs no ciphertext
         count["add"] += sum(multiplied) + (0 if sums else monomials * (BATCH - 1))
@@ -855,10 +859,12 @@ def sizes(repeats: int) -> Case:
     parameters = extractors()
     times = {bits: primitives(bits, repeats) for bits in RUN_BITS}
 
-    def cost(name: str, sums: bool, chain: bool, bits: int | None = None) -> tuple[float, float]:
+    def cost(
+        name: str, sums: bool, chain: bool, bits: int | None = None, one_domain: bool = False
+    ) -> tuple[float, float]:
         reported = REPORTED[name]
         bits = bits or int(reported["ciphertext_bits"])
-        count = operations(FEATURES, 2, sums, chain, parameters[name], int(reported["sources"]))
+        count = operations(FEATURES, 2, sums, chain, parameters[name], int(reported["sources"]), one_domain)
         seconds = times.get(bits, {})
         kilobytes = (count["ciphertexts"] * bits / 4 + 8 * count["numbers"]) / 1e3
         return sum(taken * count[each] for each, taken in seconds.items()), kilobytes
@@ -869,6 +875,7 @@ def sizes(repeats: int) -> Case:
             with_both, without = (cost(name, on, on)[place] for on in (True, False))
             found[unit][name] = {
                 "w/ optimization (multi-source)": round(with_both, 3),
+                "w/ optimization (single-source)": round(cost(name, True, True, one_domain=True)[place], 3),
                 "w/o optimization": round(without, 1),
                 "times": round(without / with_both, 1),
             }
