@@ -49,7 +49,7 @@ METHODS = {
 """What the experiments' tables and the paper's call a method, in the order of the rows."""
 
 COLUMNS: dict[str, list[str]] = {
-    "noise": ["0.2", "0.4", "0.6", "0.8"],
+    "noise": ["0", "0.2", "0.4", "0.6", "0.8"],
     "label_shift": ["0.45", "0.3", "0.15", "0.1", "0.05", "0.0"],
     "heart": ["cleveland", "hungary", "switzerland", "va_long_beach", "average"],
     "state_kept": ["0.4"],

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
@@ -46,7 +47,8 @@ class Calibration(SourceStatistics):
         using: Samples that the temperature is fitted to. ``"sources"``: their validation samples. ``"weighted"``:
             those, weighted by the resemblance of their features to the target's (see `importance_weights`); sources
             send 5473 numbers. ``"target"``: the target's labelled training samples, at least 10; nothing is sent. The
-            temperature is too low for a method that has trained on these, and at least 1 then.
+            temperature is too low for a method that has trained on these, and at least 1 then. A method that trains
+            no source, such as TargetOnly, keeps a temperature of 1 but for ``"target"``, with a warning.
 
     Raises:
         ValueError: If ``using`` is unknown; when a run starts, if the method predicts no classes, or `OracleAccuracy`
@@ -61,6 +63,7 @@ class Calibration(SourceStatistics):
     def __init__(self, using: Using = "sources") -> None:
         check_one_of("using", using, get_args(Using))
         self.using = using
+        self._idle = False  # where nothing is fitted, as no source is trained
         super().__init__()
 
     @property
@@ -78,8 +81,18 @@ class Calibration(SourceStatistics):
         before = trainer.callbacks[: trainer.callbacks.index(self)]  # type: ignore[attr-defined]
         if any(isinstance(callback, OracleAccuracy) for callback in before):
             raise ValueError("Calibration must be listed before OracleAccuracy, which scores what it mends: swap them")
+        module = federated(pl_module, self)
+        self._idle = self.using != "target" and not module.requires.sources
+        if self._idle and stage == "fit":
+            rank_zero_warn(
+                f"Calibration(using={self.using!r}) leaves the target's probabilities as they are: {module.run.name} "
+                "trains no source, so that samples of the sources show nothing of it; using='target' takes labels of "
+                "the target"
+            )
 
     def _collect(self, module: FederatedModule, name: str, inputs: Inputs, labels: Tensor, logits: Tensor) -> None:
+        if self._idle:
+            return
         if self.using == "weighted":
             self._kept["features"][name].append(self._basis.of(module, name, inputs))
         if self.using != "target" and name != module.target.name:
@@ -88,7 +101,7 @@ class Calibration(SourceStatistics):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fit the temperature on the process that hosts the target, and report it."""
         # only a fit has the target's training samples; validation by itself keeps the checkpoint's temperature
-        if trainer.sanity_checking or (self.using == "target" and trainer.state.fn != TrainerFn.FITTING):
+        if self._idle or trainer.sanity_checking or (self.using == "target" and trainer.state.fn != TrainerFn.FITTING):
             return
         module = federated(pl_module, self)
         received = self._means(module)

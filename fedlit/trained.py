@@ -93,7 +93,7 @@ def train(
     settings: dict[str, Any] = {
         "max_epochs": rounds,
         "strategy": FederatedStrategy(**{"num_threads": "auto"} | _privacy(privacy) | chosen),
-        "callbacks": [record, *bar, *(more if isinstance(more, list | tuple) else [more])],
+        "callbacks": [*(more if isinstance(more, list | tuple) else [more]), record, *bar],
         "accelerator": "cpu",
         "devices": 1,
         "log_every_n_steps": 1,

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from decimal import Decimal
@@ -90,6 +90,21 @@ def _list() -> None:
                 print(f"{paper + ' ' + table:26s} {asked.title} [{how}]")
 
 
+def _papers(tables: Sequence[tuple[str, str]], args: list[str]) -> None:
+    """Run tables one after the other, whatever becomes of those before."""
+    failed = []
+    for table in tables:
+        print(f"fedlit benchmark {' '.join((*table, *args))}", flush=True)
+        try:
+            _paper(*table, args)
+        except SystemExit as end:
+            if end.code:
+                print(end.code, file=sys.stderr, flush=True)
+                failed.append(" ".join(table))
+    if failed:
+        sys.exit(f"fedlit: not run, or not whole: {', '.join(failed)}")
+
+
 def _paper(name: str, table: str, args: list[str]) -> None:
     from fedlit.papers.entries import entry, same_as
     from fedlit.papers.running import compared, ours, read_results, run, run_stand_in
@@ -110,11 +125,8 @@ def _paper(name: str, table: str, args: list[str]) -> None:
     options = parser.parse_args(args)
     if asked.shows:
         sys.exit(f"fedlit: {name} {table} has nothing to run: {asked.shows}")
-    for other in same_as(asked):
-        print(f"fedlit benchmark {' '.join((*other, *args))}", flush=True)
-        _paper(*other, args)
     if asked.same:
-        return None
+        return _papers(same_as(asked), args)
     if asked.script:
         given = [each.partition("=")[0] for each in args if each.startswith("-")]
         if given:

@@ -165,6 +165,8 @@ def main(args: list[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else args
     try:
         _main(args)
+    except BrokenPipeError:
+        raise
     except Exception as error:
         text = _in_words(error)
         if text is None:
@@ -190,14 +192,18 @@ def run() -> None:
     status: object = 0
     try:
         _answer(take_log(sys.argv[1:]))
+        sys.stdout.flush()
     except SystemExit as end:
         status = end.code or 0
+    except BrokenPipeError:  # whoever read what is printed, such as head, has gone
+        status = 128 + signal.SIGPIPE
     if not isinstance(status, int):
         print_error(status)
     threading._shutdown()  # type: ignore[attr-defined]  # these two are what Python does, too
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(BrokenPipeError):
+            stream.flush()
     os._exit(status if isinstance(status, int) else 1)
 
 

@@ -413,7 +413,8 @@ class Experiment(Plan):
         write_whole(self.folder.path / SELECTED, as_json(selections))
         sentences = [str(each) for each in selections]
         if not selections:
-            sentences.append("nothing is selected: no validation has logged validator/trust, as where reports are off")
+            why = "as where the target has no validation samples (val_fraction of the data) or reports are off"
+            sentences.append(f"nothing is selected: no validation has logged validator/trust, {why}")
         if self.parsed.arguments.select != "combine":
             return [], sentences
         if len(done) < len(self.runs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -133,6 +134,10 @@ class FeatureDomains(DomainDataModule):
         way_out = f"subtract 1, or name the classes that there are in classes, of {self._all_classes[1:]}"
         begin_at_0 = named or not has or any(each[0] for each in has.values())
         check_data(begin_at_0, "labels", "numbers from 0", f"no 0 in {[*has]}", way_out)
+        later = [] if named else [name for name, each in has.items() if not each[0]]
+        if later:
+            text = "have no label 0, and others have: if they count from 1, subtract 1 from their labels"
+            warnings.warn(f"samples of {', '.join(later)} {text}", stacklevel=2)
 
     def domain_names(self) -> list[str]:
         """Return domains at the path, in the order in which they are stored."""
@@ -147,7 +152,7 @@ class FeatureDomains(DomainDataModule):
         x, y = self._features_at(domain), torch.from_numpy(self._labels_at(domain))
         rows = torch.arange(len(x))
         if len(x) == len(y) and self._wanted is not None:
-            if len(y) and int(y.max()) >= len(self._all_classes):
+            if len(y) and not UNLABELLED <= int(y.min()) <= int(y.max()) < len(self._all_classes):
                 return Domain(x, y)  # the base class refuses the labels
             new = torch.tensor([self._wanted.index(c) if c in self._wanted else -1 for c in self._all_classes])
             unknown = y == UNLABELLED

@@ -132,7 +132,10 @@ class HAPT(SignalModule):
     @cached_property
     def _stretches(self) -> Numbers:
         """Experiment, user, activity, first and last sample of each stretch, shape (n, 5)."""
-        return _numbers(self._folder / "labels.txt", 5).astype(np.int64)
+        table = _numbers(self._folder / "labels.txt", 5)
+        whole = bool((table == table.round()).all())
+        check_data(whole, "labels.txt", "of whole numbers", "others", "get the archive again")
+        return table.astype(np.int64)
 
     def _raw(self, file: Path, experiment: int) -> Recording:
         acceleration = _numbers(file, 3)
@@ -141,13 +144,15 @@ class HAPT(SignalModule):
         shown = f"{len(rates)} beside {len(acceleration)} of {file.name}"
         check_data(alike, file.name.replace("acc", "gyro", 1), "as many lines as of the acceleration", shown)
         labels = np.full(len(acceleration), UNLABELLED, dtype=np.int64)
+        known, where = len(ACTIVITIES) + len(TRANSITIONS), f"labels.txt (experiment {experiment})"
         for number, _, activity, first, last in self._stretches:
             if number == experiment:
+                check_data(1 <= activity <= known, where, f"activities from 1 to {known}", activity)
                 within = 1 <= first <= last <= len(labels)
                 rule, shown = f"within the {len(labels)} samples of {file.name}", f"{first} to {last}"
-                check_data(within, f"labels.txt (experiment {experiment})", rule, shown)
+                check_data(within, where, rule, shown)
                 labels[first - 1 : last] = activity - 1
-        classes = tuple(str(number + 1) for number in range(len(ACTIVITIES) + len(TRANSITIONS)))
+        classes = tuple(str(number + 1) for number in range(known))
         x = np.concatenate([acceleration, rates], axis=1).astype(np.float32)
         return Recording(file.name, x, CHANNELS, labels, classes, rate=_RATE)
 
@@ -157,6 +162,9 @@ def _numbers(file: Path, width: int) -> Numbers:
     if not file.is_file():
         refuse("path", f"a folder with {file.name}", str(file.parent), error=DatasetNotFoundError)
     try:
-        return np.loadtxt(file, dtype=np.float64, ndmin=2).reshape(-1, width)
+        table = np.loadtxt(file, dtype=np.float64, ndmin=2)
     except ValueError as error:
         refuse_data(str(file), f"{width} numbers in each line", str(error).splitlines()[0], "get the archive again")
+    fits = table.shape[1] == width
+    check_data(fits, str(file), f"{width} numbers in each line", table.shape[1], "get the archive again")
+    return table

@@ -125,10 +125,13 @@ def _names(files: Mapping[tuple[str, int], Mapping[int, list[str]]]) -> dict[int
     names: dict[int, str] = {}
     for (domain, _), images in files.items():
         folders = {
-            label: {path.rpartition("/")[0].rpartition("/")[2] for path in paths} for label, paths in images.items()
+            label: Counter(path.rpartition("/")[0].rpartition("/")[2] for path in paths)
+            for label, paths in images.items()
         }
-        first = {label: next(iter(each)) for label, each in folders.items()}
-        if any(len(each) > 1 for each in folders.values()) or len({*first.values()}) < max(2, len(first)):
+        # a few images may lie elsewhere, as in a folder below that of their class
+        most = {label: each.most_common(1)[0] for label, each in folders.items()}
+        first = {label: name for label, (name, count) in most.items() if 2 * count > len(images[label])}
+        if len({*first.values()}) < max(2, len(images)):
             continue
         for label, name in first.items():
             known = names.setdefault(label, name)

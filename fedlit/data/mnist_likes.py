@@ -322,12 +322,14 @@ def load_idx(root: str, name: str, download: bool, elsewhere: str = "") -> tuple
             f"download=True, or root to the folder that has them{elsewhere}"
         )
     images = [_read(files[f"{part}-images-idx3-ubyte"]) for part in _PARTS]
-    labels = torch.cat([_read(files[f"{part}-labels-idx1-ubyte"]) for part in _PARTS])
+    labels = [_read(files[f"{part}-labels-idx1-ubyte"]) for part in _PARTS]
     folder = str(files[_FILES[0]].parent)
-    fits = images[0].shape[1:] == images[1].shape[1:] and sum(map(len, images)) == len(labels)
-    shown = f"images of shapes {[tuple(x.shape) for x in images]} and {len(labels)} labels"
+    fits = images[0].shape[1:] == images[1].shape[1:] and [*map(len, images)] == [*map(len, labels)]
+    shown = f"images of shapes {[tuple(x.shape) for x in images]} and {[*map(len, labels)]} labels"
     check_data(fits, folder, "files that belong together", shown, "get them again")
-    return torch.cat(images), labels
+    y = torch.cat(labels)
+    check_data(not len(y) or int(y.max()) < 10, folder, "labels from 0 to 9", int(y.max()), "get them again")
+    return torch.cat(images), y
 
 
 def load_cifar10(root: str, download: bool) -> tuple[Tensor, Tensor]:

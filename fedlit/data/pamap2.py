@@ -113,6 +113,13 @@ class PAMAP2(SignalModule):
         except Exception as error:  # libraries raise errors of any kind
             refuse_data(str(file), f"lines of {_WIDTH} numbers", str(error).splitlines()[0], "get the archive again")
         check_data(table.shape[1] == _WIDTH, str(file), f"lines of {_WIDTH} numbers", f"{table.shape[1]}")
+        with file.open("rb") as lines:
+            counts = [len(line.split()) for line in lines if line.strip()]
+        short = next(
+            (number for number, count in enumerate(counts, start=1) if count != _WIDTH), None
+        )  # pandas fills it
+        shown = "" if short is None else f"{counts[short - 1]} in line {short}"
+        check_data(short is None, str(file), f"lines of {_WIDTH} numbers", shown, "get the archive again")
         numbers, index = table.to_numpy(), [*ACTIVITIES]
         labels = np.full(len(numbers), UNLABELLED, dtype=np.int64)
         for position, activity in enumerate(index):

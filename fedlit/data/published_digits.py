@@ -110,7 +110,7 @@ class PublishedDigitFive(DomainDataModule):
         arrays, where = read[file], str(self.path / file)
         missing = [each for each in (name, labels) if each not in arrays]
         check_data(not missing, where, f"of arrays {[name, labels]}", sorted(arrays), _OTHER)
-        images, y = _last_channels(arrays[name]), _digits(arrays[labels])
+        images, y = _last_channels(arrays[name]), _digits(arrays[labels], domain)
         sides = (28,) if domain in ("mnistm", "usps") else (_SIDE,)
         fits = (
             images.ndim == 4 and images.shape[1:3] == sides * 2 and images.shape[3] in (1, 3) and len(y) == len(images)
@@ -146,19 +146,19 @@ def _last_channels(stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return stored.transpose(0, 2, 3, 1) if stored.ndim == 4 and stored.shape[1] == 1 else stored  # the first of USPS
 
 
-def _digits(labels: npt.NDArray[Any]) -> Tensor:
-    """Digits of labels (n, 1) or (1, n), or of one column for each digit; SVHN has 10 in place of 0."""
+def _digits(labels: npt.NDArray[Any], domain: str) -> Tensor:
+    """Digits of labels (n, 1) or (1, n), or of one column for each digit; SVHN has 10 in place of 0, some USPS too."""
     y = labels.argmax(axis=1) if labels.ndim == 2 and labels.shape[1] == NUM_CLASSES else labels.reshape(-1)
-    return torch.from_numpy(np.where(y == NUM_CLASSES, 0, y).astype(np.int64))
+    return torch.from_numpy(np.where((y == NUM_CLASSES) & (domain in ("svhn", "usps")), 0, y).astype(np.int64))
 
 
 def _squares(images: npt.NDArray[Any], where: str) -> Tensor:
     """Bytes of (n, 3, 32, 32) of images (n, height, width, channels), from 0 to 255, or to 1 as those of USPS."""
     parts = []
-    unit = 1.0 if images.dtype.kind == "f" and images.max() <= 1 else 255.0
-    check_data(
-        bool(((images >= 0) & (images <= unit)).all()), where, "values from 0 to 255, or 0 to 1", "others", _OTHER
-    )
+    # of floats up to 2 some would be above 1, and not all black next to 255
+    unit = 1.0 if images.dtype.kind == "f" and images.max() <= 2 else 255.0
+    fits = bool(((images >= 0) & (images <= unit)).all())
+    check_data(fits, where, "values from 0 to 255, or 0 to 1", f"{images.min()} to {images.max()}", _OTHER)
     for first in range(0, len(images), _CHUNK):
         x = torch.from_numpy(np.ascontiguousarray(images[first : first + _CHUNK])).permute(0, 3, 1, 2).float() / unit
         x = x if x.shape[-1] == _SIDE else resize(x, _SIDE)

@@ -148,15 +148,22 @@ class Widar3(DomainDataModule):
             shown = f"{str(self.path)!r}, looked for {str(self.path.absolute())!r}"
             refuse("path", rule, str(self.path), way_out, DatasetNotFoundError, shown)
         domains: dict[str, list[_Sample]] = {}
+        unknown: list[str] = []
         for folder in sorted(self.path.iterdir()):
             date = _FOLDER.fullmatch(folder.name)
-            for file in sorted(folder.rglob("*.mat")) if date and folder.is_dir() else ():
+            for file in sorted(folder.rglob("*.mat")) if folder.is_dir() else ():
                 sample = _sample_of(file, date[1]) if date else None
-                if sample is not None and self._keeps(sample):
+                if sample is None:
+                    unknown.append(str(file.relative_to(self.path)))
+                elif self._keeps(sample):
                     name = "_".join(f"{factor}{getattr(sample, factor)}" for factor in self.factors)
                     domains.setdefault(name, []).append(sample)
         rule = "a folder with DATE-VS/6-link/userU/userU-A-B-C-D-*.mat of these rooms, users and classes"
         check_data(bool(domains), "path", rule, f"{str(self.path)!r} without any", "give the folder BVP of the archive")
+        if unknown:
+            rule = "which no date, user or gesture of the archive fits"
+            text = f"left out {len(unknown)} files of {str(self.path)!r}, {rule}: {some(unknown)}"
+            warnings.warn(text, stacklevel=2)
         found = dict(sorted(domains.items(), key=lambda item: [int(part) for part in re.findall(r"\d+", item[0])]))
         for name, members in self.groups.items():
             for member in members:

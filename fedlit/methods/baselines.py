@@ -16,6 +16,7 @@ from fedlit import FederatedModule, Phase, Requires, Run
 from fedlit.checks import check_at_least
 from fedlit.federation import Channel, Client, FederatedLoader, RosterError, Summed
 from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.target_rate import TargetRate
 from fedlit.module import Batch
 
 
@@ -91,12 +92,14 @@ class ThenAlone(SourceOnly):
         return *super().phases(), self.last_phase
 
 
-class FinetuneOffline(ThenAlone):
+class FinetuneOffline(TargetRate, ThenAlone):
     """`SourceOnly` for some rounds, then `TargetOnly` from its model (baseline of Jiang et al., ICLR 2024, section 5).
 
     Args:
         federated_rounds: Rounds over the sources, at least 1; the rounds after them train the target alone. Give the
             Trainer twice as many rounds for the paper's setting: 20, what the command trains by default, for 10.
+        target_lr_ratio: The learning rate of fine-tuning in units of the sources', positive.
+        kwargs: See `TargetRate` and `FederatedModule`.
     """
 
     requires: ClassVar[Requires] = Requires(target_labels=True)

@@ -16,14 +16,13 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.optim import Optimizer
 
-from fedlit import FederatedModule, Requires, Run
-from fedlit.checks import check_positive
+from fedlit import Requires, Run
 from fedlit.federation import Client, FederatedLoader, RosterError
 from fedlit.federation.nested import Inputs
+from fedlit.methods.target_rate import TargetRate
 from fedlit.models import RoundMemory
 from fedlit.module import Batch
 from fedlit.run.local import evaluating
-from fedlit.run.param_groups import check_ratio
 from fedlit.run.replicas import Replicas
 from fedlit.run.turns import independent
 
@@ -33,14 +32,12 @@ UPDATE_ALONE = "it is for the channel 'update' alone"
 """Why other channels get no differential privacy."""
 
 
-class CombinedUpdates(FederatedModule):
+class CombinedUpdates(TargetRate):
     """The target combines the updates of a round and hands out the new model; a subclass defines how.
 
     Args:
-        target_lr_ratio: The target's learning rate in units of the sources', positive; kept by schedules that scale
-            rates, not by those that set them (such as OneCycleLR).
         align_magnitudes: Scale a source's update by the ratio of the target's summed learning rates to the source's.
-        kwargs: See `FederatedModule`.
+        kwargs: See `TargetRate` and `FederatedModule`.
     """
 
     requires: ClassVar[Requires] = Requires(target_labels=True)
@@ -48,11 +45,8 @@ class CombinedUpdates(FederatedModule):
     observes_steps: bool = False
     """Whether the target's variance is that of its local steps, rather than of gradients at the round's start."""
 
-    def __init__(self, *args: Any, target_lr_ratio: float = 1.0, align_magnitudes: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, align_magnitudes: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        check_positive("target_lr_ratio", target_lr_ratio)
-        check_ratio(self.run.local.param_groups, "target_lr_ratio", target_lr_ratio, client=self.target.name)
-        self.target_lr_ratio = target_lr_ratio
         self.align_magnitudes = align_magnitudes
         self._memories: dict[str, RoundMemory] = {}
         self._rates: dict[str, float] = {}  # of the clients that have stepped in the local step under way
@@ -157,14 +151,6 @@ class CombinedUpdates(FederatedModule):
         for group in optimizer.param_groups:
             if any(param.grad is not None for param in group["params"]):
                 self._rates.setdefault(group["client"], float(group["lr"]))
-
-    def make_optimizer(self) -> Optimizer:
-        """Return the configured optimiser, with the target's learning rate scaled."""
-        optimizer = super().make_optimizer()
-        for group in optimizer.param_groups:
-            if group["client"] == self.target.name:
-                group["lr"] = group["lr"] * self.target_lr_ratio
-        return optimizer
 
     # ---------------------------------------------------------------- updates
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, ClassVar, Literal, cast, get_args
@@ -59,6 +60,9 @@ _LEAST_VARIANCE = 1e-3
 _LEAST_SHARE = 1e-3
 """Of a class, where shares are blurred, and of the sources that are not left out."""
 
+_LEAST_STEPS = 64
+"""Of the grid of a backend, in the mean square of a feature that it can tell from 0."""
+
 _FACTOR = 16.0
 """Of outer products: entries of features of length 1 stay within the usual grids' bound of 32."""
 
@@ -83,7 +87,8 @@ class FedAnalytic(ClosedForm):
             that are curved; 0 for none.
         bandwidth: Kernel width of random features, in units of the features.
         kernel: Kernel that they stand for.
-        unit_norm: Scale extracted features to length 1.
+        unit_norm: Scale extracted features to length 1. Without, features are to be of the order 1: backends that hide
+            moments round them to a grid, which takes small ones for 0, with a warning at the source.
         lone_classes: See `ClosedForm`.
         weighting: Weights of sources in the mean: by ``"samples"`` (pooled data), ``"sqrt"`` or ``"uniform"``.
         kwargs: See `FederatedModule`.
@@ -210,6 +215,19 @@ class FedAnalytic(ClosedForm):
         if self.head != "qda_diagonal":
             return features
         return torch.cat([features, self.factor * features.square()], dim=1)
+
+    def moments(self, client: Client) -> dict[str, Tensor]:
+        """As of `ClosedForm`, with a warning where the backend's grid rounds them away."""
+        own, grid = super().moments(client), self.federation.channels["moments"].backend.grid
+        if grid is not None and not (self.unit_norm or self.num_frequencies):
+            square = float(self.second_moment(own).diagonal().mean())
+            if 0 < square < _LEAST_STEPS / grid.scale:
+                warnings.warn(
+                    f"features of client {client.name!r} have a mean square of {square:.1e}, and what is sent of them "
+                    f"is rounded to multiples of {1 / grid.scale:.1e}: set unit_norm, or scale features to the order 1",
+                    stacklevel=2,
+                )
+        return own
 
     def forget_(self) -> None:
         """Leave no sums for another run."""

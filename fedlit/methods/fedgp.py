@@ -73,7 +73,7 @@ class FedDA(HiddenUpdates):
         weighting: Weights w_i of sources, in a warm-up too: uniform in the definitions, by samples in the paper's code.
         estimate_from: With ``beta="auto"``, estimate sigma^2 from the target's batch ``"gradients"`` at the round's
             start or, as in the paper's practice, from its local ``"steps"`` over their learning rates.
-        kwargs: ``target_lr_ratio``, see `CombinedUpdates`; the others, `FederatedModule`.
+        kwargs: ``target_lr_ratio``, see `TargetRate`; the others, `FederatedModule`.
 
     Raises:
         RosterError: If the target has no labels, or with ``beta="auto"`` one batch in a round, without variance.

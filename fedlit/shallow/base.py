@@ -39,10 +39,10 @@ def median_distance(samples: NDArray[Any], kernel: Kernel) -> float:
     return median
 
 
-def masked(y: ArrayLike | None, num_samples: int) -> NDArray[np.bool_]:
-    """Samples without a label: NaN, ``None``, pandas' NA, and -1 of whole numbers, if these have two classes besides.
+def masked(y: ArrayLike | None, num_samples: int, *, by_number: bool = True) -> NDArray[np.bool_]:
+    """Samples without a label: NaN, ``None`` and pandas' NA, and ``by_number`` -1 of whole numbers.
 
-    Of several labels of each sample all or none are masked.
+    -1 is a class where there is one other at most. Of several labels of each sample all or none are masked.
     """
     if y is None:
         return np.zeros(num_samples, dtype=bool)
@@ -54,8 +54,8 @@ def masked(y: ArrayLike | None, num_samples: int) -> NDArray[np.bool_]:
     elif labels.dtype.kind == "f":
         missing = np.isnan(labels)
     else:  # -1 and 1 alone are classes
-        several = len({*np.unique(labels).tolist()} - {-1}) > 1
-        missing = (labels == -1) & several if labels.dtype.kind == "i" else np.zeros(labels.shape, dtype=bool)
+        several = by_number and labels.dtype.kind == "i" and len({*np.unique(labels).tolist()} - {-1}) > 1
+        missing = (labels == -1) & several
     check(len(missing) == num_samples, "y", f"of {num_samples} samples, as X", None, shown=str(len(missing)))
     missing = missing.reshape(num_samples, -1)
     mixed = missing.any(axis=1) & ~missing.all(axis=1)

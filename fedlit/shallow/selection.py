@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_regressor
 from sklearn.model_selection import LeaveOneGroupOut
 from sklearn.utils import _safe_indexing, get_tags
 from sklearn.utils.metaestimators import available_if
@@ -64,16 +64,27 @@ class OnSource(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             X: Samples, shape (n, p).
             y: Labels, of which those of the target are not read, and samples of the source without one are left out.
             sample_domain: Domain of each sample, positive for source, negative for target; ``None`` takes those whose
-                label is masked (-1 of whole numbers, NaN, ``None``) for the target's.
+                label is masked (-1 of whole numbers, NaN, ``None``) for the target's. Where it is given, -1 masks
+                classes alone, no numbers.
         """
         number = _num_samples(X)
+        # -1 may be a number like others that a regressor is to learn
+        self._by_number = sample_domain is None or not is_regressor(self.estimator)
         rows = known_source(sample_domain, np.empty((number, 0)), y)
         if rows is None:
             warnings.warn(ONE_DOMAIN, stacklevel=2)
         else:
             check_consistent_length(X, y)
             if sample_domain is not None:  # a source may have samples without a label
-                rows &= ~masked(y, number)
+                without = masked(y, number, by_number=self._by_number)
+                numbers = int((rows & without & ~masked(y, number, by_number=False)).sum())
+                if numbers:
+                    warnings.warn(
+                        f"{numbers} samples of the source have the label -1 and are left out, as -1 says that there is "
+                        "none: if it is a class, number the classes from 0",
+                        stacklevel=2,
+                    )
+                rows &= ~without
             chosen = np.flatnonzero(rows)
             check(len(chosen) > 0, "y", "of some samples of the source", None, shown="none of them with a label")
             X, y = _safe_indexing(X, chosen), without_missing(_safe_indexing(y, chosen))
@@ -138,7 +149,7 @@ class OnSource(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         labels, classes = np.asarray(y), getattr(self.estimator_, "classes_", None)
         if labels.ndim == 1 and labels.dtype.kind == "i" and isinstance(classes, np.ndarray):
             return np.asarray((labels == -1) & (-1 not in classes.tolist()))
-        return masked(y, number)
+        return masked(y, number, by_number=self._by_number)
 
     def __sklearn_tags__(self) -> Any:
         tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)

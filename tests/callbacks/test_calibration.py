@@ -19,11 +19,11 @@ import processes
 from commands import rows as rows_of
 from fedlit.callbacks import Calibration, OracleAccuracy, TargetPredictions, summarise
 from fedlit.callbacks.shared import RandomBasis
-from fedlit.data import FederatedLoader, HeartDisease
+from fedlit.data import Digits, FederatedLoader, HeartDisease
 from fedlit.export import export_target, target_model
 from fedlit.federation import RosterError
 from fedlit.functional import importance_weights
-from fedlit.methods import FedAvg, FedGP, FedRFTCA
+from fedlit.methods import FedAvg, FedGP, FedRFTCA, TargetOnly
 from fedlit.models import MLP
 from fedlit.privacy import PairwiseMasking
 from refused import refused
@@ -245,6 +245,15 @@ def test_a_source_without_validation_samples_does_not_count(tmp_path):
     trainer(6, [Calibration()], tmp_path).fit(module, Without([*SOURCES[1:], TARGET]))
     assert module.run.outputs.temperature == pytest.approx(by_scipy(module, sources=SOURCES[1:]), rel=5e-3)
     assert module.run.outputs.temperature != pytest.approx(by_scipy(module), rel=0.05)
+
+
+def test_sources_that_nobody_trains_show_no_temperature(tmp_path):
+    data = Digits(target="fonts", target_labels=100, flatten=True, seed=0)
+    module = TargetOnly(data.clients, data.target, data.num_classes, MLP(64))
+    with pytest.warns(UserWarning, match=r"TargetOnly trains no source.*using='target'"):
+        trainer(2, [Calibration()], tmp_path).fit(module, data)
+    assert module.run.outputs.temperature == 1
+    assert not [entry for entry in module.federation.ledger if entry.channel == "calibration"]
 
 
 def test_while_there_is_nothing_to_predict_with_there_is_no_temperature(tmp_path):

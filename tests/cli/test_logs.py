@@ -56,6 +56,16 @@ def test_why_a_command_ends_is_an_object_too(words: tuple[str, ...], status: int
         assert err[-1]["level"] == "error"
 
 
+def test_a_command_whose_output_nobody_reads_ends_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "fedlit.cli", "benchmark", "--list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE
+
+
 def test_an_error_of_a_program_is_one_object_with_its_traceback() -> None:
     Path("own_network.py").write_text("raise ZeroDivisionError('gone')\n")
     program = "from fedlit.cli.logs import take_log\ntake_log(['--log=json'])\nimport own_network\n"

@@ -205,6 +205,22 @@ def test_classes_that_are_alike_may_be_named(npz):
         FeatureDomains(path, classes=["mug", "bike"])
 
 
+@pytest.mark.parametrize("wanted", [["bike", "mug", "mouse"], ["mouse", "bike"]])
+@pytest.mark.parametrize("label", [-2, -5])
+def test_negative_labels_are_refused_also_where_classes_are_chosen(npz, wanted, label):
+    path = npz(dslr_y=np.where(np.arange(40) % 3 == 2, label, np.arange(40) % 3))
+    with pytest.raises(DatasetLayoutError, match=r"must lie in 0\.\.\d"):
+        FeatureDomains(path, classes=wanted, target_labels=1.0).train_dataloader()
+
+
+def test_a_source_that_counts_from_one_beside_others_is_told(npz):
+    numbers = {f"{name}_y": np.arange(n) % 3 for name, n in (("amazon", 60), ("dslr", 40))}
+    more = {"caltech_x": arrays()["dslr_x"], "caltech_y": np.arange(40) % 2 + 1, "classes": None}
+    data = FeatureDomains(npz(**numbers, **more), target="dslr", target_labels=1.0)
+    with pytest.warns(UserWarning, match=r"samples of caltech have no label 0.*subtract 1"):
+        data.train_dataloader()
+
+
 def test_labels_that_begin_at_one_can_be_named(npz):
     path = npz(amazon_y=np.arange(60) % 2 + 1, dslr_y=np.arange(40) % 2 + 1, classes=None)
     data = FeatureDomains(path, classes=["1", "2"], target_labels=1.0)

@@ -124,6 +124,16 @@ def test_lists_with_other_lines_or_that_do_not_fit_together_are_refused(domainne
         ImageDomains(str(domainnet), **DOMAINNET)
 
 
+def test_an_image_elsewhere_hides_no_classes_that_are_numbered_in_another_way(domainnet):
+    file = domainnet / "sketch_train.txt"
+    swapped = [f"{path} {1 - label if label < 2 else label}" for path, label in lines(file)]
+    (domainnet / "sketch" / "dog" / "more").mkdir()
+    (domainnet / "sketch" / "dog" / "more" / "a.jpg").write_bytes(b"")
+    file.write_text("\n".join([*swapped, "sketch/dog/more/a.jpg 0"]) + "\n")
+    with refused("lists", DatasetLayoutError):
+        ImageDomains(str(domainnet), **DOMAINNET)
+
+
 def test_lists_that_are_not_there_or_not_named_are_refused(domainnet):
     with pytest.raises(DatasetNotFoundError, match=r"no list files lists='\{domain\}.csv'"):
         ImageDomains(str(domainnet), lists="{domain}.csv")

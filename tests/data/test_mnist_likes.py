@@ -102,6 +102,7 @@ BROKEN = [  # which argument is refused: the file, or the folder whose files do 
     ("train-labels-idx1-ubyte", "train-labels-idx1-ubyte", lambda content: b"\0\0\x0d" + content[3:]),
     ("", "t10k-images-idx3-ubyte", lambda _: bytes([0, 0, 8, 3]) + struct.pack(">3i", 2, 3, 4) + bytes(24)),
     ("", "t10k-labels-idx1-ubyte", lambda _: bytes([0, 0, 8, 1]) + TWO + bytes(2)),
+    ("", "train-labels-idx1-ubyte", lambda content: content[:-1] + b"\x0a"),
     ("train-images-idx3-ubyte.gz", "train-images-idx3-ubyte.gz", lambda _: b"no gzip"),
 ]
 
@@ -111,6 +112,16 @@ def test_files_that_are_broken_are_refused(tmp_path, argument, name, content):
     folder = write_idx(tmp_path, packed=name.endswith("gz"))
     (folder / name).write_bytes(content((folder / name).read_bytes()))
     with refused(str(folder / argument), DatasetLayoutError):
+        FashionMNIST(str(tmp_path)).train_dataloader()
+
+
+def test_labels_of_the_other_part_are_refused(tmp_path):
+    folder = write_idx(tmp_path)
+    names = [folder / f"{part}-labels-idx1-ubyte" for part in ("train", "t10k")]
+    contents = [name.read_bytes() for name in names]
+    for name, content in zip(names, contents[::-1], strict=True):
+        name.write_bytes(content)
+    with refused(str(folder), DatasetLayoutError):
         FashionMNIST(str(tmp_path)).train_dataloader()
 
 

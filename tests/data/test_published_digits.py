@@ -99,6 +99,8 @@ HOT = np.eye(10, dtype=np.uint8)[np.arange(200) % 10]
         ("train", {"train": BYTES.astype(float) - 1}),
         ("train", {"train": BYTES[:199]}),
         ("train", {"label_train": np.arange(200)[:, None] % 9}),
+        ("train", {"label_train": np.arange(200)[:, None] % 10 + 1}),
+        ("train", {"train": np.where(np.arange(200)[:, None, None, None] == 3, 1.5, BYTES / 255)}),
     ],
 )
 def test_a_file_of_another_version_is_refused(tmp_path, argument, changes):

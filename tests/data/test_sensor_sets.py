@@ -53,6 +53,11 @@ def test_hapt_of_the_archive_is_hapt_of_an_npz(tmp_path: Path) -> None:
     ("file", "text", "match"),
     [
         ("labels.txt", "1 1 5 1 99999\n", r"labels.txt.*99999"),
+        ("labels.txt", "1 1 0 1 100\n", r"labels.txt.*from 1 to 12, got 0"),
+        ("labels.txt", "1 1 13 1 100\n", r"labels.txt.*from 1 to 12, got 13"),
+        ("labels.txt", "1 1 1.6 1 100\n", r"labels.txt.*whole numbers"),
+        ("labels.txt", "1 1 1 1 100 1 1 1 1 100\n", r"labels.txt.*5 numbers in each line, got 10"),
+        ("acc_exp01_user01.txt", "1 2 3 4 5 6\n" * 450, r"acc_exp01_user01.txt.*3 numbers in each line, got 6"),
         ("acc_exp01_user01.txt", "0.1 0.2\n", "acc_exp01_user01.txt"),
         ("gyro_exp01_user01.txt", "0.1 0.2 0.3\n", "gyro_exp01_user01.txt"),
     ],
@@ -131,6 +136,17 @@ def test_pamap2_by_intensity_and_with_all_channels(tmp_path: Path) -> None:
     assert sorted(name for group in INTENSITIES.values() for name in group) == sorted(PAMAP2(str(tmp_path)).classes)
 
 
+@pytest.mark.parametrize("kept", [53, 20])
+def test_a_line_of_pamap2_that_lacks_numbers_is_named(tmp_path: Path, kept: int) -> None:
+    write_pamap2(tmp_path)
+    file = tmp_path / "Protocol" / "subject101.dat"
+    lines = file.read_text().splitlines()
+    lines[7] = " ".join(lines[7].split()[:kept])
+    file.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DatasetLayoutError, match=rf"subject101.dat.*54 numbers, got {kept} in line 8"):
+        PAMAP2(str(tmp_path)).load("subject101")
+
+
 def test_pamap2_names_a_file_of_other_columns(tmp_path: Path) -> None:
     write_pamap2(tmp_path)
     (tmp_path / "Protocol" / "subject101.dat").write_text("0.0 1 2 3\n")
@@ -202,6 +218,15 @@ def test_gestures_are_learnt(tmp_path: Path) -> None:
     trainer(15).fit(module, data)
     x, y = samples_of(data, data.target, "test")
     assert float((module.replicas[data.target].eval()(x).argmax(dim=1) == y).float().mean()) > 0.9
+
+
+@pytest.mark.parametrize("folder", ["20181211_VS", "20190101-VS"])
+def test_files_of_widar3_that_fit_no_date_are_told(tmp_path: Path, folder: str) -> None:
+    write_widar3(tmp_path, {"20181211-VS/6-link": (7, 8), "20181130-VS": (5, 10)})
+    number = len([*(tmp_path / "20181211-VS").rglob("*.mat")])
+    (tmp_path / "20181211-VS").rename(tmp_path / folder)
+    with pytest.warns(UserWarning, match=rf"left out {number} files.*{folder}"):
+        Widar3(str(tmp_path)).domain_names()
 
 
 def test_a_file_of_widar3_that_cannot_be_read_is_named(tmp_path: Path) -> None:

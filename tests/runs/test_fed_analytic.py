@@ -182,6 +182,14 @@ def test_under_every_backend_the_head_is_that_of_the_open_sum(name, kwargs):
         assert np.abs(first - second).max() < 1e-3 * np.abs(first).max()
 
 
+def test_moments_below_the_grid_of_a_backend_are_told():
+    small = {
+        name: TensorDataset(1e-3 * each.tensors[0], each.tensors[1]) for name, each in domains((40, 23, 35)).items()
+    }
+    with pytest.warns(UserWarning, match=r"features of client 'a' have a mean square of .*set unit_norm"):
+        fit(small, strategy={"privacy": backend("masking")}, unit_norm=False, penalty=1e-9)
+
+
 # ---------------------------------------------------------------- the penalty
 
 

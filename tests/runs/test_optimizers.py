@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import (
 from faulty_samples import CLIENTS, NUM_CLASSES, TARGET, WIDTH, load, parts
 from fedlit import Client, FederatedModule
 from fedlit.federation import RosterError
-from fedlit.methods import FADA, CoMDA, FedAvg, FedDANN, FedGP, FedWDGRL, TargetOnly
+from fedlit.methods import FADA, CoMDA, FedAvg, FedDANN, FedGP, FedWDGRL, FinetuneOffline, TargetOnly
 from fedlit.models import MLP
 from helpers import STATEFUL, build, digits, loader, same, shards, trainer, weights
 from refused import refused, slow
@@ -99,6 +99,8 @@ def test_ratios_of_methods_scale_what_entries_do_not_give() -> None:
     assert [rate for client, rate in rates(module) if client == "fonts"] == [0.1, 1.0, 1.0]
     module = fitted(FedGP, digits(target_labels=30), target_lr_ratio=0.5, param_groups=parts)
     assert rates(module)[-4:] == [("blended", 0.1), ("blended", 1.0), ("fonts", 0.05), ("fonts", 0.5)]
+    module = fitted(FinetuneOffline, digits(target_labels=30), target_lr_ratio=0.5, federated_rounds=1)
+    assert rates(module) == [("clean", 0.1), ("blended", 0.1), ("fonts", 0.05)]
 
 
 def resumable(entries: Any, rounds: int, checkpoint: Path | None = None) -> tuple[FederatedModule, pl.Trainer]:

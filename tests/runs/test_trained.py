@@ -15,6 +15,7 @@ from torch.optim import Adam, Optimizer
 
 import fedlit
 from fedlit import FederatedStrategy
+from fedlit.callbacks import Calibration
 from fedlit.data import Digits, HeartDisease
 from fedlit.export import target_model
 from fedlit.methods import FedAvg, FedMMD
@@ -55,6 +56,11 @@ def test_methods_have_the_arguments_of_their_shipped_configuration_unless_others
     assert isinstance(optimizer, Optimizer)
     given = fedlit.train("FedMMD", "digits", rounds=1, optimizer=lambda params: Adam(params, lr=0.01))
     assert all(group["lr"] == 0.01 for group in given.trainer.optimizers[0].param_groups)
+
+
+def test_a_callback_that_mends_probabilities_comes_before_those_that_score_them() -> None:
+    made = fedlit.train("FedAvg", "digits", rounds=2, trainer={"callbacks": [Calibration()]})
+    assert made.module.run.outputs.temperature != 1
 
 
 def nn_of(width: int) -> Any:

@@ -319,6 +319,18 @@ def test_scores_are_of_samples_with_a_label(estimator, labels, mask):
         fitted.score(samples, some)
 
 
+def test_minus_one_of_a_source_is_no_class_and_may_be_a_number():
+    samples, labels, domain = two_domains()
+    classes = np.where(np.arange(50) % 5 == 0, -1, labels)
+    with pytest.warns(UserWarning, match=r"\d+ samples of the source have the label -1 and are left out"):
+        fitted = OnSource(KNeighborsClassifier()).fit(samples, classes, sample_domain=domain)
+    assert fitted.classes_.tolist() == [0, 1]
+    numbers = OnSource(Ridge()).fit(samples, classes, sample_domain=domain)
+    expected = Ridge().fit(samples[domain > 0], classes[domain > 0])
+    np.testing.assert_array_equal(numbers.estimator_.coef_, expected.coef_)
+    assert numbers.score(samples, classes) == expected.score(samples, classes)
+
+
 def test_a_label_of_minus_one_is_masked_where_it_is_no_class():
     """Also beside a single class, as in a small fold."""
     samples, labels, domain = two_domains()
