@@ -113,14 +113,13 @@ class PAMAP2(SignalModule):
         except Exception as error:  # libraries raise errors of any kind
             refuse_data(str(file), f"lines of {_WIDTH} numbers", str(error).splitlines()[0], "get the archive again")
         check_data(table.shape[1] == _WIDTH, str(file), f"lines of {_WIDTH} numbers", f"{table.shape[1]}")
-        with file.open("rb") as lines:
-            counts = [len(line.split()) for line in lines if line.strip()]
-        short = next(
-            (number for number, count in enumerate(counts, start=1) if count != _WIDTH), None
-        )  # pandas fills it
-        shown = "" if short is None else f"{counts[short - 1]} in line {short}"
-        check_data(short is None, str(file), f"lines of {_WIDTH} numbers", shown, "get the archive again")
         numbers, index = table.to_numpy(), [*ACTIVITIES]
+        short = np.isnan(numbers[:, -1])  # pandas fills lines up that lack numbers
+        with file.open("rb") as lines:
+            whole = (line for line in lines if line.strip())
+            counts = {place: len(line.split()) for place, line in enumerate(whole, start=1) if short[place - 1]}
+        wrong = [f"{count} in line {place}" for place, count in counts.items() if count != _WIDTH]
+        check_data(not wrong, str(file), f"lines of {_WIDTH} numbers", ", ".join(wrong[:1]), "get the archive again")
         labels = np.full(len(numbers), UNLABELLED, dtype=np.int64)
         for position, activity in enumerate(index):
             labels[numbers[:, 1] == activity] = position

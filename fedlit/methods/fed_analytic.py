@@ -90,7 +90,8 @@ class FedAnalytic(ClosedForm):
         unit_norm: Scale extracted features to length 1. Without, features are to be of the order 1: backends that hide
             moments round them to a grid, which takes small ones for 0, with a warning at the source.
         lone_classes: See `ClosedForm`.
-        weighting: Weights of sources in the mean: by ``"samples"`` (pooled data), ``"sqrt"`` or ``"uniform"``.
+        weighting: Weights of sources in the mean: by ``"samples"`` (pooled data), ``"sqrt"`` or ``"uniform"``. Samples
+            of classes that are left out count in them, so that the head is then not that of the samples that are left.
         kwargs: See `FederatedModule`.
 
     Raises:

@@ -356,6 +356,12 @@ def test_what_is_not_there_or_no_table_is_refused(tmp_path):
     (tmp_path / "b" / "r0.csv").write_text("x;label\n1,5;walk\n2,5;still\n")
     with pytest.raises(DatasetLayoutError, match=r"b/r0.csv.*give separator=';'"):
         SignalDomains(str(tmp_path), window=1.0, channels=["x"], recorded_rate=1.0).load("b")
+    for row, number in (("1,walk", 2), ("1,2,3,walk", 4)):
+        (tmp_path / "b" / "r0.csv").write_text(f"x,y,label\n1,2,walk\n{row}\n3,4,still\n")
+        with pytest.raises(
+            DatasetLayoutError, match=rf"b/r0.csv must be of 3 fields in each line, got {number} in line 3"
+        ):
+            SignalDomains(str(tmp_path), window=1.0, channels=["x"], recorded_rate=1.0).load("b")
     (tmp_path / "b" / "walk").mkdir()
     with pytest.raises(DatasetLayoutError, match="both"):
         SignalDomains(str(tmp_path), window=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from csv import reader
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 """Of units of time stamps."""
+
+_PACKED = frozenset({".gz", ".bz2", ".zip", ".xz", ".zst", ".tar"})
+"""Endings of files that pandas unpacks."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +232,18 @@ def _values(column: pd.Series[Any]) -> Numbers:
     return column.astype(object).where(column.notna(), None).to_numpy(dtype=object)
 
 
+def _check_fields(path: Path, number: int, csv: Mapping[str, str]) -> None:
+    """Refuse lines of another number of fields, which pandas fills up, or whose first it takes for a name."""
+    if path.suffix.lower() in _PACKED:
+        return
+    with path.open(newline="", encoding=csv["encoding"]) as file:
+        lines = reader(file, delimiter=csv["sep"])
+        for row in lines:
+            fits = len(row) in (0, number)
+            shown = f"{len(row)} in line {lines.line_num}"
+            check_data(fits, str(path), f"of {number} fields in each line", shown, "mend it, or export it again")
+
+
 def read_columns(path: Path, csv: Mapping[str, str], wanted: Collection[str] | None) -> pd.DataFrame:
     """Return columns of a CSV or Parquet file, of those ``wanted``, or all."""
     try:
@@ -245,6 +261,7 @@ def read_columns(path: Path, csv: Mapping[str, str], wanted: Collection[str] | N
             other = next((sign for sign in (";", "\t", "|", ",") if len(header) == 1 and sign in header[0]), None)
             rule, shown = f"of columns with separator={csv['sep']!r}", f"one, {header[0][:80] if header else ''!r}"
             check_data(other is None, str(path), rule, shown, f"give separator={other!r}")
+            _check_fields(path, len(header), csv)
             keeps = None if wanted is None else (lambda name: str(name).strip() in wanted)
             table = pd.read_csv(path, usecols=keeps, skipinitialspace=True, low_memory=False, **csv)  # type: ignore[call-overload]
         table.columns = pd.Index([str(name).strip() for name in table.columns])
