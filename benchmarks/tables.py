@@ -111,7 +111,7 @@ def fedgp_part(part: str) -> Callable[[Results], str]:
     """Ours, and in brackets the paper's."""
 
     def make(results: Results) -> str:
-        columns = {name: results[part][name] for name in fedgp.COLUMNS[part]}
+        columns = {name: results[part][name] for name in fedgp.COLUMNS[part] if name in results[part]}
         rows = [
             (
                 title,
