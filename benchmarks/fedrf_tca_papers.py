@@ -58,6 +58,11 @@ CURVES = {
 MEGABYTES = (1, 3, 10, 30, 100)
 
 
+def initials(source: str, target: str) -> str:
+    """A pair of domains, as the papers' columns name it."""
+    return f"{source[0].upper()}→{target[0].upper()}"
+
+
 def pairs(rows: dict[str, str], measure: str, factor: float) -> dict[str, dict[str, float]]:
     """Figures of office_caltech_shallow.json by the paper's rows and pairs of domains."""
     tasks = json.loads(SHALLOW.read_text())["results"]["efficientnet_lite0"]["tasks"]
@@ -66,8 +71,7 @@ def pairs(rows: dict[str, str], measure: str, factor: float) -> dict[str, dict[s
         cells = {}
         for pair, values in tasks.items():
             if measure in values[row]:
-                source, target = pair.split("->")
-                cells[f"{source[0].upper()}→{target[0].upper()}"] = round(factor * values[row][measure], 2)
+                cells[initials(*pair.split("->"))] = round(factor * values[row][measure], 2)
         if cells:
             found[name] = cells | {"Avg": round(statistics.fmean(cells.values()), 2)}
     return found
@@ -88,7 +92,7 @@ def dann() -> dict[str, dict[str, float]]:
                 f"--data.init_args.clients=[{source},{target}]",
                 f"--data.init_args.target={target}",
             ).values()
-        pair = f"{source[0].upper()}→{target[0].upper()}"
+        pair = initials(source, target)
         found["accuracy"][pair] = round(100 * statistics.fmean(run["oracle_accuracy"] for run in runs), 2)
         found["seconds"][pair] = round(statistics.fmean(run["seconds_total"] for run in runs), 2)
         print(pair, found["accuracy"][pair], found["seconds"][pair], flush=True)

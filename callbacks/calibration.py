@@ -63,7 +63,6 @@ class Calibration(SourceStatistics):
     def __init__(self, using: Using = "sources") -> None:
         check_one_of("using", using, get_args(Using))
         self.using = using
-        self._idle = False  # where nothing is fitted, as no source is trained
         super().__init__()
 
     @property
@@ -82,16 +81,19 @@ class Calibration(SourceStatistics):
         if any(isinstance(callback, OracleAccuracy) for callback in before):
             raise ValueError("Calibration must be listed before OracleAccuracy, which scores what it mends: swap them")
         module = federated(pl_module, self)
-        self._idle = self.using != "target" and not module.requires.sources
-        if self._idle and stage == "fit":
+        if stage == "fit" and not self._fits(module):
             rank_zero_warn(
                 f"Calibration(using={self.using!r}) leaves the target's probabilities as they are: {module.run.name} "
                 "trains no source, so that samples of the sources show nothing of it; using='target' takes labels of "
                 "the target"
             )
 
+    def _fits(self, module: FederatedModule) -> bool:
+        """Whether a temperature can be fitted: samples of sources show nothing where no source is trained."""
+        return self.using == "target" or module.requires.sources
+
     def _collect(self, module: FederatedModule, name: str, inputs: Inputs, labels: Tensor, logits: Tensor) -> None:
-        if self._idle:
+        if not self._fits(module):
             return
         if self.using == "weighted":
             self._kept["features"][name].append(self._basis.of(module, name, inputs))
@@ -101,9 +103,11 @@ class Calibration(SourceStatistics):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fit the temperature on the process that hosts the target, and report it."""
         # only a fit has the target's training samples; validation by itself keeps the checkpoint's temperature
-        if self._idle or trainer.sanity_checking or (self.using == "target" and trainer.state.fn != TrainerFn.FITTING):
+        if trainer.sanity_checking or (self.using == "target" and trainer.state.fn != TrainerFn.FITTING):
             return
         module = federated(pl_module, self)
+        if not self._fits(module):
+            return
         received = self._means(module)
         fit = self._of_target if self.using == "target" else self._of_sources
         temperature = self._at_target(module, lambda: fit(module, received))

@@ -221,7 +221,8 @@ class FedAnalytic(ClosedForm):
         """As of `ClosedForm`, with a warning where the backend's grid rounds them away."""
         own, grid = super().moments(client), self.federation.channels["moments"].backend.grid
         if grid is not None and not (self.unit_norm or self.num_frequencies):
-            square = float(self.second_moment(own).diagonal().mean())
+            sums = self._sums[client.name]
+            square = float(sums.second_moment.diagonal().mean()) / max(sums.count, 1)
             if 0 < square < _LEAST_STEPS / grid.scale:
                 warnings.warn(
                     f"features of client {client.name!r} have a mean square of {square:.1e}, and what is sent of them "

@@ -316,8 +316,8 @@ def test_a_table_that_cannot_run_keeps_no_others_from_it(paper, tmp_path, monkey
     more = f"  table-2: {{title: Scripted, {script}}}\n  figure-2: {{title: B, same: [mine/table-2, mine/table-1]}}\n"
     (tmp_path / "papers" / "mine.yaml").write_text(MINE + more)
     monkeypatch.setattr(running, "fit", lambda *_: {Path("a"): summary("Mine", "written", 0, 0.25)})
-    told = refusal("benchmark", "mine", "figure-2", f"--out={paper}", "--seeds", "0")
-    assert "not run, or not whole: mine table-2" in told
+    message = refusal("benchmark", "mine", "figure-2", f"--out={paper}", "--seeds", "0")
+    assert "not run, or not whole: mine table-2" in message
     assert "--seeds says nothing: run fedlit benchmark x --parts y" in capsys.readouterr().err
     assert ours("mine", "table-1", paper, None)["Theirs"]["A"]["mean"] == 25.0
 
