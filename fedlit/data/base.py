@@ -44,9 +44,9 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
     """One domain per client, and one loader over the clients that this process hosts.
 
     A subclass names its domains and classes and loads one domain at a time, whose samples do not depend on ``seed``.
-    Splits are stratified by class, those of the target too where its labels are known (in regression there are none),
-    and depend on the client's samples and the seed alone. At least one sample of each of a client's classes stays in
-    training.
+    Splits are stratified by class (in regression there are none), with at least one training sample of each, and depend
+    on the client's samples and the seed alone. Validation samples of a target without labels are drawn as if its labels
+    were not there; which are tested on may depend on them.
 
     Args:
         clients: Domains that take part, in this order; ``None`` takes all.

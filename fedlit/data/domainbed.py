@@ -46,7 +46,9 @@ def domainbed_split(trial: int, environment: int) -> HoldOut:
         environment: Index of the domain among all, sorted by name.
     """
 
-    def hold_out(y: Tensor, val_fraction: float, test_fraction: float, generator: torch.Generator) -> Parts:
+    def hold_out(
+        y: Tensor, val_fraction: float, test_fraction: float, generator: torch.Generator, blind: bool
+    ) -> Parts:
         seed = int(md5(str((trial, environment)).encode(), usedforsecurity=False).hexdigest(), 16) % 2**31
         keys = np.arange(len(y))
         np.random.RandomState(seed).shuffle(keys)  # the generator that DomainBed draws from

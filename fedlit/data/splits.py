@@ -18,8 +18,8 @@ from fedlit.federation.streams import stable_seed
 Parts = tuple[Tensor, Tensor, Tensor]
 """Positions of training, validation and test samples."""
 
-HoldOut = Callable[[Tensor, float, float, torch.Generator], Parts]
-"""Splits samples with these labels, by the shares for validation and test."""
+HoldOut = Callable[[Tensor, float, float, torch.Generator, bool], Parts]
+"""Splits samples with these labels, by the shares for validation and test; for validation blindly, or by class."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class SplitRules:
     ) -> Split:
         """Split the samples of client ``name``, which depends on them and the seed alone.
 
-        ``hold_out`` takes the place of `stratified_split`.
+        Of a target without labels, validation samples are drawn as if it had none: a choice by them would know their
+        class shares otherwise. ``hold_out`` takes the place of `stratified_split`.
 
         Raises:
             RosterError: If they are too few.
@@ -71,7 +72,8 @@ class SplitRules:
         known = known_labels(y)
         if not stratified:
             y = torch.where(known, 0, UNLABELLED)  # one stratum, and one of samples without labels
-        train, val, test = (hold_out or stratified_split)(y, self.val_fraction, self.test_fraction, generator)
+        blind = stratified and is_target and not self.target_labels
+        train, val, test = (hold_out or stratified_split)(y, self.val_fraction, self.test_fraction, generator, blind)
         for part, positions, fraction in (("val", val, self.val_fraction), ("test", test, self.test_fraction)):
             rule = f"enough for one of the {len(y)} samples of client {name!r}, beside a training sample of each class"
             way_out = "raise it, set it to 0, or leave the client out of clients"
@@ -108,12 +110,19 @@ class SplitRules:
         return number
 
 
-def stratified_split(y: Tensor, val_fraction: float, test_fraction: float, generator: torch.Generator) -> Parts:
+def stratified_split(
+    y: Tensor, val_fraction: float, test_fraction: float, generator: torch.Generator, blind: bool = False
+) -> Parts:
     """Return positions of training, validation and test samples: disjoint, covering, ascending, equal in class shares.
 
     Fractions in [0, 1) are of all samples. Of each class, the number held out is within one of its exact share, and one
-    sample always stays in training.
+    sample always stays in training. If ``blind``, validation samples are drawn from all others, whatever their class.
     """
+    if blind:
+        rest, _, test = stratified_split(y, 0.0, test_fraction, generator)
+        share = val_fraction * len(y) / len(rest)
+        train, val, _ = stratified_split(torch.zeros_like(rest), share, 0.0, blind_generator(generator))
+        return rest[train], rest[val], test
     order = torch.randperm(len(y), generator=generator)
     labels = _shuffled_labels(y, generator)
     groups = [order[y[order] == label] for label in labels]
@@ -129,18 +138,23 @@ def stratified_split(y: Tensor, val_fraction: float, test_fraction: float, gener
 
 
 def published_split(is_test: Tensor) -> HoldOut:
-    """Hold out the samples that a publication tests on, and for validation a share of the others of each class.
+    """Hold out the samples that a publication tests on, and for validation a share of the others.
 
     Args:
         is_test: Which samples these are, shape (n,).
     """
 
-    def hold_out(y: Tensor, val_fraction: float, test_fraction: float, generator: torch.Generator) -> Parts:
+    def hold_out(y: Tensor, val: float, test: float, generator: torch.Generator, blind: bool) -> Parts:
         others = (~is_test).nonzero().squeeze(1)
-        train, val, _ = stratified_split(y[others], val_fraction, 0.0, generator)
+        train, val, _ = stratified_split(y[others], val, 0.0, generator, blind)
         return others[train], others[val], is_test.nonzero().squeeze(1)
 
     return hold_out
+
+
+def blind_generator(generator: torch.Generator) -> torch.Generator:
+    """Return one of the same seed that labels have not moved on: a split draws as often as there are classes."""
+    return torch.Generator().manual_seed(stable_seed(generator.initial_seed(), "validation"))
 
 
 def _shuffled_labels(y: Tensor, generator: torch.Generator) -> Tensor:

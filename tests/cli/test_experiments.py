@@ -185,7 +185,7 @@ def test_a_combination_needs_checkpoints_neighbourhoods_and_trust(capsys):
     words = [*TINY, "--compare=[SourceOnly]", "--select=combine"]
     assert "select=combine reads the methods' checkpoints" in refusal("fit", *words)
     few = [*words, "--trainer.enable_checkpointing=true", "--data.target=cleveland"]
-    main(["fit", *few, "--trainer.max_epochs=10", "--data.test_fraction=0.8"])
+    main(["fit", *few, "--trainer.max_epochs=30", "--data.test_fraction=0.75", "--data.val_fraction=0.2"])
     printed = " ".join(capsys.readouterr().out.split())
     assert re.search(r"nothing is combined for cleveland \(seed 0\): .* it has \d\d\b", printed)
     main(["fit", *few])

@@ -16,7 +16,7 @@ from fedlit.data import (
     DomainDataModule,
     DomainDataset,
 )
-from fedlit.data.splits import apportion, balanced_choice
+from fedlit.data.splits import HoldOut, Split, SplitRules, apportion, balanced_choice, published_split
 from fedlit.federation.client import Client
 from fedlit.federation.errors import LabelGuardError, RosterError
 from fedlit.federation.labels import UNLABELLED, GuardedLabels, reveal_for_oracle
@@ -56,7 +56,7 @@ def truth(module: Blobs, name: str) -> Tensor:
 
 
 def test_splits_are_disjoint_covering_and_stratified():
-    module = Blobs(val_fraction=0.1, test_fraction=0.25)
+    module = Blobs(val_fraction=0.1, test_fraction=0.25, target_labels=1.0)
     for name, shares in CLASS_SHARES.items():
         split = module.split(name)
         together = torch.cat([split.train, split.val, split.test])
@@ -78,13 +78,34 @@ def test_every_class_keeps_a_training_sample():
 
 def test_a_clients_split_depends_on_neither_the_other_clients_nor_its_role():
     everyone = Blobs(target="d")
-    some = Blobs(clients=["c", "a"], target="a")
+    some = Blobs(clients=["c", "a"], target="a", target_labels=2)
     for name in "ac":
         assert all(
             torch.equal(getattr(everyone.split(name), part), getattr(some.split(name), part))
             for part in ("train", "val", "test")
         )
+    assert torch.equal(everyone.split("a").test, Blobs(target="a").split("a").test)  # whatever labels it keeps
     assert not torch.equal(Blobs(seed=1).split("a").test, Blobs(seed=2).split("a").test)
+
+
+@pytest.mark.parametrize("shown", [torch.arange(60) % 3, torch.zeros(60), torch.full((60,), UNLABELLED)])
+def test_which_samples_validate_a_target_without_labels_does_not_depend_on_its_labels(shown):
+    def split(y: Tensor, target_labels: int, is_target: bool = True, hold_out: HoldOut | None = None) -> Split:
+        rules = SplitRules(0.25, 0.2, target_labels, "random", transductive=False)
+        return rules.split("a", y.long(), True, is_target, 0, hold_out)
+
+    hidden = torch.arange(60) // 20
+    published = published_split(torch.arange(60) < 12)
+    assert torch.equal(split(hidden, 0, hold_out=published).val, split(shown, 0, hold_out=published).val)
+    transductive = SplitRules(0.25, 0.0, 0, "random", transductive=True)
+    assert torch.equal(
+        transductive.split("a", hidden, True, True, 0).val, transductive.split("a", shown, True, True, 0).val
+    )
+    for labels, is_target in ((1, True), (0, False)):  # by class otherwise
+        assert torch.bincount(hidden[split(hidden, labels, is_target).val]).tolist() == [5, 5, 5]
+    assert torch.bincount(hidden[split(hidden, 0).val]).tolist() != [5, 5, 5]
+    assert torch.bincount(hidden[split(hidden, 0).test]).tolist() == [4, 4, 4]
+    assert len(split(hidden, 0).val) == 15
 
 
 def test_apportion_deals_by_largest_remainders():

@@ -159,6 +159,22 @@ def test_no_two_parts_of_a_split_share_a_sample(recordings, by, stride, label_ru
     assert overlaps(windows, split.train, split.train).all()
 
 
+@pytest.mark.parametrize("recordings", [1, 8])
+def test_windows_that_validate_a_target_without_labels_do_not_depend_on_its_labels(recordings):
+    given = dict(target="a", val_fraction=0.1, test_fraction=0.0, transductive=True, stride=0.1)
+    content = arrays(recordings=recordings)
+    val = made(content, **given).split("a").val
+    other = made(content | {"label": 1 - content["label"]}, **given)
+    assert torch.equal(val, other.split("a").val)
+    if recordings == 1:  # some of each stretch, in place of the end alone
+        assert len(torch.unique(val * 5 // len(other.labels("a")))) == 5
+    held = made(content, **given | {"transductive": False, "test_fraction": 0.2})
+    parts = held.split("a")
+    train, val, test = (spans(held._windows["a"], part.tolist()) for part in (parts.train, parts.val, parts.test))
+    assert not train & val
+    assert not (train | val) & test
+
+
 def test_labelled_windows_of_a_transductive_target_share_nothing_with_those_that_score():
     data = made(stride=0.1, transductive=True, target_labels=5, test_fraction=0.0, val_fraction=0.0)
     split = data.split("c")

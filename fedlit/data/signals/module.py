@@ -216,8 +216,8 @@ class SignalModule(DomainDataModule):
     def _make_split(self, name: str, y: Tensor) -> Split:
         windows = self._windows[name]
 
-        def hold_out(y: Tensor, val: float, test: float, generator: torch.Generator) -> Parts:
-            return split_windows(name, windows, self.split_by, val, test, generator)
+        def hold_out(y: Tensor, val: float, test: float, generator: torch.Generator, blind: bool) -> Parts:
+            return split_windows(name, windows, self.split_by, val, test, generator, blind)
 
         split = self._rules.split(name, y, True, name == self.target, self.seed, hold_out)
         if name == self.target and self.transductive and self.target_labels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from fedlit.checks import refuse
 from fedlit.data.signals.recordings import Windows
-from fedlit.data.splits import Parts, apportion, stratified_split
+from fedlit.data.splits import Parts, apportion, blind_generator, stratified_split
 from fedlit.federation.errors import RosterError
+from fedlit.federation.labels import UNLABELLED
 
 SplitBy = Literal["recordings", "blocks"]
 
@@ -22,16 +24,25 @@ def split_windows(
     val_fraction: float,
     test_fraction: float,
     generator: torch.Generator,
+    blind: bool = False,
 ) -> Parts:
     """Return positions of training, validation and test windows, ascending.
 
     By recordings, each is in one part as a whole. By blocks, the first windows of each class are held out for one part
-    and the last ones for another; training windows that overlap held-out ones are in no part. A class of which no
-    training window is left by that is not held out.
+    and the last ones for another, or of each of ten stretches where windows have no labels; training windows
+    that overlap held-out ones are in no part. A class of which no training window is left by that is not held out. If
+    ``blind``, validation windows are held out of the others as if those had no labels.
 
     Raises:
         RosterError: If recordings do not do for all parts and ``by`` is ``"recordings"``.
     """
+    if blind:
+        rest, _, test = split_windows(client, windows, by, 0.0, test_fraction, generator)
+        unlabelled = torch.full_like(rest, UNLABELLED)
+        others = replace(windows, y=unlabelled, recording=windows.recording[rest], start=windows.start[rest])
+        share = val_fraction * len(windows.y) / len(rest)
+        train, val, _ = split_windows(client, others, by, share, 0.0, blind_generator(generator))
+        return rest[train], rest[val], test
     if by != "blocks":
         parts = _by_recordings(windows, val_fraction, test_fraction, generator)
         if parts is not None:
@@ -58,11 +69,15 @@ def _by_recordings(
 
 
 def _by_blocks(windows: Windows, val_fraction: float, test_fraction: float, generator: torch.Generator) -> Parts:
-    classes = torch.unique(windows.y)
-    test_first = torch.rand(len(classes), generator=generator) < 0.5
-    whole = torch.zeros(len(classes), dtype=torch.bool)  # classes of which nothing is held out
+    size = len(windows.y)
+    # one stretch would hold out what was done last and nothing else; many lose windows at their borders
+    stretch = torch.arange(size) * min(10, max(1, size // 20)) // size
+    block = torch.where(windows.y == UNLABELLED, -1 - stretch, windows.y)
+    blocks = torch.unique(block)
+    test_first = torch.rand(len(blocks), generator=generator) < 0.5
+    whole = torch.zeros(len(blocks), dtype=torch.bool)  # blocks of which nothing is held out
+    groups = [(block == each).nonzero().squeeze(1) for each in blocks]
     while True:
-        groups = [(windows.y == label).nonzero().squeeze(1) for label in classes]
         counts = torch.tensor([len(group) for group in groups])
         room = torch.where(whole, 0, counts - 1)
         num_test = apportion(counts, test_fraction, room)
@@ -76,7 +91,7 @@ def _by_blocks(windows: Windows, val_fraction: float, test_fraction: float, gene
         trained, held, tested = (torch.cat(part).sort().values for part in (train, val, test))
         held = held[~overlaps(windows, held, tested)]
         trained = trained[~overlaps(windows, trained, torch.cat([held, tested]))]
-        lost = ~whole & ~torch.isin(classes, windows.y[trained])
+        lost = ~whole & ~torch.isin(blocks, block[trained])
         if not lost.any():
             return trained, held, tested
         whole |= lost
