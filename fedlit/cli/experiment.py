@@ -385,7 +385,7 @@ class Experiment(Plan):
         summaries, sentences = [*done.values()], list[str]()
         try:
             if first_process() and not self.is_dry and self.parsed.arguments.select is not None:
-                combined, sentences = self._select(done)
+                combined, sentences = self._select(done, failed)
                 summaries += combined
         finally:  # what fails at the end does not take the results with it
             print_table(summaries)
@@ -406,7 +406,7 @@ class Experiment(Plan):
         method = Method(None, ("--model=fedlit.methods.TargetDistillation", *words, "--select=null"))
         return self.parsed.instead(method.command(self.args)[1:])
 
-    def _select(self, done: Mapping[int, RunSummary]) -> tuple[list[RunSummary], list[str]]:
+    def _select(self, done: Mapping[int, RunSummary], failed: Collection[int]) -> tuple[list[RunSummary], list[str]]:
         """Networks of combinations, and sentences on what is selected and combined."""
         places = [self.folder.folder_of(number) for number in done]
         selections = select({str(place): read_runs([place])[0] for place in places if place is not None})
@@ -417,11 +417,15 @@ class Experiment(Plan):
             sentences.append(f"nothing is selected: no validation has logged validator/trust, {why}")
         if self.parsed.arguments.select != "combine":
             return [], sentences
-        if len(done) < len(self.runs):
+        if len(done) + len(failed) < len(self.runs):  # one that fails is left out
             return [], [
                 *sentences,
                 f"nothing is combined before all runs are finished, and {len(done)} of {len(self.runs)} are",
             ]
+        if failed:
+            sentences.append(
+                f"nothing of the runs that failed is combined: {', '.join(str(self.runs[i]) for i in failed)}"
+            )
         combined, more = combine(self, selections)
         return combined, sentences + more
 

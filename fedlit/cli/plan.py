@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,9 +38,6 @@ from fedlit.remote.processes import LAST_LINES, PATIENCE, await_end
 
 _ONE = "FEDLIT_RUN"
 """Set in the environment of a process that trains a single run: its number."""
-
-_HOPELESS = 3
-"""Failed runs, and none that did not fail, after which others are not tried."""
 
 
 class WarnOfRepeats(Callback):
@@ -69,13 +67,13 @@ class Plan(ABC):
         parsed: Configuration from which ``jobs``, ``fresh`` and the number of hosts are taken.
         runs: What is trained; each prints as the name of the run.
         targets_tried: Clients that are the target of a run, as far as the command varies it.
-        goes_on: Whether the others are trained after a run that fails.
+        hopeless: Number of first runs that fail after which the others are not trained.
     """
 
     parsed: Parsed
     runs: Sequence[object]
     targets_tried: Sequence[str]
-    goes_on: ClassVar[bool] = False
+    hopeless: ClassVar[int] = 1
 
     @abstractmethod
     def configuration(self, number: int) -> Parsed:
@@ -162,9 +160,7 @@ class Plan(ABC):
             if done:
                 self.close(done, clock.failed)
         if clock.failed:
-            sys.exit(
-                f"fedlit: {len(clock.failed)} of {len(self.runs)} trials failed: the same command tries them again"
-            )
+            sys.exit(f"fedlit: {len(clock.failed)} of {len(self.runs)} runs failed: the same command tries them again")
 
     def write_tables(self, summaries: list[RunSummary], *more: Path) -> None:
         """Write the tables of finished runs, and print where they and other files are."""
@@ -238,12 +234,16 @@ class Plan(ABC):
         say(clock.line(number, str(self.runs[number])) + busy)
 
     def _fail(self, number: int, reason: str, clock: Clock) -> None:
-        """Note a failed run, or end with it unless the others go on."""
+        """Note a failed run, or end with it where no other has done better."""
         text = f"fedlit: run {number + 1} of {len(self.runs)} ({self.runs[number]}) failed{reason}"
-        if not self.goes_on:
-            sys.exit(text)
         clock.failed.append(number)
-        say(text)
+        if not clock.all_failed(self.hopeless):
+            say(text)
+        elif self.hopeless == 1:
+            sys.exit(text)
+        else:
+            say(text)
+            sys.exit(f"fedlit: the first {self.hopeless} runs failed, and others are not tried")
 
     def _one_by_one(self, waiting: Sequence[int], clock: Clock) -> None:
         for number in waiting:
@@ -252,11 +252,21 @@ class Plan(ABC):
                 self.train(number)
             except (Exception, SystemExit) as error:
                 ended = any(isinstance(each, KeyboardInterrupt | SIGTERMException) for each in causes(error))
-                if not self.goes_on or ended:
+                if ended or (self.hopeless == 1 and clock.none_ended):
                     raise
-                reason = str(error) if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-                self._fail(number, f": {reason}", clock)
+                self._fail(number, f": {self._reason(number, error)}", clock)
             clock.tick()
+
+    def _reason(self, number: int, error: BaseException) -> str:
+        """What ended a run, and where its traceback is."""
+        if isinstance(error, SystemExit):
+            return str(error).removeprefix("fedlit: ")
+        reason = f"{type(error).__name__}: {error}"
+        if self.is_dry or not first_process():
+            return reason
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        self.folder.log(number).write_text(traceback.format_exc(), encoding="utf-8")
+        return f"{reason} (see '{self.folder.log(number)}')"
 
     def _side_by_side(self, args: list[str], waiting: Sequence[int], clock: Clock) -> None:
         """Train each run in a process with its share of the cores."""
@@ -301,10 +311,17 @@ class Clock:
         self._start, self._done = time.monotonic(), 0
 
     def tick(self) -> None:
-        """One more has ended; end with it if it is one of several that failed, and none is finished."""
+        """One more has ended."""
         self._done += 1
-        if len(self.failed) == self._done == _HOPELESS and self.left == self.total:
-            sys.exit(f"fedlit: the first {_HOPELESS} runs failed, and others are not tried")
+
+    @property
+    def none_ended(self) -> bool:
+        """Whether no run has ended yet, in an earlier command either."""
+        return self._done == 0 and self.left == self.total
+
+    def all_failed(self, number: int) -> bool:
+        """Whether the runs so far, with the one that ends now, are this many and have all failed."""
+        return len(self.failed) == self._done + 1 == number and self.left == self.total
 
     def line(self, number: int, run: str) -> str:
         """For the run of this number that starts."""

@@ -251,7 +251,7 @@ class Sweep(Plan):
     """Trials of a sweep file on this machine, with ``more`` arguments; W&B's logger is left out unless ``wandb``."""
 
     runs: list[Trial]
-    goes_on = True
+    hopeless = 3
     is_many = True  # a trial may be one of many later
 
     def __init__(

@@ -212,6 +212,24 @@ def test_runs_side_by_side_equal_those_one_after_the_other(capfd):
     assert "jobs must be at least 1, got 0" in refusal("fit", *SEVERAL, "--jobs=0")
 
 
+def test_a_method_that_fails_does_not_end_the_others(capsys):
+    rate = "{class_path: torch.optim.SGD, init_args: {lr: 3.0e+38}}"
+    fails = f"{{class_path: FedAvg, name: wild, init_args: {{optimizer: {rate}}}}}"
+    words = [*TINY, f"--compare=[{fails},SourceOnly]", "--select=combine", "--trainer.enable_checkpointing=true"]
+    for trains in (True, False):
+        assert refusal("fit", *words) == "fedlit: 1 of 3 runs failed: the same command tries them again"
+        printed = capsys.readouterr().out
+        assert {method for method, *_ in found()} == {"FedAvg", "SourceOnly"}
+        assert ("run 3 of 3" in printed) == trains
+        assert re.search(r"run 2 of 3 \(wild: [^\n]*\) failed: DivergedError: ", printed.replace("\n", " "))
+        assert "nothing of the runs that failed is combined: wild: " in printed
+    (log,) = Path("runs").glob("experiment_*/002.txt")
+    assert "Traceback" in log.read_text()
+    # what fails first is most often the configuration, of all of them
+    assert "DivergedError" in refusal("fit", *TINY, "--compare=[SourceOnly]", f"--model.optimizer={rate}")
+    assert "run 2 of 2" not in capsys.readouterr().out
+
+
 def test_an_interrupted_run_goes_on_from_its_latest_whole_checkpoint(trained):
     folder = Path("runs/FedAvg/version_1")
     rows = metrics(folder)

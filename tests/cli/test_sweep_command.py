@@ -436,7 +436,7 @@ def test_a_sweep_ranks_goes_on_and_takes_what_it_has_tried(capsys, monkeypatch):
 @pytest.mark.slow
 def test_a_trial_that_fails_does_not_end_the_others(capsys):
     path = written(command=TINY, metric=SCORE, parameters={"data.init_args.batch_size": {"values": [100000, 32]}})
-    assert "1 of 2 trials failed" in refusal("sweep", path, "--", "--data.init_args.drop_last=true")
+    assert "1 of 2 runs failed" in refusal("sweep", path, "--", "--data.init_args.drop_last=true")
     printed = capsys.readouterr().out
     assert "fedlit: run 1 of 2 (batch_size=100000) failed: " in printed
     assert "no label of the target needed): batch_size=32" in printed
@@ -446,7 +446,7 @@ def test_a_trial_that_fails_does_not_end_the_others(capsys):
 @pytest.mark.slow
 def test_trials_that_log_no_such_metric_are_told(capsys):
     path = written(command=TINY, metric={"name": "val_loss"}, parameters={"model.init_args.mu": {"values": [0.1]}})
-    assert "1 of 1 trials failed" in refusal("sweep", path)
+    assert "1 of 1 runs failed" in refusal("sweep", path)
     printed = capsys.readouterr().out
     assert "it has not logged 'val_loss', the metric of sweep.yaml: rank by one of " in printed
     assert "target/score" in printed
