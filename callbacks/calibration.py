@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Literal, get_args
 
@@ -38,6 +39,10 @@ class Calibration(SourceStatistics):
     `TargetPredictions`, `target_model` and in exported files; a new ``fit`` starts without. Predicted classes stay the
     same.
 
+    A target whose classifier a refinement has replaced (``refine``) keeps the temperature that comes with it, as the
+    sources' classifiers, whose logits have another scale, show nothing of it. Where the sources make no error on their
+    validation samples, no temperature is too low for these: it stays 1, with a warning.
+
     Each source sends the mean loss of its model on its validation samples at 53 temperatures from 0.05 to 20; the
     target receives the mean over sources through the privacy backend of the channel "calibration". Where the target
     differs much from the sources, so may the temperature that it needs. Under differential privacy of all channels
@@ -47,8 +52,9 @@ class Calibration(SourceStatistics):
         using: Samples that the temperature is fitted to. ``"sources"``: their validation samples. ``"weighted"``:
             those, weighted by the resemblance of their features to the target's (see `importance_weights`); sources
             send 5473 numbers. ``"target"``: the target's labelled training samples, at least 10; nothing is sent. The
-            temperature is too low for a method that has trained on these, and at least 1 then. A method that trains
-            no source, such as TargetOnly, keeps a temperature of 1 but for ``"target"``, with a warning.
+            temperature is too low for a method that has trained on these, and at least 1 then, or at least that of
+            the refinement. A method that trains no source, such as TargetOnly, keeps a temperature of 1 but for
+            ``"target"``, with a warning.
 
     Raises:
         ValueError: If ``using`` is unknown; when a run starts, if the method predicts no classes, or `OracleAccuracy`
@@ -135,7 +141,7 @@ class Calibration(SourceStatistics):
         phi = self._all("features", source).cpu() if there else torch.zeros(1, size).double()
         return {**message, "square": upper_half(phi.T @ phi / number), "losses": phi.T @ losses / number}
 
-    def _of_sources(self, module: FederatedModule, received: Mapping[str, Tensor]) -> float:
+    def _of_sources(self, module: FederatedModule, received: Mapping[str, Tensor]) -> float | None:
         """The temperature at which the sources' mean loss is lowest; a `RosterError` if samples are missing."""
         name = module.target.name
         if not received or not float(received["there"]) > 0:
@@ -153,7 +159,9 @@ class Calibration(SourceStatistics):
         if self.using == "weighted":
             target = self._all("features", name).mean(dim=0).cpu()
             losses = importance_weights(from_upper_half(means["square"], len(target)), target, RIDGE) @ losses
-        return best_temperature(self._temperatures, losses)
+        if module.run.outputs.is_refined:
+            return None
+        return self._shown(best_temperature(self._temperatures, losses), "the sources' validation samples")
 
     def _of_target(self, module: FederatedModule, _: Mapping[str, Tensor]) -> float | None:
         """The temperature of the target's labelled training samples; a `RosterError` if there are too few."""
@@ -170,5 +178,19 @@ class Calibration(SourceStatistics):
         with torch.no_grad():
             logits = torch.cat([module.replicas[target.name](inputs).detach().cpu() for inputs, _ in samples])
         found = fit_temperature(logits, torch.cat([labels.cpu() for _, labels in samples]))
+        outputs = module.run.outputs
+        if target not in module.learners(module.run.clock.warmup_rounds):
+            return self._shown(found, f"the labelled samples of {target.name!r}")
         # samples that a network has learnt by heart do not show that it is not sure enough
-        return max(found, 1.0) if target in module.learners(module.run.clock.warmup_rounds) else found
+        return max(found, outputs.temperature if outputs.is_refined else 1.0)
+
+    def _shown(self, temperature: float, of: str) -> float:
+        """The temperature, unless samples without an error are the likelier the lower it is."""
+        if temperature > float(self._temperatures[0]):
+            return temperature
+        warnings.warn(
+            f"{of} have no error, so that no temperature is too low for them: the target's probabilities stay as they "
+            "are; raise val_fraction of the data module, or take using='target' with labels of the target",
+            stacklevel=2,
+        )
+        return 1.0

@@ -323,7 +323,7 @@ class FederatedModule(ClientOptimisation, Phase):
                 "data module target_labels (a number of samples, or a share such as 1.0)"
             )
         run = self.run
-        run.outputs.temperature, run.outputs.intervals = 1.0, None
+        run.outputs.forget_()
         if run.offload is not None:
             for client in self.federation.local_clients:
                 run.offload.keep_weights_(client.name, self.replicas[client])  # in whatever precision they are now

@@ -33,6 +33,8 @@ class Channel:
         watched: Whether it is for watching alone: the method would train the same without it.
         fixed: Whether a client's message is the same whenever it is sent, as nothing that training changes is in it.
             Sums of such messages over different clients reveal single ones.
+        derived: Whether a message is computed from sums that its sender has received, and nothing of its own. Where a
+            mechanism of differential privacy is for all channels, what these sums say is blurred already.
         samples: Whether a message holds single samples: their inputs, or a vector of features for each. No backend
             hides these from a receiver; a run warns of it at its start.
 
@@ -49,6 +51,7 @@ class Channel:
     otherwise: str = field(default="", kw_only=True)
     watched: bool = field(default=False, kw_only=True)
     fixed: bool = field(default=False, kw_only=True)
+    derived: bool = field(default=False, kw_only=True)
     samples: bool = field(default=False, kw_only=True)
 
     kind: ClassVar[str]

@@ -206,7 +206,9 @@ class Channels(Mapping[str, Resolved]):
 
     def _resolve(self, channel: Channel) -> Resolved:
         backend = self._chosen("privacy", channel) or self._plain
-        mechanism = None if channel.watched and channel.unblurred else self._chosen("differential_privacy", channel)
+        mechanism = self._chosen("differential_privacy", channel)
+        if channel.unblurred and (channel.watched or channel.derived):
+            mechanism = None
         protocol = None
         if isinstance(channel, Pairwise):
             protocol = self._chosen("two_party", channel) or (PlainAffine() if channel.beside is None else None)

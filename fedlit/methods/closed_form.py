@@ -81,7 +81,10 @@ class ClosedForm(FederatedModule):
         """Moments to the target, and the model that it makes of them."""
         moments = Summed("moments", self.contents, "sources", "target", "once", fixed=True)
         first = (class_sources(moments),) if self.lone_classes == "leave_out" else ()
-        return moments, *first, Open("model", self.solution_words, up="target", to="sources", how_often="once")
+        alone = self.target not in self.counted
+        unblurred = "it is computed from the moments, which a mechanism can blur, and from nothing else" * alone
+        model = Open("model", self.solution_words, "target", "sources", "once", unblurred=unblurred, derived=alone)
+        return moments, *first, model
 
     @property
     def counted(self) -> tuple[Client, ...]:

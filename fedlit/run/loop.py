@@ -186,7 +186,12 @@ class Rounds(Callback):
             return
         rounds, limit = run_of(pl_module).clock.round_idx, trainer.limit_train_batches
         asked = f"max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps}, limit_train_batches={limit}"
-        if rounds and limit:
+        if rounds and limit and trainer.should_stop:
+            rank_zero_warn(
+                f"no round is trained: the checkpoint has {rounds} rounds, after which the method ends, "
+                f"whatever is asked for ({asked})"
+            )
+        elif rounds and limit:
             rank_zero_warn(
                 f"no round is trained: the checkpoint has {rounds} rounds, and no more are asked for ({asked}): for "
                 "more raise max_epochs"

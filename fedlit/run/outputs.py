@@ -138,7 +138,9 @@ class Outputs(Component):
 
     Attributes:
         scales_labels: Whether networks learn standardised labels in regression.
-        temperature: Divisor of the target's logits at its process; 1 unless `Calibration` has set another.
+        temperature: Divisor of the target's logits at its process; 1 unless `Calibration` or a refinement has set
+            another.
+        is_refined: Whether the target's classifier is that of a refinement (`refine`), whose temperature it has.
         intervals: Around the target's predictions, at its process; ``None`` unless `ConformalIntervals` has measured
             them with the weights that clients have now.
     """
@@ -146,7 +148,11 @@ class Outputs(Component):
     def __init__(self, run: Run) -> None:
         self._run = run
         self.scales_labels = True
-        self.temperature = 1.0
+        self.forget_()
+
+    def forget_(self) -> None:
+        """Forget temperature and intervals, as a run begins."""
+        self.temperature, self.is_refined = 1.0, False
         self.intervals: Intervals | None = None
 
     @property
@@ -173,8 +179,10 @@ class Outputs(Component):
         )
 
     def on_round_start(self, run: Run) -> None:
-        """Forget intervals, which are those of the weights before."""
+        """Forget intervals, which are those of the weights before, and the temperature of a refined classifier."""
         self.intervals = None
+        if self.is_refined:
+            self.temperature, self.is_refined = 1.0, False
 
     def client_state(self, client: str) -> dict[str, Any]:
         """Return a client's scale of labels, and the target's temperature and intervals."""
@@ -183,6 +191,8 @@ class Outputs(Component):
             state["label_scale"] = task.scales[client].state()
         if client == self._run.target.name and self.temperature != 1:
             state["temperature"] = self.temperature
+        if client == self._run.target.name and self.is_refined:
+            state["refined"] = True
         if client == self._run.target.name and self.intervals is not None:
             state["intervals"] = self.intervals.state()
         return state
@@ -203,7 +213,7 @@ class Outputs(Component):
         self.intervals = None if intervals is None else Intervals.from_state(intervals, task.num_outputs)
         is_positive = isinstance(found, float) and 0 < found < inf
         check(is_positive, "temperature", "a positive number in the checkpoint", found, error=RosterError)
-        self.temperature = found
+        self.temperature, self.is_refined = found, bool(of_target.get("refined", False))
 
     def scale_labels_(self, loader: FederatedLoader, resumes: bool) -> None:
         """Compute the scale of labels at the start of a run, if the task has one; all processes call it."""

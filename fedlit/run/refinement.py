@@ -368,7 +368,8 @@ def decide_(run: Run, proposal: Proposal, accuracies: Mapping[str, Tensor] | Non
     taken = after >= LEFT * before
     if taken:
         _restore_(run.replicas[run.target], proposal.state)
-        run.outputs.temperature = proposal.temperature  # another one belonged to the old classifier
+        # another one belonged to the old classifier
+        run.outputs.temperature, run.outputs.is_refined = proposal.temperature, True
     else:
         _warn(
             run,

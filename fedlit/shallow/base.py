@@ -82,16 +82,18 @@ def known_source(
     return ~without if without.any() else None
 
 
-def source_mask(sample_domain: ArrayLike, samples: NDArray[Any], *, both: bool = True) -> NDArray[np.bool_]:
+def source_mask(
+    sample_domain: ArrayLike, samples: NDArray[Any], *, both: bool = True, argument: str = "sample_domain"
+) -> NDArray[np.bool_]:
     """Mark the source's rows; ``both`` domains must have some."""
     domain = np.asarray(sample_domain)
     if domain.ndim != 1 or domain.dtype.kind not in "iu":
         shown = f"shape {domain.shape} of {domain.dtype}"
-        refuse("sample_domain", f"a vector of integers, {_SIGNS}", domain, error=TypeError, shown=shown)
+        refuse(argument, f"a vector of integers, {_SIGNS}", domain, error=TypeError, shown=shown)
     check_consistent_length(samples, domain)
-    check(not (domain == 0).any(), "sample_domain", _SIGNS, 0)
+    check(not (domain == 0).any(), argument, _SIGNS, 0)
     source: NDArray[np.bool_] = domain > 0
-    check(not both or 0 < source.sum() < len(source), "sample_domain", f"of both domains, {_SIGNS}", int(domain[0]))
+    check(not both or 0 < source.sum() < len(source), argument, f"of both domains, {_SIGNS}", int(domain[0]))
     return source
 
 

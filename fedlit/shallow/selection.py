@@ -178,6 +178,7 @@ class LeaveOneSourceOut(LeaveOneGroupOut):  # type: ignore[misc]
 
         Raises:
             ValueError: If there are not two sources at least.
+            TypeError: If ``groups`` is not a vector of integers.
         """
         domains = self._domains(X, groups)
         for source in np.unique(domains[domains > 0]):
@@ -193,7 +194,7 @@ class LeaveOneSourceOut(LeaveOneGroupOut):  # type: ignore[misc]
         if groups is None:
             refuse("groups", "the domain of each sample, positive for sources and negative for the target", None)
         domains = np.asarray(groups)
-        source_mask(domains, domains[:, None] if X is None else X, both=False)
+        source_mask(domains, domains[:, None] if X is None else X, both=False, argument="groups")
         sources = np.unique(domains[domains > 0])
         check(len(sources) > 1, "groups", "of at least two sources, a positive number for each", sources.tolist())
         return domains

@@ -217,6 +217,70 @@ def test_few_labels_of_the_target_are_enough(method, above, tmp_path):
     assert not [entry for entry in module.federation.ledger if entry.channel == "calibration"]
 
 
+class Means(Blobs):
+    """The sources validate on the means of their classes, where nobody errs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in SOURCES:
+            x, y = self.parts["train"][name].tensors
+            classes = torch.unique(y)
+            self.parts["val"][name] = TensorDataset(torch.stack([x[y == c].mean(dim=0) for c in classes]), classes)
+
+
+@pytest.mark.parametrize("using", ["sources", "weighted"])
+def test_samples_without_an_error_show_no_temperature(using, tmp_path):
+    module = build(optimizer=lambda params: torch.optim.SGD(params, lr=0.5))
+    with pytest.warns(UserWarning, match="the sources' validation samples have no error"):
+        trainer(8, [Calibration(using)], tmp_path).fit(module, Means())
+    assert module.run.outputs.temperature == 1
+
+
+def refined(folder: Path, *callbacks: Any, target_labels: int = 0) -> Any:
+    """A refined network of digits, and what it is scored with."""
+    data = Digits(
+        target="fonts", flatten=True, transductive=True, test_fraction=0.0, target_labels=target_labels, seed=0
+    )
+    torch.manual_seed(0)
+    module = FedAvg(
+        data.clients, data.target, data.num_classes, MLP(64), refine=True,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+    )  # fmt: skip
+    run = trainer(4, [*callbacks, OracleAccuracy()], folder)
+    run.fit(module, data)
+    assert run.callback_metrics["refine/taken"] == 1
+    return run, module, data
+
+
+@pytest.mark.parametrize("using", ["sources", "weighted"])
+def test_a_refined_classifier_keeps_the_temperature_that_comes_with_it(using, tmp_path):
+    plain, module, _ = refined(tmp_path / "plain")
+    expected = module.run.outputs.temperature
+    assert expected < 1
+    run, module, data = refined(tmp_path / "calibrated", Calibration(using))
+    assert module.run.outputs.temperature == expected
+    assert run.callback_metrics["target/temperature"] == pytest.approx(expected)
+    assert run.callback_metrics["oracle/target/brier"] == plain.callback_metrics["oracle/target/brier"]
+    run.save_checkpoint(tmp_path / "end.ckpt")
+    again = trainer(4, [Calibration(using)], tmp_path / "again")
+    again.validate(module, data, ckpt_path=tmp_path / "end.ckpt", verbose=False)
+    assert module.run.outputs.temperature == expected
+    more = trainer(5, [], tmp_path / "more", limit_val_batches=0)
+    module.run.parts = [part for part in module.run.parts if type(part).__name__ != "Refinement"]
+    more.fit(module, data, ckpt_path=tmp_path / "end.ckpt")  # a further round's classifier is another
+    assert (module.run.outputs.temperature, module.run.outputs.is_refined) == (1, False)
+
+
+def test_labels_that_a_refined_classifier_was_fitted_with_do_not_make_it_surer(tmp_path):
+    _, module, _ = refined(tmp_path / "plain", target_labels=80)
+    of_refinement = module.run.outputs.temperature
+    _, module, data = refined(tmp_path / "calibrated", Calibration("target"), target_labels=80)
+    with torch.no_grad():
+        ((x, y),) = [(x, y) for _, x, y in module.run.samples.labelled([module.target])]
+        found = best(module.replicas[data.target](x).double().numpy(), y.numpy())
+    assert module.run.outputs.temperature == pytest.approx(max(found, of_refinement), rel=1e-3)
+
+
 def test_less_than_ten_labels_are_too_few(tmp_path):
     with pytest.raises(RosterError, match=r"at least 10 labelled .* has 9"):
         hospitals(Bystander, 9, tmp_path)

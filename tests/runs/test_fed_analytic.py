@@ -294,6 +294,16 @@ def test_clipping_alone_changes_no_head(kwargs):
     assert np.abs(outputs[0] - outputs[1]).max() < 0.05  # clients' clipping factors differ
 
 
+def test_one_mechanism_for_all_channels_blurs_the_moments_and_leaves_the_head_of_them_alone():
+    for noise in (GaussianMechanism(1.0, 1e-9), {"moments": GaussianMechanism(1.0, 1e-9)}):
+        module = fit(domains(), strategy={"differential_privacy": noise})
+        assert all(np.array_equal(head(module, name)[0], head(module)[0]) for name in domains())
+        assert np.linalg.norm(head(module)[0]) > 1
+        assert {*module.federation.epsilon("message")} == {*domains()} - {"t"}
+    with pytest.raises(ValueError, match=r"cannot blur channel .model.* computed from the moments"):
+        fit(domains(), strategy={"differential_privacy": {"model": GaussianMechanism(1.0, 1.0)}})
+
+
 @pytest.mark.parametrize("kind", ["lda", "qda_diagonal"])
 def test_features_that_do_not_vary_within_classes_are_told(kind):
     constant = {name: TensorDataset(torch.ones(9, WIDTH).double(), torch.arange(9) % CLASSES) for name in "abt"}

@@ -68,6 +68,18 @@ def test_a_run_in_which_nothing_is_trained_says_so(given: dict[str, Any], word: 
         trainer(1, **given).fit(small_federation.build(), Blobs())
 
 
+def test_a_method_that_has_ended_does_not_ask_for_more_rounds(tmp_path: Path) -> None:
+    run = trainer(3)
+    run.fit(small_federation.build(methods.FedAnalytic, warmup_rounds=1), Blobs())
+    run.save_checkpoint(tmp_path / "end.ckpt")
+    with pytest.warns(
+        UserWarning, match="has 2 rounds, after which the method ends, whatever is asked for .max_epochs=9"
+    ):
+        trainer(9).fit(
+            small_federation.build(methods.FedAnalytic, warmup_rounds=1), Blobs(), ckpt_path=tmp_path / "end.ckpt"
+        )
+
+
 def extractor_after(rounds: int, trust_region: float | None) -> torch.Tensor:
     """First weights of the target's extractor after a FedMMD run with one round of warm-up and long Adam steps."""
     module = small_federation.build(

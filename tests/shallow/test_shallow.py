@@ -270,7 +270,7 @@ def test_a_grid_search_leaves_out_each_source_in_turn_and_trains_with_the_target
         ours, theirs = (found.cv_results_[f"split{each}_test_score"] for found in (masked, search))
         np.testing.assert_array_equal(ours, theirs)
     for bad in (None, np.where(domain < 0, -1, 1), np.zeros(50, dtype=int)):
-        with pytest.raises(ValueError, match=r"groups|sample_domain"):
+        with pytest.raises(ValueError, match="groups"):
             list(LeaveOneSourceOut().split(samples, known, bad))
 
 
