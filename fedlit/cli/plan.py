@@ -252,7 +252,8 @@ class Plan(ABC):
                 self.train(number)
             except (Exception, SystemExit) as error:
                 ended = any(isinstance(each, KeyboardInterrupt | SIGTERMException) for each in causes(error))
-                if ended or (self.hopeless == 1 and clock.none_ended):
+                # processes of torchrun would come to be in different runs
+                if ended or (self.hopeless == 1 and (clock.none_ended or "GROUP_WORLD_SIZE" in os.environ)):
                     raise
                 self._fail(number, f": {self._reason(number, error)}", clock)
             clock.tick()

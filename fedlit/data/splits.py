@@ -119,10 +119,10 @@ def stratified_split(
     sample always stays in training. If ``blind``, validation samples are drawn from all others, whatever their class.
     """
     if blind:
-        rest, _, test = stratified_split(y, 0.0, test_fraction, generator)
+        rest, _, tested = stratified_split(y, 0.0, test_fraction, generator)
         share = val_fraction * len(y) / len(rest)
-        train, val, _ = stratified_split(torch.zeros_like(rest), share, 0.0, blind_generator(generator))
-        return rest[train], rest[val], test
+        trained, held, _ = stratified_split(torch.zeros_like(rest), share, 0.0, blind_generator(generator))
+        return rest[trained], rest[held], tested
     order = torch.randperm(len(y), generator=generator)
     labels = _shuffled_labels(y, generator)
     groups = [order[y[order] == label] for label in labels]
@@ -144,9 +144,11 @@ def published_split(is_test: Tensor) -> HoldOut:
         is_test: Which samples these are, shape (n,).
     """
 
-    def hold_out(y: Tensor, val: float, test: float, generator: torch.Generator, blind: bool) -> Parts:
+    def hold_out(
+        y: Tensor, val_fraction: float, test_fraction: float, generator: torch.Generator, blind: bool
+    ) -> Parts:
         others = (~is_test).nonzero().squeeze(1)
-        train, val, _ = stratified_split(y[others], val, 0.0, generator, blind)
+        train, val, _ = stratified_split(y[others], val_fraction, 0.0, generator, blind)
         return others[train], others[val], is_test.nonzero().squeeze(1)
 
     return hold_out
