@@ -18,8 +18,10 @@ from fedlit.checks import check_one_of
 from fedlit.federation import Channel, RosterError, Summed
 from fedlit.federation.nested import Inputs
 from fedlit.functional import best_temperature, fit_temperature, importance_weights, losses_at
+from fedlit.functional.calibration import LOWEST
 from fedlit.functional.symmetric import from_upper_half, upper_half
 from fedlit.module import FederatedModule
+from fedlit.run.outputs import Outputs
 
 Using = Literal["sources", "weighted", "target"]
 
@@ -40,8 +42,8 @@ class Calibration(SourceStatistics):
     same.
 
     A target whose classifier a refinement has replaced (``refine``) keeps the temperature that comes with it, as the
-    sources' classifiers, whose logits have another scale, show nothing of it. Where the sources make no error on their
-    validation samples, no temperature is too low for these: it stays 1, with a warning.
+    sources' classifiers, whose logits have another scale, show nothing of it. Where no sample that it is fitted to is
+    predicted wrongly, no temperature is too low for these: it stays 1, with a warning.
 
     Each source sends the mean loss of its model on its validation samples at 53 temperatures from 0.05 to 20; the
     target receives the mean over sources through the privacy backend of the channel "calibration". Where the target
@@ -161,7 +163,8 @@ class Calibration(SourceStatistics):
             losses = importance_weights(from_upper_half(means["square"], len(target)), target, RIDGE) @ losses
         if module.run.outputs.is_refined:
             return None
-        return self._shown(best_temperature(self._temperatures, losses), "the sources' validation samples")
+        found = best_temperature(self._temperatures, losses)
+        return self._shown(found, "the sources' validation samples", module.run.outputs)
 
     def _of_target(self, module: FederatedModule, _: Mapping[str, Tensor]) -> float | None:
         """The temperature of the target's labelled training samples; a `RosterError` if there are too few."""
@@ -180,17 +183,23 @@ class Calibration(SourceStatistics):
         found = fit_temperature(logits, torch.cat([labels.cpu() for _, labels in samples]))
         outputs = module.run.outputs
         if target not in module.learners(module.run.clock.warmup_rounds):
-            return self._shown(found, f"the labelled samples of {target.name!r}")
+            return self._shown(found, f"the labelled samples of {target.name!r}", outputs)
         # samples that a network has learnt by heart do not show that it is not sure enough
-        return max(found, outputs.temperature if outputs.is_refined else 1.0)
+        return max(found, _own(outputs))
 
-    def _shown(self, temperature: float, of: str) -> float:
+    def _shown(self, temperature: float, of: str, outputs: Outputs) -> float:
         """The temperature, unless samples without an error are the likelier the lower it is."""
-        if temperature > float(self._temperatures[0]):
+        if temperature > 1.001 * LOWEST:
             return temperature
+        more = "target_labels" if self.using == "target" else "val_fraction"
         warnings.warn(
-            f"{of} have no error, so that no temperature is too low for them: the target's probabilities stay as they "
-            "are; raise val_fraction of the data module, or take using='target' with labels of the target",
+            f"{of} have no error, so that no temperature is too low for them, and Calibration leaves the target's "
+            f"probabilities as they are: raise {more} of the data module",
             stacklevel=2,
         )
-        return 1.0
+        return _own(outputs)
+
+
+def _own(outputs: Outputs) -> float:
+    """The temperature that the target's classifier has without being calibrated."""
+    return outputs.temperature if outputs.is_refined else 1.0

@@ -37,7 +37,8 @@ def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> 
     """One row per method and target, an average over several targets, and footnotes on differences and privacy.
 
     Repetitions with several seeds are shown as mean ± sample standard deviation of the accuracy (in regression, of R2),
-    and the mean of the other columns. An average over targets is within each seed first, of seeds that have them all.
+    and the mean of the other columns. An average over targets is within each seed first, of seeds that have them all;
+    a method that lacks a target has none.
     Accuracies and R2 have separate rows. In regression there are RMSE and MAE too, in the labels' unit, an average of
     which is the mean over targets. No column ranks methods. Models that predict a single class are marked.
 
@@ -59,11 +60,12 @@ def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> 
             for target, here in by_target.items():
                 wrong = [errors(here, name) for name in shown]
                 rows.append(Row([method, f"{target}{unit}", *_cells(here, accuracies(here), wrong)]))
-            if len(by_target) > 1:
+            # an average over fewer targets would be of something else than the others'
+            if len(by_target) > 1 and set(by_target) == set(targets_of(part)):
                 wrong = [averages(runs, partial(errors, name=name)) for name in shown]
                 rows.append(Row([method, f"average{unit}", *_cells(runs, averages(runs), wrong)], total=True))
         rows[-1].last = True
-    notes = [*marks(summaries), *_missing_seeds(summaries)]
+    notes = [*marks(summaries), *_missing_runs(summaries)]
     notes += [line for part in tasks.values() for line in _differences(part)]
     notes += [
         *_alternatives(summaries),
@@ -158,9 +160,13 @@ def named_seeds(seeds: Sequence[object]) -> str:
     return f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}"
 
 
-def _missing_seeds(summaries: Sequence[RunSummary]) -> list[str]:
+def _missing_runs(summaries: Sequence[RunSummary]) -> list[str]:
     every = sorted({run.seed for run in summaries})
     lines = []
+    for method, runs in grouped(summaries, lambda run: run.method).items():
+        missing = [target for target in targets_of(summaries) if target not in targets_of(runs)]
+        if missing:
+            lines.append(f"{method} has no run on {', '.join(missing)}, and no average over targets")
     for (method, target), runs in grouped(summaries, lambda run: (run.method, run.target)).items():
         seeds = sorted({run.seed for run in runs})
         if len(seeds) < len(every):
@@ -196,6 +202,8 @@ def _selections(summaries: Sequence[RunSummary]) -> list[str]:
     """Accuracy after choosing a round by the label-free score, next to the best round's."""
     lines = []
     for method, runs in grouped(summaries, lambda run: run.method).items():
+        if set(targets_of(runs)) != set(targets_of(summaries)):
+            continue
         selected = [run.selected_accuracy for run in runs if run.selected_accuracy is not None]
         best = [run.best_accuracy for run in runs if run.best_accuracy is not None]
         if selected and best:

@@ -316,14 +316,13 @@ class FederatedModule(ClientOptimisation, Phase):
         return with_schedules(self.make_optimizer(), self.run.local.lr_scheduler, self.run.local.schedule_interval)
 
     def on_fit_start(self) -> None:
-        """Refuse data that the method cannot train on, forget a previous run, and stack the replicas."""
+        """Refuse data that the method cannot train on, and stack the replicas."""
         if self.requires.target_labels and not self.target.labelled:
             raise RosterError(
                 f"{type(self).__name__} trains on target labels, but target {self.target.name!r} has none: give the "
                 "data module target_labels (a number of samples, or a share such as 1.0)"
             )
         run = self.run
-        run.outputs.forget_()
         if run.offload is not None:
             for client in self.federation.local_clients:
                 run.offload.keep_weights_(client.name, self.replicas[client])  # in whatever precision they are now

@@ -233,17 +233,24 @@ class Plan(ABC):
         busy = "; another command trains it, and this one waits for its end" if self.folder.busy(number) else ""
         say(clock.line(number, str(self.runs[number])) + busy)
 
-    def _fail(self, number: int, reason: str, clock: Clock) -> None:
-        """Note a failed run, or end with it where no other has done better."""
+    def _fail(self, number: int, reason: str, clock: Clock, others: bool = False) -> None:
+        """Note a failed run; end with it where no other has done better, unless ``others`` are running."""
         text = f"fedlit: run {number + 1} of {len(self.runs)} ({self.runs[number]}) failed{reason}"
         clock.failed.append(number)
-        if not clock.all_failed(self.hopeless):
+        clock.tick()
+        if others or not clock.is_hopeless(self.hopeless):
             say(text)
         elif self.hopeless == 1:
             sys.exit(text)
         else:
             say(text)
             sys.exit(f"fedlit: the first {self.hopeless} runs failed, and others are not tried")
+
+    @property
+    def _in_one_process(self) -> bool:
+        """Whether runs are; several processes might come to be in different ones after an error of one of them."""
+        devices = self.parsed.arguments.trainer.devices
+        return devices in (1, "1", "auto") and int(os.environ.get("WORLD_SIZE", "1")) == 1
 
     def _one_by_one(self, waiting: Sequence[int], clock: Clock) -> None:
         for number in waiting:
@@ -252,11 +259,11 @@ class Plan(ABC):
                 self.train(number)
             except (Exception, SystemExit) as error:
                 ended = any(isinstance(each, KeyboardInterrupt | SIGTERMException) for each in causes(error))
-                # processes of torchrun would come to be in different runs
-                if ended or (self.hopeless == 1 and (clock.none_ended or "GROUP_WORLD_SIZE" in os.environ)):
+                if ended or (self.hopeless == 1 and (clock.none_ended or not self._in_one_process)):
                     raise
                 self._fail(number, f": {self._reason(number, error)}", clock)
-            clock.tick()
+            else:
+                clock.tick()
 
     def _reason(self, number: int, error: BaseException) -> str:
         """What ended a run, and where its traceback is."""
@@ -278,7 +285,7 @@ class Plan(ABC):
         before = signal.signal(signal.SIGTERM, _end)
         try:
             while queue or running:
-                while queue and len(running) < clock.jobs:
+                while queue and len(running) < clock.jobs and not clock.is_hopeless(self.hopeless):
                     number = queue.pop(0)
                     self._announce(number, clock)
                     with folder.log(number).open("wb") as log:
@@ -289,8 +296,10 @@ class Plan(ABC):
                     if process.returncode or folder.finished(number) is None:
                         lines = folder.log(number).read_text(encoding="utf-8", errors="replace").splitlines()
                         ending = "\n".join(lines[-LAST_LINES:])
-                        self._fail(number, f"; '{folder.log(number)}' ends with:\n{ending}", clock)
-                    clock.tick()
+                        reason = f"; '{folder.log(number)}' ends with:\n{ending}"
+                        self._fail(number, reason, clock, others=bool(running))
+                    else:
+                        clock.tick()
         finally:
             signal.signal(signal.SIGTERM, before)
             for process in running.values():
@@ -320,9 +329,9 @@ class Clock:
         """Whether no run has ended yet, in an earlier command either."""
         return self._done == 0 and self.left == self.total
 
-    def all_failed(self, number: int) -> bool:
-        """Whether the runs so far, with the one that ends now, are this many and have all failed."""
-        return len(self.failed) == self._done + 1 == number and self.left == self.total
+    def is_hopeless(self, number: int) -> bool:
+        """Whether the runs that have ended are this many at least, and all failed."""
+        return self._done >= number and len(self.failed) == self._done and self.left == self.total
 
     def line(self, number: int, run: str) -> str:
         """For the run of this number that starts."""

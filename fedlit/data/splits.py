@@ -70,11 +70,14 @@ class SplitRules:
         """
         generator = torch.Generator().manual_seed(stable_seed(seed, "split", name))
         known = known_labels(y)
-        if not stratified:
-            y = torch.where(known, 0, UNLABELLED)  # one stratum, and one of samples without labels
-        blind = stratified and is_target and not self.target_labels
-        train, val, test = (hold_out or stratified_split)(y, self.val_fraction, self.test_fraction, generator, blind)
-        for part, positions, fraction in (("val", val, self.val_fraction), ("test", test, self.test_fraction)):
+        blind = is_target and not self.target_labels
+        if not stratified:  # one stratum, and one of samples without labels
+            y = torch.zeros_like(known, dtype=torch.int64) if blind else torch.where(known, 0, UNLABELLED)
+            blind = False
+        # a transductive target is tested on all samples, and its validation samples are drawn from all
+        test_fraction = 0.0 if blind and self.transductive else self.test_fraction
+        train, val, test = (hold_out or stratified_split)(y, self.val_fraction, test_fraction, generator, blind)
+        for part, positions, fraction in (("val", val, self.val_fraction), ("test", test, test_fraction)):
             rule = f"enough for one of the {len(y)} samples of client {name!r}, beside a training sample of each class"
             way_out = "raise it, set it to 0, or leave the client out of clients"
             check(fraction == 0 or len(positions) > 0, f"{part}_fraction", rule, fraction, way_out, RosterError)

@@ -151,7 +151,7 @@ class Outputs(Component):
         self.forget_()
 
     def forget_(self) -> None:
-        """Forget temperature and intervals, as a run begins."""
+        """Forget temperature and intervals."""
         self.temperature, self.is_refined = 1.0, False
         self.intervals: Intervals | None = None
 
@@ -177,6 +177,10 @@ class Outputs(Component):
                 "data, or let a mechanism blur other channels alone",
             ),
         )
+
+    def on_run_start(self, run: Run) -> None:
+        """Forget what an earlier run has left."""
+        self.forget_()
 
     def on_round_start(self, run: Run) -> None:
         """Forget intervals, which are those of the weights before, and the temperature of a refined classifier."""

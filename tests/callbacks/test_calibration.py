@@ -17,12 +17,12 @@ from torch.utils.data import TensorDataset
 
 import processes
 from commands import rows as rows_of
-from fedlit.callbacks import Calibration, OracleAccuracy, TargetPredictions, summarise
+from fedlit.callbacks import Calibration, OracleAccuracy, TargetPredictions, calibration, summarise
 from fedlit.callbacks.shared import RandomBasis
 from fedlit.data import Digits, FederatedLoader, HeartDisease
 from fedlit.export import export_target, target_model
 from fedlit.federation import RosterError
-from fedlit.functional import importance_weights
+from fedlit.functional import fit_temperature, importance_weights
 from fedlit.methods import FedAvg, FedGP, FedRFTCA, TargetOnly
 from fedlit.models import MLP
 from fedlit.privacy import PairwiseMasking
@@ -236,6 +236,16 @@ def test_samples_without_an_error_show_no_temperature(using, tmp_path):
     assert module.run.outputs.temperature == 1
 
 
+def test_labels_without_an_error_show_no_temperature(tmp_path, monkeypatch):
+    def of_right_ones(logits, labels):
+        return fit_temperature(logits, logits.argmax(dim=1))
+
+    monkeypatch.setattr(calibration, "fit_temperature", of_right_ones)
+    with pytest.warns(UserWarning, match="the labelled samples of .* have no error.* raise target_labels"):
+        _, module = hospitals(Bystander, 40, tmp_path)
+    assert module.run.outputs.temperature == 1
+
+
 def refined(folder: Path, *callbacks: Any, target_labels: int = 0) -> Any:
     """A refined network of digits, and what it is scored with."""
     data = Digits(
@@ -265,6 +275,9 @@ def test_a_refined_classifier_keeps_the_temperature_that_comes_with_it(using, tm
     again = trainer(4, [Calibration(using)], tmp_path / "again")
     again.validate(module, data, ckpt_path=tmp_path / "end.ckpt", verbose=False)
     assert module.run.outputs.temperature == expected
+    nothing = trainer(4, [], tmp_path / "nothing", limit_val_batches=0)
+    nothing.fit(module, data, ckpt_path=tmp_path / "end.ckpt")  # no round is left
+    assert (module.run.outputs.temperature, module.run.outputs.is_refined) == (expected, True)
     more = trainer(5, [], tmp_path / "more", limit_val_batches=0)
     module.run.parts = [part for part in module.run.parts if type(part).__name__ != "Refinement"]
     more.fit(module, data, ckpt_path=tmp_path / "end.ckpt")  # a further round's classifier is another

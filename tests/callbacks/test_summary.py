@@ -86,6 +86,15 @@ def test_an_average_is_taken_within_each_seed_first():
     assert "FedGP on amazon has" not in text
 
 
+def test_a_method_that_lacks_a_target_has_no_average():
+    runs = [run("FedAvg", target, score) for target, score in (("amazon", 0.5), ("dslr", 0.9))]
+    text = render([*runs, run("FedGP", "amazon", 0.5, selected_accuracy=0.5, best_accuracy=0.5)])
+    assert cells(text)["FedAvg", "average"][0] == "70.0"
+    assert ("FedGP", "average") not in cells(text)
+    assert "FedGP has no run on dslr, and no average over targets" in text
+    assert "on validation samples" not in text
+
+
 def test_losses_against_the_floor_are_negative_and_unknown_ones_left_out():
     text = render([run("SourceOnly", "dslr", 0.9), run("FedGP", "dslr", 0.85), run("FedDA", "dslr", None)])
     assert "FedGP - SourceOnly: dslr -5.0 points" in text

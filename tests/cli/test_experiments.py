@@ -230,6 +230,16 @@ def test_a_method_that_fails_does_not_end_the_others(capsys):
     assert "run 2 of 2" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_run_that_fails_waits_for_those_beside_it(capfd):
+    rate = "{class_path: torch.optim.SGD, init_args: {lr: 3.0e+38}}"
+    fails = f"{{class_path: FedAvg, name: wild, init_args: {{optimizer: {rate}}}, trainer: {{max_epochs: 1}}}}"
+    words = [*TINY, f"--compare=[{fails},SourceOnly]", "--trainer.max_epochs=150", "--jobs=2"]
+    assert refusal("fit", *words) == "fedlit: 1 of 3 runs failed: the same command tries them again"
+    assert {method for method, *_ in found()} == {"FedAvg", "SourceOnly"}
+    assert "run 2 of 3 (wild: " in capfd.readouterr().out
+
+
 def test_an_interrupted_run_goes_on_from_its_latest_whole_checkpoint(trained):
     folder = Path("runs/FedAvg/version_1")
     rows = metrics(folder)

@@ -97,10 +97,11 @@ def test_which_samples_validate_a_target_without_labels_does_not_depend_on_its_l
     hidden = torch.arange(60) // 20
     published = published_split(torch.arange(60) < 12)
     assert torch.equal(split(hidden, 0, hold_out=published).val, split(shown, 0, hold_out=published).val)
-    transductive = SplitRules(0.25, 0.0, 0, "random", transductive=True)
-    assert torch.equal(
-        transductive.split("a", hidden, True, True, 0).val, transductive.split("a", shown, True, True, 0).val
-    )
+    for test_fraction in (0.0, 0.2):  # a transductive target is tested on all samples, whatever it is
+        transductive = SplitRules(0.25, test_fraction, 0, "random", transductive=True)
+        parts = [transductive.split("a", labels, True, True, 0) for labels in (hidden, shown)]
+        assert torch.equal(parts[0].val, parts[1].val)
+        assert len(parts[0].val) == 15
     for labels, is_target in ((1, True), (0, False)):  # by class otherwise
         assert torch.bincount(hidden[split(hidden, labels, is_target).val]).tolist() == [5, 5, 5]
     assert torch.bincount(hidden[split(hidden, 0).val]).tolist() != [5, 5, 5]

@@ -167,12 +167,32 @@ def test_windows_that_validate_a_target_without_labels_do_not_depend_on_its_labe
     other = made(content | {"label": 1 - content["label"]}, **given)
     assert torch.equal(val, other.split("a").val)
     if recordings == 1:  # some of each stretch, in place of the end alone
-        assert len(torch.unique(val * 5 // len(other.labels("a")))) == 5
-    held = made(content, **given | {"transductive": False, "test_fraction": 0.2})
+        assert len(torch.unique(val * 4 // len(other.labels("a")))) == 4
+    given |= {"transductive": False, "test_fraction": 0.2}
+    held = made(content, **given)
     parts = held.split("a")
     train, val, test = (spans(held._windows["a"], part.tolist()) for part in (parts.train, parts.val, parts.test))
     assert not train & val
     assert not (train | val) & test
+    assert torch.equal(parts.test, made(content, **given | {"target_labels": 4}).split("a").test)
+
+
+def test_windows_that_overlap_much_are_held_out_of_fewer_stretches():
+    given = dict(target="a", test_fraction=0.0, stride=0.04)
+    parts = made(arrays(recordings=1), **given).split("a")
+    assert len(parts.train) > 0.6 * len(torch.cat([parts.train, parts.val]))
+    labelled = made(arrays(recordings=1), **given, target_labels=1.0).split("a")
+    assert len(parts.train) >= 0.9 * len(labelled.train)
+
+
+def test_a_hidden_class_is_not_told():
+    content = arrays()
+    one = content | {"label": np.where(content["person"] == "a", 1, content["label"])}
+    with pytest.warns(UserWarning, match=r"client 'a' has windows of one class alone \('1'"):
+        made(one, target="a", target_labels=4).facts("a")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made(one, target="a").facts("a")
 
 
 def test_labelled_windows_of_a_transductive_target_share_nothing_with_those_that_score():

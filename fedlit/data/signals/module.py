@@ -298,7 +298,8 @@ class SignalModule(DomainDataModule):
         facts = super().facts(client)
         members = [self._windows[name] for name in self._members(client)]
         for name, each in zip(self._members(client), members, strict=True):
-            if len(torch.unique(each.y)) == 1 and int(each.y[0]) >= 0:
+            is_hidden = name == self.target and not self.target_labels
+            if len(torch.unique(each.y)) == 1 and int(each.y[0]) >= 0 and not is_hidden:
                 warnings.warn(
                     f"client {name!r} has windows of one class alone ({self.class_names()[int(each.y[0])]!r}, in "
                     f"{shown(each.names[:3])}): methods that balance or match classes have little to learn from; see "

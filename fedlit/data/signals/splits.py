@@ -29,7 +29,7 @@ def split_windows(
     """Return positions of training, validation and test windows, ascending.
 
     By recordings, each is in one part as a whole. By blocks, the first windows of each class are held out for one part
-    and the last ones for another, or of each of ten stretches where windows have no labels; training windows
+    and the last ones for another, or of each of up to ten stretches where windows have no labels; training windows
     that overlap held-out ones are in no part. A class of which no training window is left by that is not held out. If
     ``blind``, validation windows are held out of the others as if those had no labels.
 
@@ -37,7 +37,9 @@ def split_windows(
         RosterError: If recordings do not do for all parts and ``by`` is ``"recordings"``.
     """
     if blind:
-        rest, _, test = split_windows(client, windows, by, 0.0, test_fraction, generator)
+        _, _, test = split_windows(client, windows, by, val_fraction, test_fraction, generator)
+        everything = torch.arange(len(windows.y))
+        rest = everything[~overlaps(windows, everything, test)]
         unlabelled = torch.full_like(rest, UNLABELLED)
         others = replace(windows, y=unlabelled, recording=windows.recording[rest], start=windows.start[rest])
         share = val_fraction * len(windows.y) / len(rest)
@@ -71,7 +73,8 @@ def _by_recordings(
 def _by_blocks(windows: Windows, val_fraction: float, test_fraction: float, generator: torch.Generator) -> Parts:
     size = len(windows.y)
     # one stretch would hold out what was done last and nothing else; many lose windows at their borders
-    stretch = torch.arange(size) * min(10, max(1, size // 20)) // size
+    least = 10 * max(2, _overlapping(windows))
+    stretch = torch.arange(size) * min(10, max(1, size // least)) // size
     block = torch.where(windows.y == UNLABELLED, -1 - stretch, windows.y)
     blocks = torch.unique(block)
     test_first = torch.rand(len(blocks), generator=generator) < 0.5
@@ -95,6 +98,12 @@ def _by_blocks(windows: Windows, val_fraction: float, test_fraction: float, gene
         if not lost.any():
             return trained, held, tested
         whole |= lost
+
+
+def _overlapping(windows: Windows) -> int:
+    """Number of windows after one that share samples with it."""
+    steps = windows.start.diff()[windows.recording.diff() == 0]
+    return int((windows.x.shape[-1] - 1) // steps.min()) if len(steps) else 0
 
 
 def overlaps(windows: Windows, positions: Tensor, others: Tensor) -> Tensor:
