@@ -183,10 +183,8 @@ class Outputs(Component):
         self.forget_()
 
     def on_round_start(self, run: Run) -> None:
-        """Forget intervals, which are those of the weights before, and the temperature of a refined classifier."""
+        """Forget intervals, which are those of the weights before."""
         self.intervals = None
-        if self.is_refined:
-            self.temperature, self.is_refined = 1.0, False
 
     def client_state(self, client: str) -> dict[str, Any]:
         """Return a client's scale of labels, and the target's temperature and intervals."""
