@@ -116,6 +116,11 @@ class RunSummary:
         predicted = [name for name, count in zip(self.classes, columns, strict=True) if count]
         return predicted[0] if len(columns) > 1 and len(predicted) == 1 else None
 
+    @property
+    def num_scored(self) -> list[int]:
+        """Test samples of each class that the accuracy is of; empty in regression."""
+        return [sum(row) for row in self.oracle_confusion or []]
+
     def to_json(self) -> str:
         """The fields as a JSON object."""
         return json.dumps(asdict(self), indent=2, allow_nan=False)
@@ -337,12 +342,13 @@ def averages(runs: Sequence[RunSummary], of: Callable[[Iterable[RunSummary]], li
 def gains(summaries: Sequence[RunSummary], method: str) -> dict[str, dict[int, float]]:
     """Points of accuracy, or of R2 in %, of a method above the floor: by target and by seed, where both have runs.
 
-    The runs are of one task, see `split_by_task`.
+    The runs are of one task, see `split_by_task`. Those scored on other samples than the floor's, as a transductive
+    target's whose labels are trained on in part, are left out: samples may be easier.
     """
 
     def points(name: str, of: RunSummary) -> list[float]:
         same = (run for run in summaries if (run.method, run.target, run.seed) == (name, of.target, of.seed))
-        return [100 * each for each in accuracies(same)]
+        return [100 * each for each in accuracies(run for run in same if run.num_scored == of.num_scored)]
 
     by_target: dict[str, dict[int, float]] = {}
     for run in summaries:

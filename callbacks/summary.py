@@ -65,7 +65,7 @@ def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> 
                 wrong = [averages(runs, partial(errors, name=name)) for name in shown]
                 rows.append(Row([method, f"average{unit}", *_cells(runs, averages(runs), wrong)], total=True))
         rows[-1].last = True
-    notes = [*marks(summaries), *_missing_runs(summaries)]
+    notes = [*marks(summaries), *_missing_runs(summaries), *_scored_apart(summaries)]
     notes += [line for part in tasks.values() for line in _differences(part)]
     notes += [
         *_alternatives(summaries),
@@ -171,6 +171,25 @@ def _missing_runs(summaries: Sequence[RunSummary]) -> list[str]:
         seeds = sorted({run.seed for run in runs})
         if len(seeds) < len(every):
             lines.append(f"{method} on {target} has {named_seeds(seeds)} alone, of {named_seeds(every)}")
+    return lines
+
+
+def _scored_apart(summaries: Sequence[RunSummary]) -> list[str]:
+    """Methods whose scores are of other samples of the target than others', so that they are no comparison."""
+    sizes: dict[tuple[str, str], set[int]] = {}
+    for run in summaries:
+        if run.num_scored:
+            sizes.setdefault((run.method, run.target), set()).add(sum(run.num_scored))
+    lines = []
+    for target in targets_of(summaries):
+        here = {method: max(sizes[method, target]) for method in methods_of(summaries) if (method, target) in sizes}
+        most = max(here.values(), default=0)
+        fewer = [f"{method} {number}" for method, number in here.items() if number < most]
+        if fewer:
+            lines.append(
+                f"on {target} these are scored on fewer samples than the {most} of others, without those whose labels "
+                f"they train on, so that differences may be of the samples: {', '.join(fewer)}"
+            )
     return lines
 
 
@@ -348,7 +367,7 @@ def results_table(summaries: Sequence[RunSummary]) -> Table:
         caption += ", mean ± sample standard deviation over seeds"
     if len(methods) > 1:
         caption += "; bold where no other mean ± deviation of the column reaches it, and nowhere with one seed"
-    return Table(columns, rows, caption, marks(summaries))
+    return Table(columns, rows, caption, [*marks(summaries), *_scored_apart(summaries)])
 
 
 def _figure(runs: Sequence[RunSummary], scores: Sequence[float], of_errors: bool) -> Figure:

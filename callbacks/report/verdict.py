@@ -147,7 +147,9 @@ def _against_floor(runs: Sequence[RunSummary]) -> list[str]:
             continue
         by_target = gains(runs, method)
         if not by_target:
-            lines.append(f"{ORACLE}: {method} and {FLOOR} have no target and seed in common, and are not compared.")
+            lines.append(
+                f"{ORACLE}: {method} and {FLOOR} have no target, seed and samples in common, and are not compared."
+            )
             continue
         means = mean_gains(by_target)
         if means:

@@ -100,13 +100,20 @@ class FinetuneOffline(TargetRate, ThenAlone):
             Trainer twice as many rounds for the paper's setting: 20, what the command trains by default, for 10.
         target_lr_ratio: The learning rate of fine-tuning in units of the sources', positive.
         kwargs: See `TargetRate` and `FederatedModule`.
+
+    Raises:
+        RosterError: When training starts, if the target has no labels.
     """
 
     requires: ClassVar[Requires] = Requires(target_labels=True)
 
 
 class TargetOnly(FederatedModule):
-    """The target trains on its own labelled samples; nothing is sent (as in Jiang et al., ICLR 2024, section 5)."""
+    """The target trains on its own labelled samples; nothing is sent (as in Jiang et al., ICLR 2024, section 5).
+
+    Raises:
+        RosterError: When training starts, if the target has no labels.
+    """
 
     requires: ClassVar[Requires] = Requires(target_labels=True, sources=False)
 

@@ -25,7 +25,7 @@ class FedRep(FedAvg):
 
     In a round, a client first trains its head with the body fixed, then the body with its head fixed; the mean of the
     bodies replaces everyone's. Each client is evaluated by the shared body and its head, which never leaves it,
-    in a warm-up either.
+    not in a warm-up either.
 
     Args:
         head_share: Share of a client's local steps in a round that train its head, in (0, 1); rounded up to whole

@@ -131,6 +131,9 @@ class APFL(Personalised):
     Args:
         alpha: Share of the local model in [0, 1]: 0 is FedAvg (with BatchNorm statistics of the client's own), 1 is
             local training.
+
+    Raises:
+        RosterError: When training starts, if the target has no labels.
     """
 
     def __init__(self, *args: Any, alpha: float = 0.5, **kwargs: Any) -> None:
@@ -160,6 +163,9 @@ class Ditto(Personalised):
     Args:
         lam: Strength lambda of the pull towards w, at least 0: with 0 the v_k are trained locally, with a large one
             they are w. Steps of SGD need learning rate * lam < 2. Jiang et al. (ICLR 2024) take 1.
+
+    Raises:
+        RosterError: When training starts, if the target has no labels.
     """
 
     replicas: Replicas[AnchoredPersonalReplica]

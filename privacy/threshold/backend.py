@@ -209,7 +209,7 @@ class ThresholdPaillier(SecureAggregation):
             f"all others in a sum; if it deviates, with 2q - n of the n clients of a round, or with q - 1{refused}. "
             f"The client that deals the shares could keep the key, and open every vector by itself{chosen}",
             dropouts=f"clients may vanish while {some} that enrolled stay, and q of the round",
-            bytes_per_number=self.key_bits / 4 / self.slots.count,
+            bytes_per_number=2 * self.key_bits / 4 / self.slots.count,  # a vector, and parts of its sum to open it
             error=self.codec.error_text(),
         )
 

@@ -95,6 +95,19 @@ def test_a_method_that_lacks_a_target_has_no_average():
     assert "on validation samples" not in text
 
 
+def test_scores_of_other_samples_are_no_difference():
+    runs = [
+        run(method, "dslr", 0.5, oracle_confusion=[[size, size], [0, 2 * size]], classes=["a", "b"])
+        for method, size in (("SourceOnly", 10), ("FedAvg, 20 labels", 5), ("FedMMD", 10))
+    ]
+    text = " ".join(render(runs).split())
+    assert "FedMMD - SourceOnly: dslr +0.0 points" in text
+    assert "FedAvg, 20 labels - SourceOnly" not in text
+    assert "fewer samples than the 40 of others, without those whose labels they train on" in text
+    assert "differences may be of the samples: FedAvg, 20 labels 20" in text
+    assert "fewer samples" not in render(runs[::2])
+
+
 def test_losses_against_the_floor_are_negative_and_unknown_ones_left_out():
     text = render([run("SourceOnly", "dslr", 0.9), run("FedGP", "dslr", 0.85), run("FedDA", "dslr", None)])
     assert "FedGP - SourceOnly: dslr -5.0 points" in text

@@ -68,7 +68,7 @@ def test_methods_are_compared_on_targets_and_seeds_that_they_share():
     assert difference.startswith("ORACLE: FedAvg - SourceOnly is -10.0 points on fonts alone, of one seed")
     apart = [run("SourceOnly", "fonts", 0.4, 0), run("FedAvg", "fonts", 0.3, 1)]
     (note,) = lines(apart)
-    assert "no target and seed in common" in note
+    assert "no target, seed and samples in common" in note
 
 
 def test_accuracy_and_r2_are_never_compared():
