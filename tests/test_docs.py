@@ -134,12 +134,22 @@ def test_the_checker_finds_missing_and_invented_parameters() -> None:
 
 
 def test_tests_that_pages_name_are_there() -> None:
+    pages = (ROOT / "README.md", ROOT / ".github" / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
     named = [
         (page, path, name)
-        for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+        for page in pages
         for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text(encoding="utf-8"))
     ]
     assert len(named) > 80
+    every = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    known = {*re.findall(r"^def (test_\w+)\(", every, re.MULTILINE)}
+    alone = [
+        (page.name, name)
+        for page in pages
+        for name in re.findall(r"`(test_\w+_\w+_\w+)`", page.read_text(encoding="utf-8"))
+    ]
+    assert len(alone) > 50
+    assert not [(page, name) for page, name in alone if name not in known]
     for page, path, name in named:
         assert (ROOT / path).is_file(), f"{page.name} names {path}"
         code = (ROOT / path).read_text(encoding="utf-8")
