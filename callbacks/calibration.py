@@ -156,13 +156,13 @@ class Calibration(SourceStatistics):
                 f"Calibration(using='weighted') needs validation samples of {name!r}, without labels, and there are "
                 "none: raise val_fraction of the data module, or take using='sources'"
             )
+        if module.run.outputs.is_refined:
+            return None
         means = {key: mean.double().cpu() for key, mean in received.items()}
         losses = means["losses"]
         if self.using == "weighted":
             target = self._all("features", name).mean(dim=0).cpu()
             losses = importance_weights(from_upper_half(means["square"], len(target)), target, RIDGE) @ losses
-        if module.run.outputs.is_refined:
-            return None
         found = best_temperature(self._temperatures, losses)
         return self._shown(found, "the sources' validation samples", module.run.outputs)
 

@@ -60,8 +60,7 @@ def closing_table(summaries: Sequence[RunSummary], one_method: bool = False) -> 
             for target, here in by_target.items():
                 wrong = [errors(here, name) for name in shown]
                 rows.append(Row([method, f"{target}{unit}", *_cells(here, accuracies(here), wrong)]))
-            # an average over fewer targets would be of something else than the others'
-            if len(by_target) > 1 and set(by_target) == set(targets_of(part)):
+            if len(by_target) > 1 and _has_all_targets(runs, part):
                 wrong = [averages(runs, partial(errors, name=name)) for name in shown]
                 rows.append(Row([method, f"average{unit}", *_cells(runs, averages(runs), wrong)], total=True))
         rows[-1].last = True
@@ -160,6 +159,11 @@ def named_seeds(seeds: Sequence[object]) -> str:
     return f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}"
 
 
+def _has_all_targets(runs: Sequence[RunSummary], of: Sequence[RunSummary]) -> bool:
+    """Whether a method's runs have the targets of all; an average over fewer would be of something else."""
+    return set(targets_of(runs)) == set(targets_of(of))
+
+
 def _missing_runs(summaries: Sequence[RunSummary]) -> list[str]:
     every = sorted({run.seed for run in summaries})
     lines = []
@@ -221,7 +225,7 @@ def _selections(summaries: Sequence[RunSummary]) -> list[str]:
     """Accuracy after choosing a round by the label-free score, next to the best round's."""
     lines = []
     for method, runs in grouped(summaries, lambda run: run.method).items():
-        if set(targets_of(runs)) != set(targets_of(summaries)):
+        if not _has_all_targets(runs, summaries):
             continue
         selected = [run.selected_accuracy for run in runs if run.selected_accuracy is not None]
         best = [run.best_accuracy for run in runs if run.best_accuracy is not None]
@@ -357,8 +361,7 @@ def results_table(summaries: Sequence[RunSummary]) -> Table:
                 add(f"{target}{unit}", [_figure(runs, of(runs), of_errors) for runs in here], of_errors)
             if len(targets) > 1:
                 name = "average over targets" if "average" in targets else "average"
-                # an average over fewer targets would be of something else than the others'
-                whole = [runs if set(targets_of(runs)) == set(targets) else [] for runs in by_method]
+                whole = [runs if _has_all_targets(runs, part) else [] for runs in by_method]
                 add(f"{name}{unit}", [_figure(runs, averages(runs, of), of_errors) for runs in whole], of_errors)
     caption = f"Target {score} in per cent on hidden labels (oracle)"
     if any(errors(summaries, name) for name in _ERRORS):

@@ -333,7 +333,7 @@ class Experiment(Plan):
                 sys.exit(
                     "fedlit: select=combine reads the methods' checkpoints: give --trainer.enable_checkpointing true"
                 )
-            if trainer.devices not in (1, "1", "auto") or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            if not self.in_one_process:
                 sys.exit(
                     "fedlit: select=combine trains a network of the target in one process: give --trainer.devices 1"
                 )

@@ -247,8 +247,8 @@ class Plan(ABC):
             sys.exit(f"fedlit: the first {self.hopeless} runs failed, and others are not tried")
 
     @property
-    def _in_one_process(self) -> bool:
-        """Whether runs are; several processes might come to be in different ones after an error of one of them."""
+    def in_one_process(self) -> bool:
+        """Whether a run trains in one process, as far as the command can tell."""
         devices = self.parsed.arguments.trainer.devices
         return devices in (1, "1", "auto") and int(os.environ.get("WORLD_SIZE", "1")) == 1
 
@@ -259,7 +259,8 @@ class Plan(ABC):
                 self.train(number)
             except (Exception, SystemExit) as error:
                 ended = any(isinstance(each, KeyboardInterrupt | SIGTERMException) for each in causes(error))
-                if ended or (self.hopeless == 1 and (clock.none_ended or not self._in_one_process)):
+                # several processes might come to be in different runs after an error of one of them
+                if ended or (self.hopeless == 1 and (clock.none_ended or not self.in_one_process)):
                     raise
                 self._fail(number, f": {self._reason(number, error)}", clock)
             else:

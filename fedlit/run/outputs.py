@@ -148,10 +148,6 @@ class Outputs(Component):
     def __init__(self, run: Run) -> None:
         self._run = run
         self.scales_labels = True
-        self.forget_()
-
-    def forget_(self) -> None:
-        """Forget temperature and intervals."""
         self.temperature, self.is_refined = 1.0, False
         self.intervals: Intervals | None = None
 
@@ -180,7 +176,7 @@ class Outputs(Component):
 
     def on_run_start(self, run: Run) -> None:
         """Forget what an earlier run has left."""
-        self.forget_()
+        self.temperature, self.is_refined, self.intervals = 1.0, False, None
 
     def on_round_start(self, run: Run) -> None:
         """Forget intervals, which are those of the weights before."""

@@ -37,6 +37,8 @@ TINY = [
     *("--config", "data/heart_disease", "--config", "methods/fedavg", "--trainer.max_epochs=1"),
     *("--trainer.strategy.init_args.num_threads=1", "--trainer.enable_checkpointing=false"),
 ]
+WILD = "{class_path: torch.optim.SGD, init_args: {lr: 3.0e+38}}"
+"""An optimiser with which training diverges."""
 SEVERAL = [*TINY, "--seeds=[0,1]", "--compare=[fedlit.methods.SourceOnly]"]
 
 
@@ -213,8 +215,7 @@ def test_runs_side_by_side_equal_those_one_after_the_other(capfd):
 
 
 def test_a_method_that_fails_does_not_end_the_others(capsys):
-    rate = "{class_path: torch.optim.SGD, init_args: {lr: 3.0e+38}}"
-    fails = f"{{class_path: FedAvg, name: wild, init_args: {{optimizer: {rate}}}}}"
+    fails = f"{{class_path: FedAvg, name: wild, init_args: {{optimizer: {WILD}}}}}"
     words = [*TINY, f"--compare=[{fails},SourceOnly]", "--select=combine", "--trainer.enable_checkpointing=true"]
     for trains in (True, False):
         assert refusal("fit", *words) == "fedlit: 1 of 3 runs failed: the same command tries them again"
@@ -226,14 +227,13 @@ def test_a_method_that_fails_does_not_end_the_others(capsys):
     (log,) = Path("runs").glob("experiment_*/002.txt")
     assert "Traceback" in log.read_text()
     # what fails first is most often the configuration, of all of them
-    assert "DivergedError" in refusal("fit", *TINY, "--compare=[SourceOnly]", f"--model.optimizer={rate}")
+    assert "DivergedError" in refusal("fit", *TINY, "--compare=[SourceOnly]", f"--model.optimizer={WILD}")
     assert "run 2 of 2" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_a_run_that_fails_waits_for_those_beside_it(capfd):
-    rate = "{class_path: torch.optim.SGD, init_args: {lr: 3.0e+38}}"
-    fails = f"{{class_path: FedAvg, name: wild, init_args: {{optimizer: {rate}}}, trainer: {{max_epochs: 1}}}}"
+    fails = f"{{class_path: FedAvg, name: wild, init_args: {{optimizer: {WILD}}}, trainer: {{max_epochs: 1}}}}"
     words = [*TINY, f"--compare=[{fails},SourceOnly]", "--trainer.max_epochs=150", "--jobs=2"]
     assert refusal("fit", *words) == "fedlit: 1 of 3 runs failed: the same command tries them again"
     assert {method for method, *_ in found()} == {"FedAvg", "SourceOnly"}

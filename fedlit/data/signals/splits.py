@@ -41,6 +41,7 @@ def split_windows(
         everything = torch.arange(len(windows.y))
         rest = everything[~overlaps(windows, everything, test)]
         unlabelled = torch.full_like(rest, UNLABELLED)
+        # of x the length of a window is all that is read
         others = replace(windows, y=unlabelled, recording=windows.recording[rest], start=windows.start[rest])
         share = val_fraction * len(windows.y) / len(rest)
         train, val, _ = split_windows(client, others, by, share, 0.0, blind_generator(generator))
