@@ -425,7 +425,7 @@ class Federation:
         for name in self.sources:
             with books.working(name):
                 self.clients[name].open_round(round_id, self.sources)
-        for step in self.backend.opening:
+        for step in self.backend.steps(len(self.sources))[0]:
             sent = {}
             for name in self.sources:
                 with books.working(name):
@@ -441,7 +441,7 @@ class Federation:
 
     def _close(self, books: Books) -> Tensor:
         answers: dict[str, bytes] = {}
-        for step in self.backend.closing:
+        for step in self.backend.steps(len(self.sources))[1]:
             with books.working("server"):
                 asked = self.server.ask(step, answers)
             answers = {}

@@ -164,7 +164,8 @@ class Conversation:
 
         for party in (*self.clients.values(), self.server):
             party.open_round(round_id, NAMES)
-        self._steps(self.backend.opening, wire)
+        opening, closing = self.backend.steps(len(NAMES))
+        self._steps(opening, wire)
         sent = {name: bytes_of(client.protect(vectors[name])) for name, client in self.clients.items()}
         arrived = {name: wire.carry("vector", message) for name, message in sent.items()}
         messages = {
@@ -172,7 +173,7 @@ class Conversation:
         }  # who is lost has vanished
         total = self.server.aggregate(messages)
         answers: dict[str, bytes] = {}
-        for step in self.backend.closing:
+        for step in closing:
             asked = self.server.ask(step, answers)
             questions = {name: wire.carry(f"{step} down", text) for name, text in asked.items()}
             answers = {name: self.clients[name].answer(step, text) for name, text in questions.items() if text}
@@ -346,7 +347,8 @@ def federation_run(transport: Transport, honest: bool) -> None:
     """Everything that processes tell each other; an honest server checks sums whose backend promises them."""
     names = ["a", "b", "t"]
     hidden = {
-        "masked": PairwiseMasking(colluders=0),
+        "masked": PairwiseMasking(threshold=0.6, colluders=0),
+        "in pairs": PairwiseMasking(colluders=0),  # of three clients, none of whom may vanish
         "shared": Paillier(key_bits=512, insecure_test_keys=True, workers=1),
     }
     fed = Federation(
@@ -411,6 +413,9 @@ def processes(folder: Path) -> Format:
 
 FORMATS: dict[str, Make] = {
     "masked rounds": aggregation(50, lambda: PairwiseMasking(colluders=0), enrolments=0.3, inside=0.5),
+    "masked rounds that nobody may leave": aggregation(
+        20, lambda: PairwiseMasking(threshold=1.0, colluders=0), enrolments=0.3, inside=0.5
+    ),
     "Paillier rounds": aggregation(
         20, lambda: Paillier(key_bits=512, insecure_test_keys=True, workers=1), enrolments=0.1
     ),

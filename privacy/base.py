@@ -208,7 +208,8 @@ class SecureAggregation(ABC):
         min_clients: Minimum number of clients whose sum hides anything; a sum over fewer is refused.
         enrolment: Names of its steps, run once before the first round, with the whole roster.
         opening: Names of the steps that open each round, with the clients of that round.
-        closing: Names of the steps in which survivors are asked something after `AggregationServer.aggregate`.
+        closing: Names of the steps in which survivors are asked something after `AggregationServer.aggregate`; where
+            there are any, `AggregationServer.conclude` makes the total, also in rounds that need none of them.
         codec: Grid on which numbers travel; ``None`` sends floats.
     """
 
@@ -258,6 +259,10 @@ class SecureAggregation(ABC):
     def fewest_in_total(self, num_clients: int) -> int:
         """Return how many of so many clients a total has at least, where clients drop out before they have sent."""
         return self.min_clients
+
+    def steps(self, num_clients: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return those of the steps `opening` and `closing` that a round of so many clients takes."""
+        return self.opening, self.closing
 
     def trusted_alone(self, roster: Sequence[str]) -> str | None:
         """Return the client of those that enrol that can read every vector by itself, if there is one."""

@@ -53,6 +53,7 @@ class Parties:
         self.clients: dict[str, AggregationClient] = {name: backend.client(name) for name in clients}
         self.server = backend.server()
         self.enrolled = False  # set by the caller, once enrolment has succeeded everywhere
+        self.closing: tuple[str, ...] = ()  # steps of the open round in which survivors are asked something
         self._with_server = with_server
 
     def enrol(self, roster: Sequence[str], carrier: Carrier = _IN_PROCESS) -> None:
@@ -68,7 +69,8 @@ class Parties:
         with carrier.working():
             for party in self._working(senders):
                 party.open_round(round_id, senders)
-        for step in self._backend.opening:
+        opening, self.closing = self._backend.steps(len(senders))
+        for step in opening:
             self.run_step(step, senders, carrier)
 
     def run_step(self, step: str, names: Sequence[str], carrier: Carrier = _IN_PROCESS) -> None:
@@ -92,7 +94,7 @@ class Parties:
     ) -> Mapping[str, bytes]:
         """Return what those who sent a vector answer in the last step of closing; the server asks if it has a total."""
         answers: Mapping[str, bytes] = {}
-        for step in self._backend.closing:
+        for step in self.closing:
             questions: Mapping[str, bytes] = {}
             replies: Mapping[str, bytes] = {}
             if has_total:

@@ -20,15 +20,20 @@ Round keys are authentic because the shares are encrypted with identity keys and
 covers all keys and draws: they open only between clients that received the same. In a sparse graph, neighbours that
 hold no share get such a message too.
 
-A server may lie nevertheless, and report to clients differently who shared secrets or survived. So each client confirms
-to all others the one view that it received, and sends shares only once enough confirm the same: q of the n clients of
-the round, itself included, where q is more than half and at least the threshold, and a threshold of those who hold
-shares of any one client. Two views need 2q clients that confirm, and an honest one confirms one: without 2q - n that
-confirm both, clients act on one view at most. By default q is above 2n/3, so that these would be above n/3. Whoever
-received another view masked with somebody who sent a share of its seed, as both are more than half of those who hold
-such shares. That one survived, so its round key stays secret, and what it masked stays masked: in the complete graph,
-but for the sum of all survivors. Of these there are q or more, so with q - 2 that collude it is still a sum of two
-others.
+Where a total cannot do without any client (up to three clients; a complete graph and threshold=1.0), nobody shares a
+secret, and nothing is asked after the vectors: each client masks in pairs alone, and the masks of all cancel. With its
+round key it sends each other client the terms of the sum, encrypted with identity keys and bound to that round key,
+which so proves to be its own. What is left to a server that lies is to spoil the total.
+
+Where there are shares, a server may lie nevertheless, and report to clients differently who shared secrets or survived.
+So each client confirms to all others the one view that it received, and sends shares only once enough confirm the same:
+q of the n clients of the round, itself included, where q is more than half and at least the threshold, and a threshold
+of those who hold shares of any one client. Two views need 2q clients that confirm, and an honest one confirms one:
+without 2q - n that confirm both, clients act on one view at most. By default q is above 2n/3, so that these would be
+above n/3. Whoever received another view masked with somebody who sent a share of its seed, as both are more than half
+of those who hold such shares. That one survived, so its round key stays secret, and what it masked stays masked: in the
+complete graph, but for the sum of all survivors. Of these there are q or more, so with q - 2 that collude it is still a
+sum of two others.
 
 In a sparse graph, colluders that are few among all may be many among the holders of one client's shares, who then
 release its seed although it received another list of those who shared secrets. So each masked vector comes with a tag
@@ -41,7 +46,7 @@ fails but for a probability of 2^-40, whichever clients it reports. In a federat
 mean with that of the clients that announced a vector, and refuse a mean in which it differs: see `Aggregation`.
 
 Masks are bound to the terms of the sum (`fedlit.privacy.terms`), such as weights and earlier totals: clients that have
-received different ones hold masks that do not cancel, and find that out when they open each other's shares.
+received different ones hold masks that do not cancel, and find that out when they open each other's shares (or terms).
 
 Nothing here keeps a sum from being repeated over other clients, whose vectors a server then reads, or vouches for
 identity keys when they are pinned: a federation has journals and certificates for that (`fedlit.federation.journal`,

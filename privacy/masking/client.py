@@ -15,7 +15,16 @@ from fedlit.checks import check
 from fedlit.privacy import shamir
 from fedlit.privacy.base import RoundId
 from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError
-from fedlit.privacy.links import KeyPair, check_members, derive, pack_fields, round_digest, unpack_fields
+from fedlit.privacy.links import (
+    KEY_BYTES,
+    KeyPair,
+    check_members,
+    derive,
+    digest,
+    pack_fields,
+    round_digest,
+    unpack_fields,
+)
 from fedlit.privacy.masking.graph import draw
 from fedlit.privacy.masking.parties import IdentifiedClient, step_due
 from fedlit.privacy.masking.round import (
@@ -55,6 +64,8 @@ class _ClientRound:
     drawn: bytes
     """Neighbours of this client, as it announces them."""
     seed: bytes
+    recovers: bool
+    """Whether the total can do without some clients, so that secrets are shared."""
     due: str = STEPS[0]
     """The step that comes next: each is taken once."""
     agreed: MaskedRound = field(init=False)
@@ -113,6 +124,7 @@ class MaskingClient(IdentifiedClient):
             KeyPair(),
             draw(self._draws, opening, clients, self.name, self._backend.degree(len(clients))),
             secrets.token_bytes(shamir.SECRET_BYTES),
+            self._backend.recovers(len(clients)),
         )
 
     def send(self, step: str) -> bytes:
@@ -121,8 +133,9 @@ class MaskingClient(IdentifiedClient):
             return self._identity.public
         if step == "keys":
             opened = self._due("keys")
-            body = opened.keys.public + opened.drawn + opened.terms.to_bytes()
-            return write(self._identity, SERVER, "keys", opened.opening, body)
+            terms = opened.terms.to_bytes()
+            more = terms if opened.recovers else pack_fields({"terms": terms, **self._terms_for_peers(opened)})
+            return write(self._identity, SERVER, "keys", opened.opening, opened.keys.public + opened.drawn + more)
         deal, self._deal = self._deal, b""
         return deal
 
@@ -149,9 +162,11 @@ class MaskingClient(IdentifiedClient):
         subtracted: list[bytes] = []
         for peer, key in opened.mask_keys.items():
             (added if agreed.adds(self.name, peer) else subtracted).append(key)
-        masks = Masks([*added, agreed.self_mask_key(opened.seed)], subtracted, dtype)
+        if opened.recovers:
+            added.append(agreed.self_mask_key(opened.seed))
+        masks = Masks(added, subtracted, dtype)
         # before masking: if that fails midway, the masks are used up, as a second vector would show how the two differ
-        opened.due = "confirm"
+        opened.due = "confirm" if opened.recovers else "nothing"
         opened.mask_keys.clear()
         attested = self._attested(opened)
         end = HEADER_BYTES + (len(vector) + (0 if tags is None else tags.count)) * dtype.itemsize
@@ -200,14 +215,40 @@ class MaskingClient(IdentifiedClient):
     def _receive_keys(self, message: bytes) -> None:
         opened = self._due("keys")
         announced = unpack_fields(read(self._identity, SERVER, "keys", opened.opening, message))
+        theirs: dict[str, bytes] = {}
+        if not opened.recovers:
+            theirs = {name: text[KEY_BYTES:] for name, text in announced.items() if name != self.name}
+            announced |= {name: announced[name][:KEY_BYTES] for name in theirs}
         if announced.get(self.name) != opened.keys.public + opened.drawn:  # or its peers would derive other masks
             raise KeyCheckError(f"the server names another round key or other neighbours of client {self.name!r}")
         agreed = self._backend.agree(opened.opening, opened.roster, self._identity, announced, opened.terms.digest)
         opened.mask_keys = {
             peer: agreed.mask_key(opened.keys, self.name, peer) for peer in agreed.neighbours(self.name)
         }
-        self._deal = self._dealt(opened, agreed)
-        opened.agreed, opened.due = agreed, "shares"
+        opened.agreed = agreed
+        if opened.recovers:
+            self._deal, opened.due = self._dealt(opened, agreed), "shares"
+            return
+        for peer, sealed in theirs.items():
+            link, about = (
+                self._identity.link(party(peer)),
+                self._about_terms(opened, peer, agreed.keys[peer], self.name),
+            )
+            opened.terms.check(link.open(sealed, about), peer, self.name)
+        opened.shared, opened.due = agreed.clients, "vector"
+
+    def _terms_for_peers(self, opened: _ClientRound) -> dict[str, bytes]:
+        """The terms, encrypted for each other client of the round, where there are no shares to carry them."""
+        sealed: dict[str, bytes] = {}
+        for peer in opened.roster:
+            if peer != self.name:
+                about = self._about_terms(opened, self.name, opened.keys.public, peer)
+                sealed[party(peer)] = self._identity.link(party(peer)).seal(opened.terms.for_peers(), about)
+        return sealed
+
+    def _about_terms(self, opened: _ClientRound, sender: str, key: bytes, receiver: str) -> bytes:
+        """Binding of one client's terms: also to its fresh round key, which it so shows to be its own."""
+        return binding("terms", party(sender), digest("round key", opened.opening, key), party(receiver))
 
     def _dealt(self, opened: _ClientRound, agreed: MaskedRound) -> bytes:
         """Shares of this client's secrets, each pair encrypted for its holder; and for all neighbours, the terms."""

@@ -53,8 +53,10 @@ class _ServerRound:
     opening: bytes
     """Digest of the round and its clients: binds messages before round keys are known."""
     roster: tuple[str, ...]
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...]
     """Of the terms."""
+    recovers: bool
+    """Whether the total can do without some clients, so that these share secrets."""
     due: str = "keys"
     """What comes next: ``keys``, ``shares``, ``vectors``, and ``answers`` once their total is taken."""
     agreed: MaskedRound = field(init=False)
@@ -96,7 +98,9 @@ class MaskingServer(AggregationServer):
         for name in clients:
             self._identity.public_of(party(name))
         names = () if round_id.terms is None else round_id.terms.names
-        self._round = _ServerRound(round_digest(round_id, clients), tuple(clients), names)
+        self._round = _ServerRound(
+            round_digest(round_id, clients), tuple(clients), names, self._backend.recovers(len(clients))
+        )
 
     def relay(self, step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
         """Identity keys, round keys, or encrypted shares of the clients that sent something, to each of them.
@@ -157,6 +161,9 @@ class MaskingServer(AggregationServer):
         """
         opened = self._due("answers")
         agreed = opened.agreed
+        if not opened.recovers:  # the masks of all cancel
+            self._round = None
+            return self._signed(opened)
         shares = self._open_answers(answers, opened, agreed)
         added: list[bytes] = []
         subtracted: list[bytes] = []
@@ -191,16 +198,30 @@ class MaskingServer(AggregationServer):
         announced = {name: body[:size] for name, body in bodies.items()}
         for name, body in announced.items():
             self._identity.check_strong(body[:KEY_BYTES], name)
+        more = {name: body[size:] for name, body in bodies.items()}
+        deals = {} if opened.recovers else {name: unpack_fields(text) for name, text in more.items()}
         # the server need not know the terms, which the clients' masks depend on: it takes those of all
-        terms = {name: body[size:] for name, body in bodies.items()}
+        terms = more if opened.recovers else {name: field_of(deal, "terms") for name, deal in deals.items()}
         first = next(iter(terms), "")
         for name, theirs in terms.items():
             if theirs != terms[first]:
                 raise different(terms[first], theirs, first, name, opened.names)
         common = digest_in(terms.get(first, Terms().to_bytes()))
         opened.agreed = self._backend.agree(opened.opening, opened.roster, self._identity, announced, common)
-        opened.due = "shares"
-        return self._write("keys", opened.opening, dict.fromkeys(announced, pack_fields(announced)))
+        if opened.recovers:
+            opened.due = "shares"
+            return self._write("keys", opened.opening, dict.fromkeys(announced, pack_fields(announced)))
+        opened.commitments, opened.due = dict.fromkeys(announced, b""), "vectors"
+        relayed = {
+            name: pack_fields(
+                {
+                    owner: announced[owner] + (b"" if owner == name else field_of(deals[owner], party(name)))
+                    for owner in announced
+                }
+            )
+            for name in announced
+        }
+        return self._write("keys", opened.opening, relayed)
 
     def _relay_shares(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
         opened = self._due("shares")

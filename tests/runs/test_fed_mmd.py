@@ -14,6 +14,7 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from fedlit.federation import ChannelError, Schedule
+from fedlit.federation.messenger import Messenger
 from fedlit.methods import FedMMD
 from fedlit.models import Committee, MomentReplica
 from fedlit.privacy import GaussianMechanism, PaillierAffine, PairwiseMasking, PlainAffine, PrivacyError
@@ -342,3 +343,31 @@ def test_a_single_source_cannot_be_hidden_in_a_sum() -> None:
     few = {"c0": data["c0"], "c2": data["c2"]}
     with pytest.raises(ChannelError, match=r"alone can send .*'moments'"):
         fit(build(["c0", "c2"]), few, strategy={"privacy": {"moments": PairwiseMasking(colluders=0)}})
+
+
+@pytest.mark.parametrize(
+    ("backend", "announced"),
+    [
+        (PairwiseMasking(), 5),  # of three sources none may vanish anyway
+        (PairwiseMasking(threshold=0.6, colluders=0), 11),
+    ],
+)
+def test_a_masked_step_has_five_announcements_where_no_source_may_vanish(
+    backend: PairwiseMasking, announced: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys up and down, vectors, the total, and the target's moments; with shares, three times two more."""
+    calls: list[str] = []
+    announce = Messenger.announce_with
+
+    def counted(self: Messenger, channel: str, *args: Any, **given: Any) -> Any:
+        calls.append(channel)
+        return announce(self, channel, *args, **given)
+
+    monkeypatch.setattr(Messenger, "announce_with", counted)
+    counts = []
+    for steps in (2, 3):
+        calls.clear()
+        module = build(["c0", "c1", "c2", "c3"])
+        fit(module, unequal(24, 24, 24, 24), batch_size=8, strategy={"privacy": backend, "local_steps": steps})
+        counts.append(len(calls))
+    assert counts[1] - counts[0] == announced

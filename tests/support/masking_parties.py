@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -50,6 +51,10 @@ class Parties:
         self.server = self.backend.server()
         self.enrol()
 
+    @property
+    def opening_steps(self) -> tuple[str, ...]:
+        return self.backend.steps(len(self.names))[0]
+
     def enrol(self) -> None:
         for each in (*self.clients.values(), self.server):
             each.enrol(list(self.names))
@@ -75,8 +80,8 @@ class Parties:
             return [name for name, last in vanish.items() if STAGES.index(last) <= STAGES.index(stage)]
 
         self.open()
-        self.step("keys", gone("keys"))
-        self.step("shares", gone("shares"))
+        for step in self.opening_steps:
+            self.step(step, gone(step))
         there = [name for name in self.names if name not in gone("vector")]
         messages = {name: self.carry(name, self.clients[name].protect(vectors[name])) for name in there}
         self.server.aggregate(messages)
@@ -105,7 +110,7 @@ class Parties:
     def close(self, gone: Callable[[str], Sequence[str]] = lambda step: ()) -> dict[str, bytes]:
         """Answers to the last step of closing."""
         answers: dict[str, bytes] = {}
-        for step in self.backend.closing:
+        for step in self.backend.steps(len(self.names))[1]:
             asked = self.server.ask(step, answers)
             received = {name: self.wire(f"ask {step}", name, text) for name, text in asked.items()}
             answers = {
@@ -122,8 +127,8 @@ class Parties:
     def agree(self) -> MaskedRound:
         """Open a round and run its steps."""
         self.open()
-        self.step("keys")
-        self.step("shares")
+        for step in self.opening_steps:
+            self.step(step)
         assert self.server._round is not None
         return self.server._round.agreed
 
@@ -177,6 +182,22 @@ class Parties:
 
 def names_of(number: int) -> list[str]:
     return [f"c{index}" for index in range(number)]
+
+
+def vectors_of(names: Sequence[str], length: int = 5, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(length, generator=generator) for name in names}
+
+
+def integer_sum(
+    vectors: Mapping[str, Tensor], names: Sequence[str] | None = None, fraction_bits: int = 20
+) -> list[int]:
+    """The oracle: exact rational arithmetic on Python's integers."""
+    rows = [
+        [round(Fraction(number) * 2**fraction_bits) for number in vectors[name].tolist()]
+        for name in (vectors if names is None else names)
+    ]
+    return [sum(column) for column in zip(*rows, strict=True)]
 
 
 def agreed_by(client: MaskingClient) -> MaskedRound:

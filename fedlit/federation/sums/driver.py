@@ -175,6 +175,8 @@ class Sums:
                         once = not self._channels[channel].declared.fixed
                         content = None if shares is None else [*payloads[name].values()]
                         messenger.journal.release(name, recipe.step, vector, recipe.senders, once, content)
+                        if backend.closing and not parties.closing:  # the total has all of them, as nobody is asked
+                            messenger.journal.survivors(name, recipe.step, recipe.senders)
                     party = parties.clients[name]
                     hidden = party.protect(vector) if own is None else party.protect_tagged(vector, own)
                     messages[name] = {"schema": schema, "sum": hidden}
