@@ -121,10 +121,12 @@ def is_dry(trainer: Trainer) -> bool:
 
 
 def write_rows(path: Path, rows: Iterable[Iterable[object]]) -> None:
-    """Write a CSV file; folders on the way are made."""
+    """Write a CSV file, whole or not at all; folders on the way are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    part = path.with_name(f"{path.name}.part")
+    with part.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(rows)
+    part.replace(path)
 
 
 def check_fields(record: _T) -> _T:

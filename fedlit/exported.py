@@ -110,13 +110,20 @@ class ExportedModel(nn.Module):
                 ``None`` or NaN where a value is missing. The card says how to read a file of such a table.
 
         Raises:
-            ValueError: If samples have another shape, a column is missing, or a number is none.
+            ValueError: If samples have another shape, a column is missing, or a number is none, or not whole where the
+                model takes whole numbers, such as pixels from 0 to 255.
         """
         if self.config["columns"] is not None and not isinstance(samples, Tensor):
             samples = self._rows(samples)
-        inputs = torch.as_tensor(samples).to(getattr(torch, self.config["inputs"]), copy=True)
+        given = torch.as_tensor(samples)
+        inputs = given.to(getattr(torch, self.config["inputs"]), copy=True)
         form = ("n", *self.config["input_shape"])
         check(inputs.shape[1:] == form[1:], "samples", f"of shape {form}", None, shown=str(tuple(inputs.shape)))
+        if not inputs.is_floating_point():
+            others, kind = given[given != inputs], torch.iinfo(inputs.dtype)
+            rule = f"of whole numbers from {kind.min} to {kind.max}"
+            way_out = "multiply pixels in [0, 1] by 255, and round them" if inputs.dtype == torch.uint8 else ""
+            check(not len(others), "samples", rule, None, way_out, shown=str(others[:1].tolist()))
         return inputs
 
     @torch.inference_mode()

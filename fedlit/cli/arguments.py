@@ -152,6 +152,8 @@ def refuse_nameless(args: list[str]) -> None:
     """Refuse a configuration or an option that sets arguments of data or a model before anything names its class."""
     named: set[str] = set()
     for where, tree in trees(args):
+        if isinstance(tree, str):  # a configuration that is no file, which is another mistake
+            return
         for name in ("data", "model"):
             if not isinstance(tree, dict) or name not in tree:
                 continue

@@ -7,7 +7,7 @@ convention); Lab by its definition. On request grey values are read as they are 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from fedlit.data import dicom
-from fedlit.data.intensities import NEEDS_RANGE, Reading
+from fedlit.data.files import check_names
+from fedlit.data.intensities import NEEDS_RANGE, Reading, as_float32
 from fedlit.data.samples import DatasetLayoutError, check_data, refuse_data
 from fedlit.data.tables.values import some
 from fedlit.data.tiff import read_tiff
@@ -135,6 +136,10 @@ def read_image(path: Path, reading: Reading = READING) -> Image:
         try:
             # by an open file: given its name, Pillow maps grey TIFFs to memory, and scrambles those that it turns
             with path.open("rb") as content, Image.open(content) as file:
+                if file.format == "PNG":  # whose checksums Pillow does not look at when it decodes
+                    content.seek(0)
+                    Image.open(content).verify()
+                    content.seek(0)
                 form = form_of(file, path, reading)
                 file.load()
                 return _converted(_upright(file, path), form, path, file, reading)
@@ -308,9 +313,7 @@ def _grey(
     if reading.stored:
         if transparent is not None:
             values[transparent] = (1 << bits) - 1
-        way_out = "replace NaN and infinity"
-        check_data(bool(np.isfinite(values).all()), str(path), "an image of finite values", "others", way_out)
-        return Image.fromarray(values.astype(np.float32))
+        return Image.fromarray(as_float32(values, path))
     if bits > 8 and 0 < values.max() < 1 << (bits - 2) and path.parent not in _dark_folders:
         _dark_folders.add(path.parent)
         warnings.warn(
@@ -357,15 +360,18 @@ def _without_colour(rgb: Image, mode: str, transparency: Any, path: Path, file: 
 
 def subfolders(folder: Path) -> list[Path]:
     """Return folders in a folder, sorted, but hidden ones, and what archives of macOS add."""
-    return sorted(
+    folders = sorted(
         child for child in folder.iterdir() if child.is_dir() and not child.name.startswith((".", "__MACOSX"))
     )
+    check_names(folders)
+    return folders
 
 
-def loose_images(folder: Path) -> list[Path]:
-    """Return images that lie in a domain's folder itself, or in that of Office-31 below it."""
-    inside = [folder, *(child for child in subfolders(folder) if child.name == "images")]
-    return sorted(image for each in inside for image in _images_in(each, besides=inside))
+def loose_images(folder: Path, classes: Iterable[str] = ()) -> list[Path]:
+    """Return images that lie in a domain's folder itself, or in that of Office-31 below it, beside ``classes``."""
+    inside = [folder, *(child for child in subfolders(folder) if child.name == "images" and "images" not in classes)]
+    besides = [each / name for each in inside for name in classes]
+    return sorted(image for each in inside for image in _images_in(each, besides=[*inside, *besides]))
 
 
 def class_images(folder: Path) -> list[Path]:
@@ -381,6 +387,7 @@ def _images_in(folder: Path, besides: Sequence[Path] = ()) -> list[Path]:
     """Images in a folder, sorted; warns of what else is there but hidden files and ``besides``."""
     files = sorted(f for f in folder.iterdir() if not f.name.startswith(".") and f.name.lower() not in _CLUTTER)
     images = [file for file in files if file.suffix.lower() in SUFFIXES and file.is_file()]
+    check_names(images)
     others = [
         f"{file.name}{'' if file.exists() else ' (a link to nothing)'}"
         for file in sorted({*files} - {*images, *besides})

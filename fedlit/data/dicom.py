@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedlit.data.intensities import NEEDS_RANGE, Reading
+from fedlit.data.intensities import NEEDS_RANGE, Reading, as_float32
 from fedlit.data.samples import check_data, refuse_data
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def read_dicom(path: Path, reading: Reading) -> Image:
         limits = np.array([low, low + (1 << file.BitsStored) - 1], dtype=stored.dtype)
         ends = apply_modality_lut(limits, file)
         values = float(ends[0]) + float(ends[1]) - values
-    return Image.fromarray(values.astype(np.float32))
+    return Image.fromarray(as_float32(values, path))
 
 
 def read_header(path: Path, reading: Reading) -> tuple[str, bool]:

@@ -6,7 +6,7 @@ import gzip
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedlit.data.samples import check_data, refuse_data
+from fedlit.data.tables.values import some
 from fedlit.federation.transport import MOST_BYTES
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -37,6 +38,22 @@ for number, path in enumerate(sys.stdin.read().splitlines()):
     arrays |= {f"{number}/{key}": value for key, value in content.items() if value.dtype.kind in "biufc"}
 np.savez(sys.argv[1], **arrays)
 """
+
+
+def check_names(paths: Iterable[Path]) -> None:
+    """Refuse names that are not UTF-8, such as of an old archive: no table of predictions could have them."""
+    others = [ascii(path.name)[1:-1] for path in paths if not _is_text(path.name)]
+    if others:
+        folder = str(next(iter(paths)).parent)
+        refuse_data(f"names in {folder!r}", "in UTF-8", some(others), "rename these, such as with convmv")
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_npz(path: str | Path) -> Arrays:

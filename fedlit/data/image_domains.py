@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,7 @@ from fedlit.data.raw_inputs import PixelNetwork, RawInputs
 from fedlit.data.samples import DatasetNotFoundError, Domain, DomainDataset, check_data, refuse_data
 from fedlit.data.source import agreed, check_classes
 from fedlit.data.splits import Split, published_split
+from fedlit.data.tables.values import some
 from fedlit.federation.labels import UNLABELLED
 from fedlit.federation.names import alike, check_list, difference, shown
 
@@ -44,9 +46,9 @@ class ImageDomains(DomainDataModule):
 
     Office-31 may have one folder more, ``root/domain/images/class/*``; ``lists`` reads the images of list files
     instead, as of DomainNet, ImageCLEF-DA and VisDA-C. Files are JPEG, PNG, BMP, WebP, TIFF or DICOM
-    (``.dcm``); hidden ones and those beside the folders are not read. A target without class folders
-    (``root/domain/*.jpg``) has no labels. Domains of clients that another process hosts need not be there; then give
-    ``clients``.
+    (``.dcm``); hidden ones are not read. Images of the target beside its class folders, or without such folders
+    (``root/domain/*.jpg``), have no label; those of sources are left out, with a warning. Domains of clients that
+    another process hosts need not be there; then give ``clients``.
 
     An image is turned upright by its EXIF orientation, laid over white where it is transparent, and converted to 8 bits
     of red, green and blue: grey values of 12 or 16 bits by their full range, colours by their high 8 bits and without
@@ -247,6 +249,18 @@ class ImageDomains(DomainDataModule):
         """Whether a domain is the target, with images and without class folders."""
         return domain == self.target and not self._folders[domain] and bool(loose_images(self.root / domain))
 
+    def _without_class(self, domain: str) -> list[Path]:
+        """Images of the target that lie beside its class folders; those of others are warned of."""
+        images = loose_images(self.root / domain, self._folders[domain])
+        if images and domain != self.target:
+            warnings.warn(
+                f"left out {len(images)} images of source {domain!r} beside its class folders "
+                f"({some([path.name for path in images])}), as they have no label: move them into folders of classes",
+                stacklevel=2,
+            )
+            return []
+        return images
+
     def domain_names(self) -> list[str]:
         """Return folders in ``root``, sorted."""
         return list(self._folders)
@@ -267,6 +281,9 @@ class ImageDomains(DomainDataModule):
             found = [self._folders[domain][name] for name in self.class_names()]
             images = [class_images(each) if isinstance(each, Path) else [*map(Path, each)] for each in found]
             labels = torch.arange(len(images)).repeat_interleave(torch.tensor([len(each) for each in images]))
+            if self._listed is None and (more := self._without_class(domain)):
+                images.append(more)
+                labels = torch.cat([labels, torch.full((len(more),), UNLABELLED)])
         paths = [path for each in images for path in each]
         if self._listed is not None:
             check_there(domain, paths)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedlit.checks import check
+from fedlit.data.samples import check_data
 
 Window: TypeAlias = tuple[float, float] | Literal["file"]
 """Level and width, or that of each DICOM file."""
@@ -25,6 +30,10 @@ _GRID = 32
 
 _ENDS = (0.01, 0.99)
 """Quantiles that become 0 and 1."""
+
+
+_rounded_folders: set[Path] = set()
+"""Folders of whose rounded values a warning was given, so that one stands for all of them."""
 
 
 class Scale(NamedTuple):
@@ -130,3 +139,25 @@ def quantile_scale(batches: Iterable[Tensor]) -> Scale:
     if low == high:  # of a background with few other pixels
         low, high = float(values[0]), float(values[-1])
     return Scale(low, high - low or 1.0, clips=True)
+
+
+def as_float32(values: npt.NDArray[Any], path: Path) -> npt.NDArray[np.float32]:
+    """Return stored values of a file in 32 bits; refuse those that are not finite, and warn if whole ones are rounded.
+
+    Raises:
+        DatasetLayoutError: If a value is NaN or infinite, or becomes so.
+    """
+    with np.errstate(over="ignore"):
+        found = values.astype(np.float32)
+    way_out = "replace NaN, infinity and what is beyond 3.4e38"
+    check_data(bool(np.isfinite(found).all()), str(path), "an image of finite values", "others", way_out)
+    rounded = found != values
+    if path.parent not in _rounded_folders and rounded.any() and bool((values == np.rint(values)).all()):
+        _rounded_folders.add(path.parent)
+        warnings.warn(
+            f"whole numbers of {str(path)!r}, such as {values[rounded][0]}, are rounded to 24 bits, so that others may "
+            "become equal to them; files in its folder are not named each: subtract what the values have in common, or "
+            "divide them, and save them as floats of 32 bits",
+            stacklevel=2,
+        )
+    return found

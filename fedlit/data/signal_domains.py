@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fedlit.checks import check, check_one_of, refuse
 from fedlit.data.decoding import subfolders
-from fedlit.data.files import read_npz
+from fedlit.data.files import check_names, read_npz
 from fedlit.data.samples import DatasetNotFoundError, DomainDataset, check_data, refuse_data
 from fedlit.data.signals.module import SignalModule, in_parts
 from fedlit.data.signals.reading import (
@@ -236,7 +236,9 @@ class SignalDomains(SignalModule):
 
 def _tables_in(folder: Path, deep: bool = False) -> list[Path]:
     files = folder.rglob("*") if deep else folder.iterdir()
-    return sorted(each for each in files if each.suffix.lower() in SUFFIXES and each.is_file() and each.name[0] != ".")
+    found = sorted(each for each in files if each.suffix.lower() in SUFFIXES and each.is_file() and each.name[0] != ".")
+    check_names(found)
+    return found
 
 
 def _files_of(folder: Path) -> list[tuple[Path, str | None]]:

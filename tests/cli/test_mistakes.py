@@ -256,6 +256,8 @@ def test_an_option_before_what_it_is_of_is_refused_and_one_that_is_replaced_is_n
     assert told("fit", "--model.mu=0.5", "--config=data/digits", "--config=methods/fedprox").startswith(
         f"fedlit: {first}"
     )
+    missing = "fedlit: --config nowhere.yaml is no file and no installed configuration"
+    assert told("predict", "--config=nowhere.yaml", "--data.predict_file=new.csv").startswith(missing)
     Path("a.yaml").write_text(BASE)
     check(normalise(["fit", "--trainer.max_epochs=2", "--config=a.yaml", "--trainer.max_epochs=3"]))
     assert capsys.readouterr().err == (

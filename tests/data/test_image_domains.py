@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from types import MappingProxyType
 
@@ -11,12 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
+from fedlit import FederatedStrategy
 from fedlit.data import DatasetLayoutError, DatasetNotFoundError, DomainDataset, ImageDomains
 from fedlit.data.image_samples import ImageFiles, ImageTransform
 from fedlit.federation import RosterError
 from fedlit.federation.reading import BatchedDataset
 from fedlit.federation.streams import enter_stream, torch_streams
-from fedlit.methods import SourceOnly
+from fedlit.methods import FedDANN, SourceOnly
 from fedlit.models import Bottleneck, SmallCNN
 from refused import refused
 
@@ -264,6 +266,39 @@ def test_a_target_without_class_folders_is_unlabelled(root, below):
     assert len(module.plot(2).axes) > 0
     with refused("wild", DatasetLayoutError):
         ImageDomains(str(root), target="photo")
+
+
+@pytest.mark.parametrize("below", ["", "images"])
+def test_images_beside_class_folders_are_the_targets_without_a_label_and_left_out_of_sources(root, below):
+    if below:
+        for domain in ("art", "photo", "sketch"):
+            (root / domain).rename(root / "images")
+            (root / domain).mkdir()
+            (root / "images").rename(root / domain / "images")
+    for domain in ("photo", "art"):
+        for number, file in enumerate(sorted((root / domain).rglob("*.*"))[:7]):
+            shutil.copy(file, root / domain / below / f"new{number}{file.suffix}")
+    module = ImageDomains(str(root), image_size=20, target="photo", transductive=True, batch_size=8)
+    assert module.classes == ["cat", "dog"]
+    with pytest.warns(UserWarning, match=r"left out 7 images of source 'art' beside its class folders \(\['new0.jpg', .* and 2 more\)"):
+        assert module.labels("art").tolist() == [0] * 10 + [1] * 10
+    assert module.labels("photo").tolist() == [0] * 10 + [1] * 10 + [-1] * 7
+    assert [path.stem for path in module.load("photo").x[20:]] == [f"new{number}" for number in range(7)]
+    assert module.train_dataloader().sizes()["photo"] == 27
+    trainer = L.Trainer(max_epochs=1, strategy=FederatedStrategy(local_steps=1), accelerator="cpu", **QUIET)
+    network = SmallCNN(3, width=4)
+    adapted = FedDANN(module.clients, "photo", 2, network)
+    trainer.fit(adapted, module)
+    assert torch.cat(trainer.predict(adapted, module)[0]["photo"][None].unbind()).shape[1] == 2
+
+
+@pytest.mark.parametrize("where", [b"photo/cat/lat\xe9in.png", b"photo/lat\xe9in/00.png", b"lat\xe9in/cat/00.png"])
+def test_names_that_are_not_in_utf_8_are_refused(root, where):
+    path = os.path.join(os.fsencode(root), where)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    shutil.copy(root / "photo" / "dog" / "01.png", path)
+    with pytest.raises(DatasetLayoutError, match=r"names in .* must be in UTF-8, got .*lat\\+udce9in.*: rename these"):
+        ImageDomains(str(root), image_size=20, target="photo").load("photo")
 
 
 def test_a_site_needs_its_own_folder_alone(root):

@@ -386,6 +386,48 @@ def test_files_that_are_damaged_in_the_middle_are_all_named_when_they_are_decode
     assert [name in str(caught.value) for name in ("well/0.png", "well/1.png")] == [True, True]
 
 
+@pytest.mark.parametrize("form", ["noise", "steps", "palette", "16 bits"])
+def test_a_png_of_which_any_byte_has_changed_is_refused(tmp_path: Path, form: str) -> None:
+    """Also where the rows that it decodes to look whole: what compresses well has few bits that lead anywhere else."""
+    steps = (np.arange(300) // 10).astype(np.uint8) + np.zeros((300, 300), np.uint8)
+    image = {
+        "noise": Image.fromarray(RNG.integers(0, 256, (30, 30, 3), dtype=np.uint8)),
+        "steps": Image.fromarray(steps),
+        "palette": Image.fromarray(steps).convert("P"),
+        "16 bits": Image.fromarray(steps.astype(np.uint16) * 256),
+    }[form]
+    path = tmp_path / "a.png"
+    image.save(path)
+    whole = path.read_bytes()
+    pixels = read(path, Reading())
+    end = len(whole) - 12  # of what is before the last part, which says that it is the last
+    for place in range(0, end, max(1, end // 150)):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        with pytest.raises(DatasetLayoutError):
+            read(path, Reading())
+    path.write_bytes(whole)
+    np.testing.assert_array_equal(read(path, Reading()), pixels)
+
+
+def test_whole_numbers_that_32_bits_do_not_hold_are_warned_of_and_what_overflows_is_refused(tmp_path: Path) -> None:
+    counted = np.uint32(3_000_000_000) + np.arange(400, dtype=np.uint32).reshape(20, 20) % 100
+    for name, values in (("a.tif", counted), ("b/b.tif", counted - np.uint32(3_000_000_000))):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        tifffile.imwrite(tmp_path / name, values)
+    with pytest.warns(UserWarning, match=r"a.tif', such as 30000000\d\d, are rounded to 24 bits"):
+        assert len(np.unique(read(tmp_path / "a.tif"))) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(np.unique(read(tmp_path / "b" / "b.tif"))) == 100
+        tifffile.imwrite(tmp_path / "b" / "c.tif", RNG.normal(size=(20, 20)))  # of 64 bits, all of which are rounded
+        read(tmp_path / "b" / "c.tif")
+        tifffile.imwrite(tmp_path / "b" / "c.tif", np.full((20, 20), 1e300))
+        with refused(str(tmp_path / "b" / "c.tif"), DatasetLayoutError):
+            read(tmp_path / "b" / "c.tif")
+
+
 # ---------------------------------------------------------------- export, and processes without images
 
 

@@ -148,6 +148,21 @@ def test_every_message_of_a_channel_is_clipped_whatever_carries_it() -> None:
         assert fed.channels["open"].mechanism is None
 
 
+def test_every_message_of_a_channel_has_noise_whatever_carries_it() -> None:
+    """Of deviation z C in each message: a mean of four has half of it, a sum twice."""
+    mechanism = GaussianMechanism(clip_norm=0.5, noise_multiplier=4.0)
+    sent = {name: {"w": torch.zeros(4000)} for name in NAMES}
+    for backend in (Plain(), Plain(FixedPoint())):
+        fed = federation(privacy=backend, differential_privacy={"w": mechanism})
+        for got, deviation in (
+            (fed.mean("w", sent)["a"], 1.0),
+            (fed.sum("w", sent)["a"], 4.0),
+            (fed.exchange("w", sent)["a"]["b"], 2.0),
+        ):
+            assert float(got["w"].std()) == pytest.approx(deviation, rel=0.06)
+            assert abs(float(got["w"].mean())) < 0.06 * deviation
+
+
 def test_releases_are_counted_and_the_noise_of_a_hidden_sum_covers_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism = GaussianMechanism(clip_norm=1.0, noise_multiplier=2.0, delta=1e-6)
     sent = {name: {"w": torch.zeros(2)} for name in NAMES}

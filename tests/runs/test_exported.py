@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 import fedlit
-from fedlit.data import HeartDisease
+from fedlit.data import HeartDisease, ImageDomains
 from fedlit.data.heart import HOSPITALS, patients
 from fedlit.export import export_target, target_model
 from fedlit.methods import Ditto, FedAvg
@@ -206,6 +207,25 @@ def test_images_keep_their_type(tmp_path: Path) -> None:
     card = (tmp_path / "cnn" / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["pipeline_tag"] == "image-classification"
     assert "model-index" not in card
+
+
+def test_pixels_that_are_no_bytes_are_refused(tmp_path: Path) -> None:
+    for domain in ("art", "photo"):
+        for name in ("cat", "dog"):
+            (tmp_path / "root" / domain / name).mkdir(parents=True)
+            for number in range(4):
+                pixels = np.random.default_rng(number).integers(0, 256, (24, 24, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "root" / domain / name / f"{number}.png")
+    data = ImageDomains(str(tmp_path / "root"), image_size=20, target="photo", transductive=True, batch_size=4)
+    module = build(FedAvg, data, extractor=SmallCNN(3, width=4))
+    trainer(1).fit(module, data)
+    export_target(module, tmp_path / "cnn", data)
+    model, pixels = fedlit.load(tmp_path / "cnn"), np.arange(3 * 20 * 20).reshape(1, 3, 20, 20) % 256
+    assert model.preprocess(pixels).dtype == torch.uint8
+    assert torch.equal(model.preprocess(pixels.astype(float)), torch.from_numpy(pixels).byte())
+    for wrong in (pixels / 255, pixels + 1, pixels - 1, pixels + 0.5, np.full(pixels.shape, np.nan)):
+        with pytest.raises(ValueError, match=r"samples must be of whole numbers from 0 to 255, got .*multiply pixels"):
+            model.predict(wrong)
 
 
 def test_it_needs_no_lightning(folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedlit.checks import refuse
+from fedlit.data.files import check_names
 from fedlit.data.samples import DatasetNotFoundError, check_data, refuse_data
 from fedlit.data.tables.columns import column, type_of
 from fedlit.data.tables.features import TableFeatures
@@ -34,6 +35,7 @@ def find_tables(files: str | Mapping[str, str]) -> dict[str, Path]:
         rule = "a folder of tables, {client: file}, or one file with site, the column that names each row's client"
         refuse("files", rule, files, f"looked for {str(folder.absolute())!r}", DatasetNotFoundError)
     tables = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
+    check_names(tables)
     check_once([file.stem for file in tables], "files (clients in a folder)", "keep one for each client")
     others = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in _UNREAD)
     if others:
