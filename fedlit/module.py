@@ -302,7 +302,8 @@ class FederatedModule(ClientOptimisation, Phase):
             ValueError: If it is another part of a checkpoint.
         """
         self.configure_model()
-        return super().load_state_dict(checkpoints.local_part(self.run, state_dict, strict), strict, assign)
+        state = checkpoints.local_part(self.run, state_dict, strict)
+        return checkpoints.load_by_client(self, state, strict, assign)
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Attach the callbacks that run rounds and evaluate; refuse a Trainer that does not go with them."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
 from torch.optim import Optimizer
 
 from fedlit.federation import FederationError, RosterError
@@ -141,14 +142,15 @@ def local_part(run: Run, state: Mapping[str, Any], strict: bool) -> Mapping[str,
     if "state_dict" in state or any(isinstance(state.get(name), Mapping) for name in names):
         what = "a whole checkpoint" if "state_dict" in state else "checkpoint['clients']"
         raise ValueError(f"state_dict must have weights by their names replicas.CLIENT..., got {what}: {load_file}")
-    there = dict.fromkeys(key.split(".")[1] for key in state if key.startswith(REPLICAS))
+    there = dict.fromkeys(client for client, _ in map(_in_client, state) if client)
     lacking = [client.name for client in run.federation.local_clients if client.name not in there]
     if lacking and not there:
         raise RosterError(
             f"state_dict has no weights of clients {lacking}, so that nothing would be loaded: a checkpoint file has "
             f"them in checkpoint['clients'][NAME]['weights']; {load_file}"
         )
-    unknown = [name for name in there if name not in names]
+    known = {*names}
+    unknown = [name for name in there if name not in known]
     if strict and unknown:
         raise RosterError(f"state_dict has weights of {unknown}, which are not among the clients {names}")
     if strict and lacking:
@@ -156,12 +158,51 @@ def local_part(run: Run, state: Mapping[str, Any], strict: bool) -> Mapping[str,
             f"state_dict has weights of {[*there]}, and none of {lacking}, which this process hosts: load a state dict "
             "with all of them, or give strict=False, which leaves theirs as they are"
         )
-    elsewhere = tuple(f"{REPLICAS}{name}." for name in names if name not in run.replicas)
-    if not elsewhere:
-        return state
-    left: Any = OrderedDict({key: each for key, each in state.items() if not key.startswith(elsewhere)})
+    elsewhere = {name for name in names if name not in run.replicas}
+    left: Any = OrderedDict({key: each for key, each in state.items() if _in_client(key)[0] not in elsewhere})
     left._metadata = getattr(state, "_metadata", None)
     return cast(Mapping[str, Any], left)
+
+
+def _in_client(key: str) -> tuple[str, str]:
+    """Return of whose replica a key of a state dict is, and the key in it; of none, "" and the key."""
+    client, _, rest = key.removeprefix(REPLICAS).partition(".")
+    return (client, rest) if key.startswith(REPLICAS) else ("", key)
+
+
+def load_by_client(module: Any, state: Mapping[str, Any], strict: bool, assign: bool) -> Any:
+    """Load a state dict as torch does, which would look through the keys of all clients for each of them.
+
+    Raises:
+        RuntimeError: If shapes differ, or if ``strict`` and names do.
+    """
+    parts: defaultdict[str, Any] = defaultdict(OrderedDict)  # by client; of what is no replica, under ""
+    for key, each in state.items():
+        client, rest = _in_client(key)
+        parts[client][rest] = each
+    for key, each in (getattr(state, "_metadata", None) or {}).items():
+        client, rest = _in_client(key)
+        vars(parts[client]).setdefault("_metadata", {})[rest] = each
+    replicas = module.replicas
+    module.replicas = type(replicas)()
+    try:
+        found = nn.Module.load_state_dict(module, parts.pop("", {}), False, assign)
+    finally:
+        module.replicas = replicas
+    for name, replica in replicas.named_children():
+        try:
+            part = replica.load_state_dict(parts.pop(name, {}), False, assign)
+        except RuntimeError as error:
+            raise RuntimeError(f"client {name!r}: {error}") from error
+        found.missing_keys.extend(f"{REPLICAS}{name}.{key}" for key in part.missing_keys)
+        found.unexpected_keys.extend(f"{REPLICAS}{name}.{key}" for key in part.unexpected_keys)
+    found.unexpected_keys.extend(f"{REPLICAS}{name}.{key}" for name, part in parts.items() for key in part)
+    if strict and any(found):
+        raise RuntimeError(
+            f"state_dict does not fit {type(module).__name__}: it lacks {found.missing_keys}, and has besides "
+            f"{found.unexpected_keys}"
+        )
+    return found
 
 
 def check_there(checkpoint: Mapping[str, Any], clients: Sequence[str]) -> None:

@@ -280,7 +280,9 @@ def test_images_beside_class_folders_are_the_targets_without_a_label_and_left_ou
             shutil.copy(file, root / domain / below / f"new{number}{file.suffix}")
     module = ImageDomains(str(root), image_size=20, target="photo", transductive=True, batch_size=8)
     assert module.classes == ["cat", "dog"]
-    with pytest.warns(UserWarning, match=r"left out 7 images of source 'art' beside its class folders \(\['new0.jpg', .* and 2 more\)"):
+    with pytest.warns(
+        UserWarning, match=r"left out 7 images of source 'art' beside its class folders \(\['new0.jpg', .* and 2 more\)"
+    ):
         assert module.labels("art").tolist() == [0] * 10 + [1] * 10
     assert module.labels("photo").tolist() == [0] * 10 + [1] * 10 + [-1] * 7
     assert [path.stem for path in module.load("photo").x[20:]] == [f"new{number}" for number in range(7)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import processes
 from fedlit import FederatedModule
@@ -107,6 +107,36 @@ def test_an_unknown_client_is_named(trained: tuple[FederatedModule, Path]) -> No
     with pytest.raises(RosterError, match=r"weights of \['webcam'\], which are not"):
         fresh().load_state_dict(state)
     assert fresh().load_state_dict(state, strict=False).unexpected_keys
+
+
+@pytest.mark.parametrize("assign", [True, False])
+def test_a_state_dict_is_loaded_as_torch_loads_it(trained: tuple[FederatedModule, Path], assign: bool) -> None:
+    """Client by client, with the versions of layers; what differs is named with its client."""
+    state = trained[0].state_dict()
+    ours, theirs = fresh_and_built(), fresh_and_built()
+    found, expected = ours.load_state_dict(state, assign=assign), nn.Module.load_state_dict(theirs, state, True, assign)
+    assert found == expected
+    assert same(ours.state_dict(), theirs.state_dict())
+    of_fonts = next(key for key in state if key.startswith("replicas.fonts."))
+    lacking = {key: each for key, each in state.items() if key != of_fonts} | {"replicas.clean.more": torch.ones(1)}
+    with pytest.raises(RuntimeError, match=rf"lacks \['{of_fonts}'\], and has besides \['replicas.clean.more'\]"):
+        ours.load_state_dict(lacking)
+    found = ours.load_state_dict(lacking, strict=False)
+    assert (found.missing_keys, found.unexpected_keys) == ([of_fonts], ["replicas.clean.more"])
+    with pytest.raises(RuntimeError, match=r"(?s)client 'fonts': .*size mismatch"):
+        ours.load_state_dict(state | {of_fonts: torch.ones(1)})
+    seen: list[Any] = []
+
+    class Versioned(nn.Linear):
+        _version = 3
+
+        def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
+            seen.append((prefix, local_metadata.get("version")))
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+    module = fresh(classifier=Versioned(16, 10))
+    module.load_state_dict(module.state_dict())
+    assert seen == [("classifier.", 3)] * 3
 
 
 def goes_on(path: str, devices: int) -> dict[str, str]:
