@@ -78,10 +78,10 @@ def dictionary(data: Data, strategy: Any = MASKED, **kwargs: Any) -> FedDaDiL:
     return module
 
 
-def validated(data: Data, strategy: Any = MASKED, **kwargs: Any) -> FedAvg:
+def validated(data: Data, strategy: Any = MASKED, score: str = "class_means", **kwargs: Any) -> FedAvg:
     torch.manual_seed(0)
-    module, names = FedAvg([*data], "t", CLASSES, Features(WIDTH)), ["class_means"]
-    run = trainer(1, [Validators(names, **kwargs)], precision="64-true", strategy=strategy)
+    module = FedAvg([*data], "t", CLASSES, Features(WIDTH))
+    run = trainer(1, [Validators([score], **kwargs)], precision="64-true", strategy=strategy)
     run.fit(module, loader(data, 64), loader(data, 64, training=False, guarded="t"))
     return module
 
@@ -156,12 +156,13 @@ def test_atoms_start_without_the_moments_of_a_lone_class(
     assert all(bool(tensor.isfinite().all()) for tensor in weights(module, "b").values())
 
 
+@pytest.mark.parametrize("score", ["class_means", "trust"])
 @pytest.mark.parametrize(("lone_classes", "reads"), [("send", True), ("leave_out", False)])
 def test_scores_compare_no_means_of_a_lone_class(
-    lone_classes: Any, reads: bool, monkeypatch: pytest.MonkeyPatch
+    score: str, lone_classes: Any, reads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = read(monkeypatch, "class_means")
-    module = validated(samples(LONE), lone_classes=lone_classes)
+    module = validated(samples(LONE), score=score, lone_classes=lone_classes)
     assert bool(found[0]["t"]["sums"][2].any()) == bool(found[0]["t"]["shares"][2].any()) == reads
     assert found[0]["t"]["sums"][:2].any()
     assert ("validation_classes" in module.federation.ledger.bytes_by_channel()) != reads
