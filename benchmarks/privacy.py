@@ -144,6 +144,7 @@ def masking(repeats: int) -> dict[str, float]:
     """A million floats: protecting against the raw keystream, recovery with and without a client that vanished."""
     sent = vectors(LONG)
     parties, plain = Parties(PairwiseMasking()), Parties(Plain())
+    in_pairs = Parties(PairwiseMasking(threshold=1.0))  # a round that nobody may leave
     all_but_one = {name: sent[name] for name in CLIENTS[:-1]}
     stacked = list(sent.values())
     chunk = bytes(2**18)
@@ -184,6 +185,7 @@ def masking(repeats: int) -> dict[str, float]:
             "recover": whole["recover"],
             "recover_one_dropped": dropped["recover"],
             "all": whole["all"],
+            "in_pairs_all": in_pairs.round(sent)["all"],
             "plain_all": plain.round(sent)["all"],
         }
         if repeat:
@@ -197,6 +199,7 @@ def masking(repeats: int) -> dict[str, float]:
         **{f"{name}_ms": 1e3 * statistics.median(values) for name, values in columns.items()},
         "protect_over_keystream": ratio("protect", "keystream"),
         "recovery_with_one_dropped_over_without": ratio("recover_one_dropped", "recover"),
+        "in_pairs_over_shares": ratio("in_pairs_all", "all"),
         "add_over_plain_sum": ratio("add", "plain_sum"),
         "check_and_add_over_plain_sum": ratio("check_and_add", "plain_sum"),
         "bytes_per_number": whole["bytes"],

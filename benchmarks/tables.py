@@ -957,6 +957,17 @@ def privacy_cost(results: Results) -> str:
             ],
         )
     )
+    rows.append(
+        (
+            "masking: a whole round in which no client may drop out (`threshold: 1.0`), all parties",
+            [
+                f"{masking['in_pairs_all_ms']:.0f} ms",
+                f"with shares: {masking['all_ms']:.0f} ms",
+                f"{masking['in_pairs_over_shares']:.2f}x",
+                "",
+            ],
+        )
+    )
     for length, case in results["thresholds"].items():
         ours, majority = (f"(bears {case[f'colluders_borne_{way}']}" for way in ("default", "majority"))
         rows.append(
