@@ -20,10 +20,10 @@ Round keys are authentic because the shares are encrypted with identity keys and
 covers all keys and draws: they open only between clients that received the same. In a sparse graph, neighbours that
 hold no share get such a message too.
 
-Where a total cannot do without any client (up to three clients; a complete graph and threshold=1.0), nobody shares a
-secret, and nothing is asked after the vectors: each client masks in pairs alone, and the masks of all cancel. With its
-round key it sends each other client the terms of the sum, encrypted with identity keys and bound to that round key,
-which so proves to be its own. What is left to a server that lies is to spoil the total.
+Where a total cannot do without any client (by default of two or three; with threshold=1.0, of any number), nobody
+shares a secret, and nothing is asked after the vectors: each client masks in pairs alone, and the masks of all cancel.
+With its round key it sends each other client the terms of the sum, encrypted with identity keys and bound to that round
+key, which so proves to be its own. What is left to a server that lies is to spoil the total.
 
 Where there are shares, a server may lie nevertheless, and report to clients differently who shared secrets or survived.
 So each client confirms to all others the one view that it received, and sends shares only once enough confirm the same:

@@ -32,8 +32,8 @@ class PairwiseMasking(SecureAggregation):
         threshold: Shares that restore a client's secrets, out of one for each neighbour and one for itself, more than
             half: a fraction from 0.5 (exclusive) to 1, or a number of shares; ``None`` is the fewest above two thirds.
             So many of a round's clients must also confirm who survived. The higher, the more clients may collude with
-            the server (`colluders_borne`), and the fewer may drop out. With 1.0 none may, as in a round of two or three
-            clients, and it has fewer messages (`recovers`).
+            the server (`colluders_borne`), and the fewer may drop out. Where none may (by default of two or three
+            clients, with 1.0 of as many as there are), a round has fewer messages: see `recovers`.
         neighbours: Clients that each one draws: it shares masks with these and with those that drew it. ``None`` is all
             of up to 20 clients, and beyond, as few as suffice against ``colluders``, or a fifth of the clients: see
             `fedlit.privacy.masking.graph`.
@@ -250,8 +250,8 @@ class PairwiseMasking(SecureAggregation):
             "probability of 2^-40 a round, if as few collude as it bears",
             collusion=f"the server with {threshold} of those who hold shares of a client's secrets, or with all others "
             f"in a sum; if it reports false dropouts, with 2q - n of the n clients, or with q - 1{refused}",
-            dropouts=f"clients may vanish while {threshold} of those who hold shares of each one's secrets stay; none "
-            "in rounds of two or three, or under threshold=1.0, where nobody shares secrets",
+            dropouts=f"clients may vanish while {threshold} of those who hold shares of each one's secrets stay; where "
+            "these are all clients of a round, none may, and nobody shares secrets",
             bytes_per_number=self.ring(self.min_clients) / 8,
             error=self.codec.error_text(),
         )

@@ -54,7 +54,7 @@ STEPS = ("keys", "shares", "vector", "confirm", "unmask")
 
 @dataclass(repr=False)
 class _ClientRound:
-    """State of the open round; forgotten with this client's last answer."""
+    """State of the open round; forgotten with this client's last answer, or without one with its vector."""
 
     opening: bytes
     """Digest of the round and its clients: binds messages before round keys are known."""
@@ -166,7 +166,9 @@ class MaskingClient(IdentifiedClient):
             added.append(agreed.self_mask_key(opened.seed))
         masks = Masks(added, subtracted, dtype)
         # before masking: if that fails midway, the masks are used up, as a second vector would show how the two differ
-        opened.due = "confirm" if opened.recovers else "nothing"
+        opened.due = "confirm"
+        if not opened.recovers:  # nothing is asked later: the round's key is not kept
+            self._round = None
         opened.mask_keys.clear()
         attested = self._attested(opened)
         end = HEADER_BYTES + (len(vector) + (0 if tags is None else tags.count)) * dtype.itemsize
@@ -230,11 +232,8 @@ class MaskingClient(IdentifiedClient):
             self._deal, opened.due = self._dealt(opened, agreed), "shares"
             return
         for peer, sealed in theirs.items():
-            link, about = (
-                self._identity.link(party(peer)),
-                self._about_terms(opened, peer, agreed.keys[peer], self.name),
-            )
-            opened.terms.check(link.open(sealed, about), peer, self.name)
+            about = self._about_terms(opened, peer, agreed.keys[peer], self.name)
+            opened.terms.check(self._identity.link(party(peer)).open(sealed, about), peer, self.name)
         opened.shared, opened.due = agreed.clients, "vector"
 
     def _terms_for_peers(self, opened: _ClientRound) -> dict[str, bytes]:

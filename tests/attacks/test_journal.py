@@ -17,7 +17,8 @@ from fedlit.federation import Federation, Summed
 from fedlit.federation.errors import JournalError, public_text
 from fedlit.federation.journal import Journal
 from fedlit.federation.transport import Transport
-from fedlit.privacy import GaussianMechanism, PairwiseMasking, Plain
+from fedlit.privacy import AuthenticationError, GaussianMechanism, PairwiseMasking, Plain
+from fedlit.privacy.masking import MaskingClient
 from thread_transport import on_ranks
 
 NAMES = ["a", "b", "c", "d"]
@@ -112,6 +113,27 @@ def test_a_round_that_is_repeated_otherwise_is_refused(tmp_path: Path, changed: 
     with pytest.raises(JournalError, match=what):
         run(tmp_path, **changed)
     assert entries(tmp_path) == before
+
+
+@pytest.mark.parametrize(("threshold", "last"), [(1.0, "keys"), (None, "shares")])
+def test_a_sum_that_fails_before_any_vector_has_left_binds_no_later_one(
+    tmp_path: Path, threshold: float | None, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server damages the last message that "a" receives before it masks: the same step may be taken over others."""
+    receive, backend = MaskingClient.receive, PairwiseMasking(threshold=threshold)
+
+    def damaged(client: MaskingClient, step: str, message: bytes) -> None:
+        is_last = (step, client.name) == (last, "a")
+        receive(client, step, message[:-1] + bytes([message[-1] ^ 1]) if is_last else message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MaskingClient, "receive", damaged)
+        with pytest.raises(AuthenticationError):
+            run(tmp_path, rounds=(0,), privacy=backend)
+    for lines in entries(tmp_path).values():
+        assert sum("among" in each for each in lines) == sum("withdrawn" in each for each in lines)
+    assert not any("among" in each for each in entries(tmp_path)["1.releases"])  # of "a", which knows
+    assert run(tmp_path, rounds=(0,), senders=NAMES[:3], privacy=backend)[1:] == [[[1.0, 1.5, 2.0]]] * 4
 
 
 def test_a_sum_does_not_pass_for_one_of_another_round(tmp_path: Path) -> None:

@@ -223,6 +223,7 @@ def test_nothing_is_confirmed_or_released_whatever_the_server_asks() -> None:
     agreed = parties.agree()
     parties.protect()
     for name, client in parties.clients.items():
+        assert client._round is None  # nor is the key of the round kept
         asked = parties.tell("survivors", name, agreed.digest, question(fates_of(parties.names, ["c3"])))
         for step in ("confirm", "unmask"):
             with pytest.raises(ReplayError):

@@ -95,8 +95,8 @@ class Parties:
 
     def mask(self, name: str, vector: Tensor) -> Tensor:
         """Masked vector of one client, the tags in which are noted."""
-        message = self.clients[name].protect(vector)
         witnesses = agreed_by(self.clients[name]).witnesses(name, shared_by(self.clients[name]))
+        message = self.clients[name].protect(vector)
         tags = message[len(message) - TAG_BYTES * len(witnesses) :].numpy().tobytes()
         starts = range(0, len(tags), TAG_BYTES)
         self.attested[name] = dict(zip(witnesses, (tags[at : at + TAG_BYTES] for at in starts), strict=True))

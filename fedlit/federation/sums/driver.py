@@ -95,12 +95,12 @@ class Sums:
             try:
                 result = self._run(recipe, payloads, around)
             except (FederationError, PrivacyError) as error:
+                if journal is not None and not self._sent:
+                    journal.withdraw(recipe.step)
                 if self._sent or transport.lost == lost:
                     if transport.lost and isinstance(error, QuorumError):
                         raise self._without_lost(recipe, error) from error
                     raise
-                if journal is not None:
-                    journal.withdraw(recipe.step)
                 self._backends.forget(self._channels[recipe.channel].backend)  # to enrol without the lost client
                 continue
             self.totals.note(start, recipe.channel)
@@ -169,7 +169,7 @@ class Sums:
             terms = self._terms(recipe, schema)
             self._backends.open_round(channel, recipe.senders, terms, recipe.weights is not None)
             own = None if tags is None else tags.of(schema.numpy().tobytes(), recipe.weights is not None)
-            for name, vector in vectors.items():
+            for name, vector in vectors.items() if not messenger.failed else ():
                 with working(name):
                     if messenger.journal is not None and self._channels[channel].hides:
                         once = not self._channels[channel].declared.fixed
@@ -188,6 +188,12 @@ class Sums:
         sizes = self._readable(recipe, sizes)
         if not sizes:
             return {}
+        needed = backend.fewest_in_total(len(recipe.senders))
+        if backend.min_clients <= len(sizes) < needed:  # before any vector leaves, so that others may be summed
+            raise QuorumError(
+                f"the sum over channel {channel!r} in round {messenger.round_idx} has vectors of {list(sizes)} alone, "
+                f"and among {len(recipe.senders)} clients needs those of {needed}"
+            )
         self._sent = True
         if len(sizes) < backend.min_clients:
             raise (LostClientsError if messenger.transport.lost else FederationError)(
