@@ -188,12 +188,6 @@ class Sums:
         sizes = self._readable(recipe, sizes)
         if not sizes:
             return {}
-        needed = backend.fewest_in_total(len(recipe.senders))
-        if backend.min_clients <= len(sizes) < needed:  # before any vector leaves, so that others may be summed
-            raise QuorumError(
-                f"the sum over channel {channel!r} in round {messenger.round_idx} has vectors of {list(sizes)} alone, "
-                f"and among {len(recipe.senders)} clients needs those of {needed}"
-            )
         self._sent = True
         if len(sizes) < backend.min_clients:
             raise (LostClientsError if messenger.transport.lost else FederationError)(
