@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from fedlit.callbacks.communication_ledger import CommunicationLedger
 from fedlit.callbacks.oracle_accuracy import OracleAccuracy
 from fedlit.callbacks.round_timer import RoundTimer
 from fedlit.callbacks.run_summary import RunSummary, summarise
-from fedlit.callbacks.shared import class_names, federated, is_dry, write_rows
+from fedlit.callbacks.shared import class_names, federated, is_dry, write_rows, write_whole
 from fedlit.callbacks.target_predictions import TargetPredictions
 from fedlit.callbacks.tracking import (
     Artifacts,
@@ -414,10 +413,3 @@ def claim(parent: Path, name: str | None = None) -> Path:
             continue
         return parent / each
     raise AssertionError("numbers do not end")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file with all of its text or not at all, whenever the process ends."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import os
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -123,9 +125,15 @@ def is_dry(trainer: Trainer) -> bool:
 def write_rows(path: Path, rows: Iterable[Iterable[object]]) -> None:
     """Write a CSV file, whole or not at all; folders on the way are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    with part.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    write_whole(path, text.getvalue())
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file with all of its text or not at all, whenever the process ends."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8", newline="")  # line ends stay as they are
     part.replace(path)
 
 

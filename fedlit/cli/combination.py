@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report.run_folder import read_runs
-from fedlit.callbacks.run_record import write_whole
 from fedlit.callbacks.selection import (
     COMBINATION,
     LEAST_MATCH,
@@ -26,7 +25,7 @@ from fedlit.callbacks.selection import (
     changes_at_end,
     members_of,
 )
-from fedlit.callbacks.shared import write_rows
+from fedlit.callbacks.shared import write_rows, write_whole
 from fedlit.cli.folders import ExperimentFolder, fingerprint
 from fedlit.cli.parsed import Parsed
 from fedlit.cli.plan import Plan

@@ -18,8 +18,8 @@ from lightning.fabric.utilities.seed import max_seed_value
 
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report.run_folder import read_runs
-from fedlit.callbacks.run_record import write_whole
 from fedlit.callbacks.selection import as_json, select
+from fedlit.callbacks.shared import write_whole
 from fedlit.cli.arguments import as_word, content_of, find_config, options, refuse_linked, trees
 from fedlit.cli.combination import combine
 from fedlit.cli.command import is_question

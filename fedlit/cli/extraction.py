@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from fedlit.callbacks.run_record import write_whole
+from fedlit.callbacks.shared import write_whole
 from fedlit.cli.arguments import normalise
 from fedlit.cli.catalogue import load_plugins
 from fedlit.cli.commands import PROG, make_parser

@@ -19,7 +19,8 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
 
 from fedlit.callbacks import RunSummary
-from fedlit.callbacks.run_record import SUMMARY, claim, write_whole
+from fedlit.callbacks.run_record import SUMMARY, claim
+from fedlit.callbacks.shared import write_whole
 from fedlit.run.checkpoint_files import SET
 
 _MARK = "experiment.sha256"

@@ -121,10 +121,10 @@ def _warn_of_changes(run: Run, checkpoint: Mapping[str, Any]) -> None:
 
 def complete(run: Run, checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
     """Fill in this process's weights for clients whose states a lone target's file lacks."""
-    lacking = tuple(f"{REPLICAS}{name}." for name in clients if name not in checkpoint["clients"])
+    lacking = {name for name in clients if name not in checkpoint["clients"]}
     own: Any = run.module.state_dict()
     state: Any = OrderedDict(checkpoint["state_dict"])
-    state.update({key: own[key] for key in own if lacking and key.startswith(lacking)})
+    state.update({key: own[key] for key in own if _in_client(key)[0] in lacking})
     state._metadata = own._metadata
     checkpoint["state_dict"] = state
 
@@ -224,8 +224,8 @@ def split(checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
         state["weights"] = {}
     left = {}
     for key, tensor in checkpoint["state_dict"].items():
-        name, _, rest = key.removeprefix(REPLICAS).partition(".")
-        if key.startswith(REPLICAS) and name in own:
+        name, rest = _in_client(key)
+        if name in own:
             own[name]["weights"][rest] = tensor
         else:
             left[key] = tensor

@@ -100,17 +100,17 @@ def free_port() -> int:
 DIES = """
 import os, signal
 from fedlit.privacy.masking import MaskingClient
-before, calls = MaskingClient.{0}, []
+before, calls = MaskingClient.protect, []
 def counting(*args):
     calls.append(args)
-    if len(calls) == {1}:
+    if len(calls) == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     return before(*args)
-MaskingClient.{0} = counting
+MaskingClient.protect = counting
 from fedlit.cli import run
 run()
 """
-"""A program that dies when a client is asked for something for the n-th time."""
+"""A program that dies before a client's fourth vector has left."""
 
 
 class Federation:
@@ -260,7 +260,7 @@ def test_a_masked_site_of_three_that_is_killed_within_a_sum_is_waited_for_and_th
 ) -> None:
     struck = Federation(tmp_path / "struck", free_port, *OF_ALL)
     struck.start("server", "cleveland", "long_beach")
-    struck.start("hungary", program=DIES.format("protect", 4))
+    struck.start("hungary", program=DIES)
     assert struck.processes["hungary"].wait(500) == -signal.SIGKILL, struck.log("hungary")
     time.sleep(8)  # its patience is over, and the others wait for it
     struck.start("hungary")
