@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from fedlit.privacy.links import KeyPair, Link, derive, field_of, pack_fields, u
 from fedlit.privacy.masking.round import HEADER_BYTES, binding, check_tag, read_header, write_header
 from fedlit.privacy.packing import is_wide, schema_of, unpack
 from fedlit.privacy.seal_format import fields as buffer_fields
+from fedlit.privacy.shared_key import HomomorphicKey
 from fedlit.privacy.tenseal_keys import Context, join
 from fedlit.run.gathering import Part
 from mutations import Mutation, spoil
@@ -273,7 +275,7 @@ def paillier(folder: Path) -> Format:
     scheme = Paillier(key_bits=512, insecure_test_keys=True, workers=1)
     private, public = scheme.generate_keys()
     key, adder = scheme.load_key(public, private), scheme.load_key(public)
-    bodies = [key.encrypt(torch.tensor([1.5, -2.0, number])) for number in (0.0, 31.0)]
+    bodies = [b"".join(key.encrypt(torch.tensor([1.5, -2.0, number]))) for number in (0.0, 31.0)]
     source = PaillierAffine(key_bits=512, insecure_test_keys=True, workers=1).source()
     pool = {"v": [*bodies, bytes(len(bodies[0]))], "p": [public], "k": [private], "s": [source.public_key()]}
 
@@ -285,16 +287,24 @@ def paillier(folder: Path) -> Format:
         kind, data = case[:1], case[1:]
         if kind == b"v":
             refused(lambda: key.decrypt(data, 3, 2))
-            key.decrypt(adder.add([bodies[0], data], 3), 3, 2)
+            key.decrypt(added(adder, [bodies[0], data]), 3, 2)
         elif kind == b"p":
             refused(lambda: scheme.load_key(data, private))
-            scheme.load_key(data).add(bodies, 3)
+            added(scheme.load_key(data), bodies)
         elif kind == b"k":
             scheme.load_key(public, data)
         else:
             PaillierAffine(key_bits=512, insecure_test_keys=True).target().receive_key(data)
 
     return Format(20, draw, read, REFUSED)
+
+
+def added(key: HomomorphicKey, bodies: Sequence[bytes]) -> bytes:
+    """What a server makes of the ciphertexts of vectors of three numbers."""
+    total: deque[Any] = deque()
+    for body in bodies:
+        key.add(total, body, 3)
+    return b"".join(key.write(total))
 
 
 def refused(step: Callable[[], object]) -> None:
@@ -353,7 +363,7 @@ def lattice(backend: BFV | CKKS, share: int) -> Format:
     scheme = backend
     private, public = scheme.generate_keys()
     key, adder = scheme.load_key(public, private), scheme.load_key(public)
-    bodies = [key.encrypt(torch.tensor([1.5, -2.0, number])) for number in (0.0, 31.0)]
+    bodies = [b"".join(key.encrypt(torch.tensor([1.5, -2.0, number]))) for number in (0.0, 31.0)]
     pool, keys = [body[4:] for body in bodies], [public, private]
 
     def draw(rng: Random) -> bytes:
@@ -371,7 +381,7 @@ def lattice(backend: BFV | CKKS, share: int) -> Format:
         elif kind == b"d":
             key.decrypt(data, 3, 2)
         else:
-            key.decrypt(adder.add([bodies[0], data], 3), 3, 2)
+            key.decrypt(added(adder, [bodies[0], data]), 3, 2)
 
     return Format(share, draw, read, REFUSED)
 

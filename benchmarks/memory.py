@@ -1,6 +1,6 @@
 """Memory of local clients: MiB for each further one, of FedAvg in one process.
 
-Run: python benchmarks/memory.py [--parts clients state_dir recompute] [--networks "ResNet-18, 96 pixels"]
+Run: python benchmarks/memory.py [--parts clients state_dir recompute sums] [--networks "ResNet-18, 96 pixels"]
     [--out benchmarks/memory.json]
 
 Each figure is of a fresh process that trains two rounds of two local steps, SGD with momentum, on images that are made
@@ -13,6 +13,10 @@ added; "in turns" is how large ones are. "ms" is CPU time by local step of a cli
 batches of 8, and CPU and wall time by local step next to 10 in memory. "recompute" is "mib" and "ms" of FedDAN, whose
 clients exchange features' means in each local step, with their activations kept until the backward pass, and with
 extractors that run again in it.
+
+"sums" is one sum of vectors of float32 under each backend, made step by step in a fresh process: bytes by number of a
+message, and of the most that a step takes beyond what was there before it: a client that protects its vector, the
+server that adds messages and makes the total, and whoever reveals it, as float64.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +43,10 @@ from fedlit.data import FederatedLoader
 from fedlit.federation.sums import driver
 from fedlit.methods import FedAvg, FedDAN
 from fedlit.models import ResNet
+from fedlit.privacy import BFV, CKKS, Paillier, PairwiseMasking, Plain, RoundId, SecureAggregation
+from fedlit.privacy.driver import Parties
 from fedlit.run import turns
-from measures import environment, mebibytes, seconds
+from measures import environment, mebibytes, peak, seconds
 
 NETWORKS: Mapping[str, tuple[int, int, int, tuple[int, int]]] = {
     "ResNet-18, 96 pixels": (18, 96, 32, (3, 7)),
@@ -49,7 +56,16 @@ NETWORKS: Mapping[str, tuple[int, int, int, tuple[int, int]]] = {
 
 STEPS, ROUNDS = 2, 2
 
-PARTS = ("clients", "state_dir", "recompute")
+PARTS = ("clients", "state_dir", "recompute", "sums")
+
+SUMS: Mapping[str, tuple[Callable[[], SecureAggregation], int]] = {
+    "Plain": (Plain, 10**8),
+    "PairwiseMasking": (PairwiseMasking, 10**8),
+    "BFV": (BFV, 10**8),
+    "CKKS": (CKKS, 10**8),
+    "Paillier": (lambda: Paillier(key_bits=2048), 4 * 10**6),
+}
+"""Backends, and how many numbers their vectors have; Paillier would decrypt 10^8 for hours."""
 
 
 class Images(Dataset[tuple[Tensor, int]]):
@@ -108,7 +124,11 @@ def train(
 
 def apart(network: str, num_clients: int, **options: Any) -> dict[str, Any]:
     """`train` in a fresh process."""
-    arguments = ["--one", json.dumps({"network": network, "num_clients": num_clients, **options})]
+    return in_fresh_process("--one", json.dumps({"network": network, "num_clients": num_clients, **options}))
+
+
+def in_fresh_process(*arguments: str) -> dict[str, Any]:
+    """What this file prints with the arguments."""
     command = [sys.executable, __file__, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=3600)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -167,6 +187,47 @@ def recompute(network: str = "ResNet-18, 96 pixels") -> dict[str, Any]:
     return {**found, "equal_bits": len(hashes) == 1}
 
 
+def secure_sum(name: str) -> dict[str, Any]:
+    """One sum in this process, of three clients whose vectors are equal."""
+    make, length = SUMS[name]
+    backend, clients = make(), ["a", "b", "c"]
+    vector = torch.rand(length, generator=torch.Generator().manual_seed(0))
+    backend.sum({client: {"": vector[:10]} for client in clients})  # what libraries allocate on their first call
+    parties, by_number = Parties(backend, clients), length / 2**20
+    parties.enrol(clients)
+    parties.open_round(RoundId(0, "sum", 0), clients)
+    most: dict[str, float] = {}
+    made: dict[str, Tensor] = {}
+
+    def step(which: str, action: Callable[[], object]) -> None:
+        most[which] = max(most.get(which, 0.0), round(peak(action) / by_number, 1))
+
+    def protect(client: str) -> None:
+        made["message"] = parties.clients[client].protect(vector)
+
+    def total() -> None:
+        made["total"] = parties.total(clients)
+
+    def reveal() -> None:
+        holder = parties.server if backend.key_holder == "server" else parties.clients["a"]
+        made["sum"] = holder.reveal(made["total"], len(clients))
+
+    for client in clients:
+        step("client", partial(protect, client))
+        step("server adds", partial(parties.server.add, client, made["message"]))
+        message = made["message"].nbytes / length
+    made.clear()
+    step("server makes the total", total)
+    step("revealed", reveal)
+    error = max(
+        float((some - len(clients) * own).abs().max())
+        for some, own in zip(torch.split(made["sum"], 10**6), torch.split(vector, 10**6), strict=True)
+    )
+    return {
+        "numbers": length, "message": round(message, 1), **most, "largest_error": error, "environment": environment()
+    }  # fmt: skip
+
+
 def main() -> None:
     """Print the table and write the JSON next to it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -174,7 +235,11 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--sum", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.sum:
+        print(json.dumps(secure_sum(options.sum)))
+        return
     if options.one:
         print(json.dumps(train(**options.one)))
         return
@@ -196,6 +261,9 @@ def main() -> None:
     if "recompute" in options.parts:
         results["recompute"] = row = recompute()
         print("recompute: " + ", ".join(f"{key} {value}" for key, value in row.items() if key != "environment"))
+    if "sums" in options.parts:
+        results["sums"] = {name: in_fresh_process("--sum", name) for name in SUMS}
+        print(f"bytes by number: {json.dumps(results['sums'], indent=2)}")
     options.out.write_text(json.dumps(made, indent=2) + "\n")
 
 

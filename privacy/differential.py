@@ -21,6 +21,9 @@ from fedlit.privacy.errors import InputError
 from fedlit.privacy.links import derive
 from fedlit.privacy.packing import Payload
 
+_PIECE = 1 << 20
+"""Numbers whose noise is drawn at a time: the random bits and steps of each take ten times its room."""
+
 
 @final
 class GaussianMechanism:
@@ -100,12 +103,13 @@ def _normals(count: int, key: bytes) -> Tensor:
     """Independent standard normals, shape (``count``,), float64, from an AES-CTR key that is used once."""
     stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
     total = torch.zeros(count, dtype=torch.float64)
-    for _ in range(4):
-        words = torch.frombuffer(bytearray(stream.update(bytes(16 * max(1, count)))), dtype=torch.int64)[: 2 * count]
-        # 53 bits each: in (0, 1] for the logarithm, in [0, 1) for the angle (Box and Muller 1958)
-        uniform = (words & (2**53 - 1)).to(torch.float64).mul_(2.0**-53)
-        radius = uniform[:count].neg_().add_(1.0).log_().mul_(-2.0).sqrt_()
-        total += radius.mul_(uniform[count:].mul_(2 * math.pi).cos_())
+    for piece in torch.split(total, _PIECE) if count else ():
+        for _ in range(4):
+            words = torch.frombuffer(bytearray(stream.update(bytes(16 * len(piece)))), dtype=torch.int64)
+            # 53 bits each: in (0, 1] for the logarithm, in [0, 1) for the angle (Box and Muller 1958)
+            uniform = (words & (2**53 - 1)).to(torch.float64).mul_(2.0**-53)
+            radius = uniform[: len(piece)].neg_().add_(1.0).log_().mul_(-2.0).sqrt_()
+            piece += radius.mul_(uniform[len(piece) :].mul_(2 * math.pi).cos_())
     return total.div_(2.0)
 
 

@@ -95,7 +95,7 @@ class FixedPoint:
 
     def decode(self, integers: Tensor) -> Tensor:
         """Reals of a (sum of) encoded vector(s), as float64: exact up to 2**53 steps."""
-        return integers.to(torch.float64) / self.scale
+        return integers.to(torch.float64, copy=True).div_(self.scale)
 
     def largest_sum(self, num_clients: int) -> int:
         """Greatest absolute value of a sum of encoded numbers of ``num_clients`` clients."""

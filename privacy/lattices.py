@@ -31,8 +31,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, Final, final
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, ClassVar, Final, final
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ from fedlit.checks import check_at_least, check_between
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import DecodeError, KeyCheckError, RangeError
 from fedlit.privacy.fixed_point import FixedPoint
+from fedlit.privacy.links import Buffer
 from fedlit.privacy.shared_key import HomomorphicKey, SharedKeyAggregation
 from fedlit.privacy.tenseal_keys import LARGEST_NOISE, Context, Parameters, join, load_tenseal, refusing, split
 
@@ -225,13 +227,13 @@ class _VectorKey(HomomorphicKey):
         self._backend, self._context = backend, context
         self._slots, self._levels = backend.parameters.slots, backend.parameters.levels
 
-    def encrypt(self, vector: Tensor) -> bytes:
+    def encrypt(self, vector: Tensor) -> Iterator[bytes]:
         self._backend.codec.check(vector)
-        # zeros fill the last ciphertext up: all have the same form, and decrypt can check every slot
-        chunks = (self._backend.encode(chunk) for chunk in torch.split(vector.detach().cpu(), self._slots))
-        return join(self._context.encrypt(pad(chunk, (0, self._slots - len(chunk)))) for chunk in chunks)
+        for chunk in torch.split(vector.detach().cpu(), self._slots):
+            # zeros fill the last ciphertext up: all have the same form, and decrypt can check every slot
+            yield join([self._context.encrypt(pad(self._backend.encode(chunk), (0, self._slots - len(chunk))))])
 
-    def decrypt(self, body: bytes, length: int, num_clients: int) -> Tensor:
+    def decrypt(self, body: Buffer, length: int, num_clients: int) -> Tensor:
         ciphertexts = split(body, -(-length // self._slots))
         largest = self._backend.largest_total(num_clients)
         total = torch.empty(len(ciphertexts) * self._slots, dtype=torch.float64)
@@ -244,14 +246,16 @@ class _VectorKey(HomomorphicKey):
                 )
         return total[:length]
 
-    def add(self, bodies: Sequence[bytes], length: int) -> bytes:
-        rows = [split(body, -(-length // self._slots)) for body in bodies]
-        return join(self._add(ciphertexts) for ciphertexts in zip(*rows, strict=True))
-
-    def _add(self, ciphertexts: Sequence[memoryview]) -> bytes:
+    def add(self, total: deque[Any], body: Buffer, length: int) -> None:
+        ciphertexts = split(body, -(-length // self._slots))
         vectors = (self._context.read(bytes(ciphertext), self._slots, self._levels) for ciphertext in ciphertexts)
-        total = next(vectors)
-        for vector in vectors:
+        if not total:
+            total.extend(vectors)
+            return
+        for sum_, vector in zip(total, vectors, strict=True):
             with refusing(DecodeError, "ciphertexts cannot be added"):  # such as one and its negative
-                total.add_(vector)
-        return bytes(total.serialize())
+                sum_.add_(vector)
+
+    def write(self, total: deque[Any]) -> Iterator[bytes]:
+        while total:
+            yield join([total.popleft().serialize()])

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from cryptography.exceptions import InvalidTag
@@ -33,6 +33,9 @@ TAG_BYTES = _NONCE_BYTES + _MAC_BYTES
 
 _COUNT = struct.Struct("<I")
 _FIELD = struct.Struct("<HI")  # length of the name, length of the value
+
+_PIECE_BYTES = 1 << 30
+"""Of a message at a time: OpenSSL counts bytes with 31 bits, and at more the program ends without an error."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -116,7 +119,7 @@ class Link:
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, message, about)
 
-    def open(self, sealed: bytes, about: bytes) -> bytes:
+    def open(self, sealed: Buffer, about: bytes) -> bytes:
         """Inverse of `seal`; raises an `AuthenticationError` at another key, another ``about``, or a change."""
         try:
             return self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], about)
@@ -131,7 +134,8 @@ class Link:
         nonce = os.urandom(_NONCE_BYTES)
         mac = Cipher(self._block, modes.GCM(nonce)).encryptor()
         mac.authenticate_additional_data(hashlib.sha256(about).digest())
-        mac.authenticate_additional_data(message)  # in place: joined, a long vector would be copied
+        for piece in _pieces(message):  # in place: joined, a long vector would be copied
+            mac.authenticate_additional_data(piece)
         mac.finalize()
         return nonce + mac.tag
 
@@ -141,13 +145,20 @@ class Link:
             nonce, mac_tag = tag[:_NONCE_BYTES], tag[_NONCE_BYTES:]
             mac = Cipher(self._block, modes.GCM(nonce, mac_tag, min_tag_length=_MAC_BYTES)).decryptor()
             mac.authenticate_additional_data(hashlib.sha256(about).digest())
-            mac.authenticate_additional_data(message)
+            for piece in _pieces(message):
+                mac.authenticate_additional_data(piece)
             mac.finalize()
         except (InvalidTag, ValueError) as error:
             raise AuthenticationError(
                 f"a message of {self.peer!r} fails its check: it was changed, made for another round, or made by "
                 "somebody else"
             ) from error
+
+
+def _pieces(message: Buffer) -> Iterator[memoryview]:
+    """Parts of a message, in its memory."""
+    view = memoryview(message)
+    return (view[first : first + _PIECE_BYTES] for first in range(0, len(view), _PIECE_BYTES))
 
 
 @final

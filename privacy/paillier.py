@@ -8,8 +8,9 @@ Error:     that of the fixed-point grid; the sum itself is exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import final
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -18,7 +19,9 @@ from fedlit.checks import check_at_least
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import DecodeError, KeyCheckError
 from fedlit.privacy.fixed_point import FixedPoint
+from fedlit.privacy.links import Buffer
 from fedlit.privacy.paillier_arithmetic import (
+    PIECE,
     RECOMMENDED_KEY_BITS,
     PrivateModulus,
     PublicModulus,
@@ -116,23 +119,34 @@ class _PaillierKey(HomomorphicKey):
             raise KeyCheckError("only clients, which have the private half, encrypt and decrypt")
         return self._modulus
 
-    def encrypt(self, vector: Tensor) -> bytes:
-        plaintexts = self._slots.pack(self._backend.codec.encode(vector).tolist())
-        return self._modulus.write(self._private().encrypt(plaintexts, self._backend.workers))
+    def encrypt(self, vector: Tensor) -> Iterator[bytes]:
+        codec = self._backend.codec
+        codec.check(vector)
+        for chunk in torch.split(vector.detach(), PIECE * self._slots.count):
+            plaintexts = self._slots.pack(codec.round(chunk).tolist())
+            yield self._modulus.write(self._private().encrypt(plaintexts, self._backend.workers))
 
-    def decrypt(self, body: bytes, length: int, num_clients: int) -> Tensor:
-        codec, ciphertexts = self._backend.codec, self._modulus.read(body, self._slots.integers(length))
-        plaintexts = self._private().decrypt(ciphertexts, self._backend.workers)
-        numbers = self._slots.unpack([self._modulus.centre(plaintext) for plaintext in plaintexts], length)
-        total = torch.tensor(numbers, dtype=torch.int64)
-        if int(total.abs().max()) > codec.largest_sum(num_clients):
-            raise DecodeError(f"a decrypted number exceeds what {num_clients} clients can add up to")
-        return codec.decode(total)
+    def decrypt(self, body: Buffer, length: int, num_clients: int) -> Tensor:
+        codec, pieces = self._backend.codec, self._modulus.read_pieces(body, self._slots.integers(length))
+        total = torch.empty(length, dtype=torch.float64)
+        for ciphertexts, chunk in zip(pieces, torch.split(total, PIECE * self._slots.count), strict=True):
+            plaintexts = self._private().decrypt(ciphertexts, self._backend.workers)
+            numbers = self._slots.unpack([self._modulus.centre(plaintext) for plaintext in plaintexts], len(chunk))
+            integers = torch.tensor(numbers, dtype=torch.int64)
+            if int(integers.abs().max()) > codec.largest_sum(num_clients):
+                raise DecodeError(f"a decrypted number exceeds what {num_clients} clients can add up to")
+            chunk.copy_(codec.decode(integers))
+        return total
 
-    def add(self, bodies: Sequence[bytes], length: int) -> bytes:
-        count = self._slots.integers(length)
-        totals = self._modulus.read(bodies[0], count)
-        for body in bodies[1:]:
-            ciphertexts = self._modulus.read(body, count)
-            totals = [x * y % self._modulus.square for x, y in zip(totals, ciphertexts, strict=True)]
-        return self._modulus.write(totals)
+    def add(self, total: deque[Any], body: Buffer, length: int) -> None:
+        is_first = not total
+        for ciphertexts in self._modulus.read_pieces(body, self._slots.integers(length)):
+            if is_first:
+                total.extend(ciphertexts)
+                continue
+            for ciphertext in ciphertexts:  # once round, so that their order stays
+                total.append(total.popleft() * ciphertext % self._modulus.square)
+
+    def write(self, total: deque[Any]) -> Iterator[bytes]:
+        while total:
+            yield self._modulus.write([total.popleft() for _ in range(min(PIECE, len(total)))])

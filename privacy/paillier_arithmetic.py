@@ -11,7 +11,7 @@ import math
 import secrets
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, final
 from weakref import WeakValueDictionary
@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 from fedlit.checks import check, check_at_least
 from fedlit.privacy import cores
 from fedlit.privacy.errors import DecodeError, KeyCheckError, PrivacyWarning, RangeError
+from fedlit.privacy.links import Buffer
 
 RECOMMENDED_KEY_BITS = 3072
 """As strong as a 128-bit block cipher (NIST SP 800-57 part 1, table 2)."""
@@ -28,6 +29,9 @@ _MAX_KEY_BITS = 16384
 
 _SMALLEST_PART = 64
 """Ciphertexts of `RECOMMENDED_KEY_BITS` that a core should have to encrypt: 0.1 s, where forking takes 0.01 s."""
+
+PIECE = 1 << 13
+"""Ciphertexts that are made or read at a time: 6 MiB of `RECOMMENDED_KEY_BITS`, and seconds of work."""
 
 
 def check_settings(key_bits: int, insecure_test_keys: bool, workers: int | None) -> None:
@@ -123,9 +127,14 @@ def to_bytes(numbers: Sequence[int], size: int) -> bytes:
     return b"".join(int(number).to_bytes(size, "big") for number in numbers)
 
 
-def from_bytes(body: bytes, count: int, size: int, limit: int, what: str) -> list[int]:
-    """Inverse of `to_bytes` for exactly ``count`` numbers in [0, ``limit``); raises a `DecodeError` at others."""
+def check_bytes(body: Buffer, count: int, size: int, what: str) -> None:
+    """Raise a `DecodeError` unless there are ``size`` bytes for each of ``count`` numbers."""
     check(len(body) == count * size, f"bytes of {count} {what}", f"{size} each", len(body), error=DecodeError)
+
+
+def from_bytes(body: Buffer, count: int, size: int, limit: int, what: str) -> list[int]:
+    """Inverse of `to_bytes` for exactly ``count`` numbers in [0, ``limit``); raises a `DecodeError` at others."""
+    check_bytes(body, count, size, what)
     numbers = [_fast(int.from_bytes(body[first : first + size], "big")) for first in range(0, len(body), size)]
     if any(number >= limit for number in numbers):
         raise DecodeError(f"{what} must be less than the modulus: made under another key, or changed")
@@ -165,7 +174,16 @@ class PublicModulus:
             pass
         return _fast(unit)
 
-    def read(self, body: bytes, count: int) -> list[int]:
+    def read_pieces(self, body: Buffer, count: int) -> Iterator[list[int]]:
+        """As `read`, of at most ``PIECE`` ciphertexts at a time."""
+        check_bytes(body, count, self.ciphertext_bytes, "ciphertexts")
+        size = self.ciphertext_bytes
+        return (
+            self.read(body[first * size : (first + PIECE) * size], min(PIECE, count - first))
+            for first in range(0, count, PIECE)
+        )
+
+    def read(self, body: Buffer, count: int) -> list[int]:
         """Ciphertexts from their bytes; raises a `DecodeError` if their number or size is wrong.
 
         Likewise if one shares a factor with n, as 0 and n do: it is no ciphertext, and would spoil whatever it meets.

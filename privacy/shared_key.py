@@ -18,9 +18,10 @@ import hashlib
 import os
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.links import (
     KEY_BYTES,
     TAG_BYTES,
+    Buffer,
     KeyPair,
     Link,
     check_members,
@@ -63,22 +65,30 @@ class _Binding:
 
 
 class HomomorphicKey(ABC):
-    """A key of one scheme: both halves at a client, and at the server the public one, which is enough to `add`."""
+    """A key of one scheme: both halves at a client, and at the server the public one, which is enough to `add`.
+
+    The ciphertexts of a long vector fill memory, so that they are made and taken apart piece by piece.
+    """
 
     @abstractmethod
-    def encrypt(self, vector: Tensor) -> bytes:
-        """Ciphertexts of a floating-point vector, shape (n,), n > 0; raises as `FixedPoint.check`."""
+    def encrypt(self, vector: Tensor) -> Iterator[bytes]:
+        """Ciphertexts of a floating-point vector, shape (n,), n > 0, in pieces; raises as `FixedPoint.check`."""
 
     @abstractmethod
-    def decrypt(self, body: bytes, length: int, num_clients: int) -> Tensor:
+    def decrypt(self, body: Buffer, length: int, num_clients: int) -> Tensor:
         """Sum of ``num_clients`` vectors, shape (``length``,), float64; raises a `DecodeError` on nonsense."""
 
     @abstractmethod
-    def add(self, bodies: Sequence[bytes], length: int) -> bytes:
-        """Ciphertexts of the sum of encrypted vectors of ``length`` numbers.
+    def add(self, total: deque[Any], body: Buffer, length: int) -> None:
+        """Add the ciphertexts of a vector of ``length`` numbers to those of a total, which begins empty.
 
-        Raises a `DecodeError` if a body does not have the size and form of such ciphertexts, before it is loaded.
+        Raises a `DecodeError` if they do not have the size and form of such ciphertexts, before they are loaded; what
+        the total is then, is not defined.
         """
+
+    @abstractmethod
+    def write(self, total: deque[Any]) -> Iterator[bytes]:
+        """Ciphertexts of a total, in pieces; it is used up by it."""
 
 
 class SharedKeyAggregation(SecureAggregation):
@@ -263,8 +273,8 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
         """
         (key, link), opened = self._enrolled(), self._opened()
         check_row("vector to protect", vector)
-        body = key.encrypt(vector) if len(vector) else b""
-        message = _frame(link, f"vector of {self.name}", opened, len(vector), 1, body)
+        pieces = key.encrypt(vector) if len(vector) else ()
+        message = _frame(link, f"vector of {self.name}", opened, len(vector), 1, pieces)
         self._round = None
         return message
 
@@ -321,8 +331,8 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
         last = max((round_id.call for round_id, _ in self._newest.values()), default=-1)
         round_id = revealed[0] if revealed else RoundId(_NO_ROUND, "", last)
         about = _about_sealed(round_id, len(numbers), num_clients)
-        body = self._among_clients.seal(numbers.numpy().tobytes(), about)
-        return _frame(link, "total", _Binding(round_id, about), len(numbers), num_clients, body)
+        sealed = self._among_clients.seal(numbers.numpy().tobytes(), about)
+        return _frame(link, "total", _Binding(round_id, about), len(numbers), num_clients, [sealed])
 
 
 @final
@@ -335,6 +345,8 @@ class SharedKeyServer(_SharedKeyParty, AggregationServer):
         super().__init__(backend)
         self._publics: dict[str, bytes] = {}
         self._clients: tuple[str, ...] = ()
+        self._lengths: dict[str, int] = {}  # of the vectors added so far
+        self._sum: deque[Any] = deque()  # of these
 
     def enrol(self, roster: Sequence[str]) -> None:
         """Begin enrolment; an earlier key is forgotten."""
@@ -344,8 +356,11 @@ class SharedKeyServer(_SharedKeyParty, AggregationServer):
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
         """Begin a sum over ``clients``; raises as `SharedKeyClient.open_round`."""
         super().open_round(round_id, clients)
-        vars(self).pop("_kept", None)  # vectors of a round that failed before its total
         self._clients = tuple(clients)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lengths, self._sum = {}, deque()
 
     def relay(self, step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
         """Pass public keys to the dealer, and its encrypted keys to everybody.
@@ -383,23 +398,42 @@ class SharedKeyServer(_SharedKeyParty, AggregationServer):
 
     def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
         """Add ciphertexts; the round is used up."""
-        (key, link), opened = self._enrolled(), self._opened()
+        self._opened()
         self._backend.check_clients(len(messages))
         check_members(messages, self._clients, "send vectors")
-        bodies: list[bytes] = []
-        lengths: dict[str, int] = {}
+        self._begin()
         for name, message in messages.items():
-            bound_to, lengths[name], added, body = _unframe(link, f"vector of {name}", message)
-            if bound_to != opened:
-                raise ReplayError(f"the vector of client {name!r} was made for another round or roster")
-            if added != 1:
-                raise AuthenticationError(f"client {name!r} sent a total of {added} vectors in place of its own")
-            bodies.append(body)
-        check_equally_long(lengths)
-        length = next(iter(lengths.values()))
-        body = key.add(bodies, length) if length else b""
+            self.add(name, message)
+        return self.total()
+
+    def add(self, name: str, message: Tensor) -> None:
+        """Add one vector, of which nothing is kept; raises as `aggregate`."""
+        (key, link), opened = self._enrolled(), self._opened()
+        if name in self._lengths:
+            raise ReplayError(f"client {name!r} has sent its vector of this round already")
+        check_members([name], self._clients, "send vectors")
+        bound_to, length, added, body = _unframe(link, f"vector of {name}", message)
+        if bound_to != opened:
+            raise ReplayError(f"the vector of client {name!r} was made for another round or roster")
+        if added != 1:
+            raise AuthenticationError(f"client {name!r} sent a total of {added} vectors in place of its own")
+        check_equally_long({**self._lengths, name: length})
+        if length:
+            self._round = None  # ciphertexts that cannot be added have spoilt the total
+            key.add(self._sum, body, length)
+            self._round = opened
+        self._lengths[name] = length
+
+    def total(self) -> Tensor:
+        """Ciphertexts of the total of the vectors that were added; the round is used up. Raises as `aggregate`."""
+        (key, link), opened = self._enrolled(), self._opened()
+        self._backend.check_clients(len(self._lengths))
+        length, num_clients = next(iter(self._lengths.values())), len(self._lengths)
+        pieces = key.write(self._sum) if length else ()
+        total = _frame(link, "total", opened, length, num_clients, pieces)
         self._round = None
-        return _frame(link, "total", opened, length, len(bodies), body)
+        self._begin()
+        return total
 
 
 def _about_deal(roster: Sequence[str], public: bytes) -> bytes:
@@ -421,32 +455,36 @@ def _numbers(data: bytes, length: int) -> Tensor:
 
 def _fingerprint(numbers: Tensor) -> bytes:
     """Hash of a decrypted total, to recognise it."""
-    return hashlib.sha256(numbers.numpy().tobytes()).digest()
+    return hashlib.sha256(numbers.contiguous().numpy().data).digest()
 
 
-def _frame(link: Link, what: str, bound_to: _Binding, length: int, added: int, body: bytes) -> Tensor:
+def _frame(link: Link, what: str, bound_to: _Binding, length: int, added: int, pieces: Iterable[bytes]) -> Tensor:
     """A message: tag, then what it covers: sizes, the round, ciphertexts."""
     round_id = bound_to.round_id
     channel = round_id.channel.encode()
-    head = _HEAD.pack(length, added, round_id.round_idx, round_id.call, len(channel), bound_to.digest)
-    covered = head + channel + body
-    return torch.frombuffer(bytearray(link.tag(covered, what.encode()) + covered), dtype=torch.uint8)
+    message = bytearray(TAG_BYTES)
+    message += _HEAD.pack(length, added, round_id.round_idx, round_id.call, len(channel), bound_to.digest) + channel
+    for piece in pieces:
+        message += piece
+    covered = memoryview(message)[TAG_BYTES:]
+    message[:TAG_BYTES] = link.tag(covered, what.encode())
+    return torch.frombuffer(message, dtype=torch.uint8)
 
 
-def _unframe(link: Link, what: str, message: Tensor) -> tuple[_Binding, int, int, bytes]:
+def _unframe(link: Link, what: str, message: Tensor) -> tuple[_Binding, int, int, memoryview]:
     """Round, number of entries, number of vectors and ciphertexts of a message, once its tag has been checked."""
     smallest = TAG_BYTES + _HEAD.size
     check(isinstance(message, Tensor), what, "a tensor of bytes", type(message).__name__, error=DecodeError)
     form = f"{message.dtype} of shape {tuple(message.shape)}"
     valid = message.dtype == torch.uint8 and message.dim() == 1 and len(message) >= smallest
     check(valid, what, f"at least {smallest} bytes", form, error=DecodeError, shown=form)
-    data = message.cpu().contiguous().numpy().tobytes()
-    tag, covered = data[:TAG_BYTES], data[TAG_BYTES:]
+    data = message.cpu().contiguous().numpy().data
+    tag, covered = bytes(data[:TAG_BYTES]), data[TAG_BYTES:]
     link.verify(covered, what.encode(), tag)
     length, added, round_idx, call, name_bytes, about = _HEAD.unpack_from(covered)
     body = _HEAD.size + name_bytes
     try:
-        channel = covered[_HEAD.size : body].decode()
+        channel = bytes(covered[_HEAD.size : body]).decode()
     except UnicodeDecodeError as error:
         raise DecodeError(f"a {what} names a channel that is no text") from error
     return _Binding(RoundId(round_idx, channel, call), about), length, added, covered[body:]

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedlit.privacy import seal_format
 from fedlit.privacy.errors import DecodeError, KeyCheckError, PrivacyError
+from fedlit.privacy.links import Buffer
 
 _LENGTH = struct.Struct("<I")
 _HEADER_BYTES = 256
@@ -212,7 +213,7 @@ def join(ciphertexts: Iterable[bytes]) -> bytes:
     return bytes(body)
 
 
-def split(body: bytes, count: int) -> list[memoryview]:
+def split(body: Buffer, count: int) -> list[memoryview]:
     """The ``count`` ciphertexts in a body, not loaded; inverse of `join`. Raises a `DecodeError` at another count."""
     ciphertexts: list[memoryview] = []
     rest = memoryview(body)

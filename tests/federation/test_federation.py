@@ -33,6 +33,7 @@ from fedlit.federation import (
 from fedlit.federation.sums import driver
 from fedlit.functional import fedavg
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
+from fedlit.privacy.masking.client import MaskingClient
 from fedlit.privacy.packing import pack
 
 NAMES = ["a", "b", "c", "t"]
@@ -471,6 +472,29 @@ def test_long_plain_vectors_are_made_one_at_a_time(made: list[int], monkeypatch:
             assert torch.equal(mean[name][key], again[name][key])
             assert torch.equal(total[name][key], summed[name][key])
     assert one.ledger == other.ledger
+
+
+@pytest.mark.parametrize("checked", [3, math.inf])
+def test_a_vector_goes_once_it_is_protected(checked: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tags and without."""
+    alive: WeakSet[Tensor] = WeakSet()
+    left: list[int] = []
+
+    def noted(*arguments: Any) -> Tensor:
+        vector = pack(*arguments)
+        alive.add(vector)
+        return vector
+
+    def protected(client: MaskingClient, vector: Tensor) -> Tensor:
+        left.append(len(alive))
+        return protect(client, vector)
+
+    protect = MaskingClient.protect
+    monkeypatch.setattr(driver, "_CHECKED", checked)
+    monkeypatch.setattr(driver, "pack", noted)
+    monkeypatch.setattr(MaskingClient, "protect", protected)
+    federation(privacy=PairwiseMasking()).sum("s", unlike())
+    assert left == [4, 3, 2, 1]
 
 
 @pytest.mark.parametrize("extra", [torch.tensor([1, 2]), torch.tensor([True])])

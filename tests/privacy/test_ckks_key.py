@@ -49,18 +49,19 @@ class Run:
 
 def run_round() -> Run:
     backend, recorded = CKKS(), {}
-    aggregate, protect = SharedKeyServer.aggregate, SharedKeyClient.protect
+    add, total, protect = SharedKeyServer.add, SharedKeyServer.total, SharedKeyClient.protect
     vectors: dict[str, Tensor] = {}
 
     def noting(client: SharedKeyClient, vector: Tensor) -> Tensor:
         vectors[client.name] = vector  # with its tags
         return protect(client, vector)
 
-    def recording(server: Any, messages: dict[str, Tensor]) -> Tensor:
-        total = aggregate(server, messages)
-        for what, message in {**{f"vector of {name}": sent for name, sent in messages.items()}, "total": total}.items():
-            recorded[what] = [bytes(ciphertext) for ciphertext in split(_unframe(server._keys[1], what, message)[3], 2)]
-        return total
+    def recording(server: Any, what: str, message: Tensor) -> Tensor:
+        recorded[what] = [bytes(ciphertext) for ciphertext in split(_unframe(server._keys[1], what, message)[3], 2)]
+        return message
+
+    def adding(server: Any, name: str, message: Tensor) -> None:
+        add(server, name, recording(server, f"vector of {name}", message))
 
     generator = torch.Generator().manual_seed(0)
     payloads = {
@@ -73,7 +74,8 @@ def run_round() -> Run:
     }
     federation = Federation(["a", "b", "t"], "t", privacy=backend, participation=Schedule([["a", "b"]]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SharedKeyServer, "aggregate", recording)
+        patch.setattr(SharedKeyServer, "add", adding)
+        patch.setattr(SharedKeyServer, "total", lambda server: recording(server, "total", total(server)))
         patch.setattr(SharedKeyClient, "protect", noting)
         federation.mean("model", payloads)
     client: Any = federation._sums._backends.parties(backend).clients["a"]

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from fedlit.federation import Federation
-from fedlit.privacy import Accountant, FixedPoint, GaussianMechanism, InputError, Plain
+from fedlit.privacy import Accountant, FixedPoint, GaussianMechanism, InputError, Plain, differential
 from refused import refused
 
 NAMES = ["a", "b", "c", "t"]
@@ -44,6 +44,15 @@ def test_noise_is_standard_normal_and_never_repeats_under_a_seed() -> None:
     # 7 standard deviations of 1 / sqrt(20,000) (2e-12)
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.05
     assert mechanism.release({"w": torch.zeros(0)})["w"].shape == (0,)
+
+
+def test_noise_of_a_long_entry_is_drawn_in_pieces_that_do_not_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = differential._normals(1000, bytes(32))
+    monkeypatch.setattr(differential, "_PIECE", 1000)
+    long = differential._normals(20_500, bytes(32))
+    assert torch.equal(long[:1000], whole)
+    assert stats.kstest(long.numpy(), "norm").pvalue > 1e-10
+    assert len(long.unique()) == 20_500
 
 
 def test_a_long_payload_is_shortened_as_a_whole_and_a_short_one_is_not() -> None:

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends import Recorded
+from bodies import added, encrypted
 from fedlit.privacy import (
     DecodeError,
     FixedPoint,
@@ -29,6 +31,7 @@ from fedlit.privacy import (
     RoundId,
     cores,
 )
+from fedlit.privacy import paillier as paillier_module
 from fedlit.privacy import paillier_arithmetic as arithmetic
 from fedlit.privacy.driver import Parties
 from fedlit.privacy.errors import PrivacyWarning
@@ -94,11 +97,11 @@ def test_phe_decrypts_vectors_of_clients_and_the_servers_total(
 ) -> None:
     paillier = backend()
     vectors = [torch.randn(40, generator=generator) for _ in range(num_vectors)]
-    bodies = [keys.private.encrypt(vector) for vector in vectors]
+    bodies = [encrypted(keys.private, vector) for vector in vectors]
     base = 2 * 64 * paillier.codec.limit + 1
     numbers = [
         digit
-        for c in ciphertexts_of(keys.public.add(bodies, 40) if num_vectors > 1 else bodies[0])
+        for c in ciphertexts_of(added(keys.public, bodies, 40) if num_vectors > 1 else bodies[0])
         for digit in digits(keys.phe_private.raw_decrypt(c), keys.n, base, paillier.slots.count)
     ]
     assert numbers[:40] == sum(paillier.codec.encode(vector) for vector in vectors).tolist()
@@ -116,7 +119,7 @@ def test_a_client_decrypts_what_phe_encrypts(keys: Keys) -> None:
 
 def test_noise_is_an_nth_residue_and_never_comes_twice(keys: Keys) -> None:
     vector = torch.zeros(backend().slots.count * 200)
-    seen = ciphertexts_of(keys.private.encrypt(vector)) + ciphertexts_of(keys.private.encrypt(vector))
+    seen = ciphertexts_of(encrypted(keys.private, vector)) + ciphertexts_of(encrypted(keys.private, vector))
     # ciphertexts of 0 are the noise itself
     assert len(set(seen)) == len(seen) == 400
     # also apart modulo each prime: noise that repeats modulo one of them gives the key away through a gcd
@@ -127,7 +130,7 @@ def test_noise_is_an_nth_residue_and_never_comes_twice(keys: Keys) -> None:
 
 
 def test_noise_is_spread_over_the_whole_group(keys: Keys) -> None:
-    noise = ciphertexts_of(keys.private.encrypt(torch.zeros(backend().slots.count * 300)))
+    noise = ciphertexts_of(encrypted(keys.private, torch.zeros(backend().slots.count * 300)))
     for prime in (keys.p, keys.n // keys.p):
         upper_half = sum(c % prime > prime // 2 for c in noise)
         assert 90 < upper_half < 210  # 7 standard deviations around 150 (4e-12)
@@ -149,8 +152,22 @@ def test_workers_change_nothing_but_the_time(
     key = paillier.load_key(keys.public_bytes, keys.private_bytes)
     vector = torch.randn(length, generator=generator)
     assert torch.equal(
-        key.decrypt(key.encrypt(vector), length, 1), paillier.codec.decode(paillier.codec.encode(vector))
+        key.decrypt(encrypted(key, vector), length, 1), paillier.codec.decode(paillier.codec.encode(vector))
     )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_long_vectors_are_summed_in_pieces(
+    workers: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three ciphertexts, the last piece of fewer, and the last ciphertext not full."""
+    monkeypatch.setattr(arithmetic, "_SMALLEST_PART", 1e-9)
+    for module in (arithmetic, paillier_module):
+        monkeypatch.setattr(module, "PIECE", 3)
+    paillier = backend(workers=workers)
+    for length in (1, 3 * paillier.slots.count, 3 * paillier.slots.count + 1, 8 * paillier.slots.count - 2):
+        payloads = {name: {"w": torch.randn(length, generator=generator)} for name in "abc"}
+        assert torch.equal(paillier.sum(payloads)["w"], Plain(paillier.codec).sum(payloads)["w"])
 
 
 def test_an_error_in_a_thread_arrives(keys: Keys) -> None:
@@ -271,7 +288,7 @@ def test_threads_that_encrypt_at_the_same_time_do_not_mix_their_children(keys: K
     key = backend(workers=3).load_key(keys.public_bytes, keys.private_bytes)
     vectors = [torch.full((100,), float(number)) for number in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        bodies = list(pool.map(key.encrypt, vectors))
+        bodies = list(pool.map(partial(encrypted, key), vectors))
     assert len(forked) == 8
     for body, vector in zip(bodies, vectors, strict=True):
         assert torch.equal(key.decrypt(body, 100, 1), vector.double())
@@ -280,7 +297,7 @@ def test_threads_that_encrypt_at_the_same_time_do_not_mix_their_children(keys: K
 def test_no_noise_of_one_process_comes_in_another(keys: Keys, forked: list[int]) -> None:
     key = backend(workers=4).load_key(keys.public_bytes, keys.private_bytes)
     zeros = torch.zeros(4 * 50 * backend().slots.count)
-    noise = ciphertexts_of(key.encrypt(zeros)) + ciphertexts_of(key.encrypt(zeros))
+    noise = ciphertexts_of(encrypted(key, zeros)) + ciphertexts_of(encrypted(key, zeros))
     assert len(forked) == 6
     # also apart modulo each prime
     for modulus in (keys.n**2, keys.p, keys.n // keys.p):
@@ -379,20 +396,20 @@ def test_nothing_printed_shows_a_key(keys: Keys) -> None:
     ],
 )
 def test_what_is_no_ciphertext_is_neither_added_nor_decrypted(hostile: Callable[[Keys], bytes], keys: Keys) -> None:
-    bad, good = hostile(keys), keys.private.encrypt(torch.ones(3))
+    bad, good = hostile(keys), encrypted(keys.private, torch.ones(3))
     for bodies in ([bad, good], [good, bad]):
         with pytest.raises(DecodeError):
-            keys.public.add(bodies, 3)
+            added(keys.public, bodies, 3)
     for length in (3, 2**63):
         with pytest.raises(DecodeError):
             keys.private.decrypt(bad, length, 1)
 
 
 def test_ciphertexts_that_were_changed_or_made_under_another_key_are_refused_even_without_the_frame(keys: Keys) -> None:
-    bodies = [bytearray(keys.private.encrypt(torch.ones(3))) for _ in range(3)]
+    bodies = [bytearray(encrypted(keys.private, torch.ones(3))) for _ in range(3)]
     for body, position in zip(bodies, (0, SIZE // 2, SIZE - 1), strict=True):
         body[position] ^= 1
-    for bad in (*bodies, Keys(backend()).private.encrypt(torch.ones(3))):
+    for bad in (*bodies, encrypted(Keys(backend()).private, torch.ones(3))):
         with pytest.raises(DecodeError):
             keys.private.decrypt(bytes(bad), 3, 1)
 
@@ -408,8 +425,8 @@ def test_ciphertexts_that_were_changed_or_made_under_another_key_are_refused_eve
 def test_totals_beyond_what_was_announced_are_refused(
     value: float, length: int, times: int, read: int, announced: int, keys: Keys
 ) -> None:
-    body = keys.private.encrypt(torch.full((length,), value))
-    total = keys.public.add([body] * times, length) if times > 1 else body
+    body = encrypted(keys.private, torch.full((length,), value))
+    total = added(keys.public, [body] * times, length) if times > 1 else body
     with pytest.raises(DecodeError, match=r"out of range|exceeds what 2 clients"):
         keys.private.decrypt(total, read, announced)
 

@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("tenseal")
 
 import processes
+from bodies import added
 from fedlit.privacy import BFV, CKKS, DecodeError, KeyCheckError, seal_format
 from fedlit.privacy.affine_ckks import PARAMETERS as AFFINE
 from fedlit.privacy.lattices import BFV_PARAMETERS as INTEGERS
@@ -35,7 +36,7 @@ def add(backend: BFV | CKKS, parameters: Parameters, evil: bool) -> str:
     good = Context.generate(parameters).encrypt(numbers)
     key = backend().load_key(good)
     try:
-        key.add([join([good]), join([aborting(good) if evil else good])], parameters.slots)
+        added(key, [join([good]), join([aborting(good) if evil else good])], parameters.slots)
     except DecodeError as error:
         return str(error)
     return "added"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,9 +22,11 @@ from fedlit.privacy import (
     ReplayError,
     RoundId,
     driver,
+    links,
     shared_key,
 )
 from fedlit.privacy.base import Description
+from fedlit.privacy.links import Buffer
 from fedlit.privacy.shared_key import HomomorphicKey, SharedKeyAggregation, SharedKeyClient, SharedKeyServer
 from refused import refused
 
@@ -32,14 +36,17 @@ NAMES = ["a", "b", "c"]
 class Clear(HomomorphicKey):
     """Hides nothing."""
 
-    def encrypt(self, vector: Tensor) -> bytes:
-        return vector.double().numpy().tobytes()
+    def encrypt(self, vector: Tensor) -> Iterator[bytes]:
+        yield vector.double().numpy().tobytes()
 
-    def decrypt(self, body: bytes, length: int, num_clients: int) -> Tensor:
+    def decrypt(self, body: Buffer, length: int, num_clients: int) -> Tensor:
         return torch.frombuffer(bytearray(body), dtype=torch.float64)
 
-    def add(self, bodies: Sequence[bytes], length: int) -> bytes:
-        return torch.stack([self.decrypt(body, length, 1) for body in bodies]).sum(0).numpy().tobytes()
+    def add(self, total: deque[Tensor], body: Buffer, length: int) -> None:
+        total.append(self.decrypt(body, length, 1) + (total.popleft() if total else 0))
+
+    def write(self, total: deque[Tensor]) -> Iterator[bytes]:
+        yield total.popleft().numpy().tobytes()
 
 
 class Summing(SharedKeyAggregation):
@@ -187,7 +194,7 @@ def test_a_server_cannot_give_a_sealed_total_another_round(parties: Parties) -> 
     newer = RoundId(bound_to.round_id.round_idx, "w", 9)
     digest = shared_key._about_sealed(newer, length, added)
     with pytest.raises(AuthenticationError):
-        reader.reveal(shared_key._frame(link, "total", shared_key._Binding(newer, digest), length, added, body), 3)
+        reader.reveal(shared_key._frame(link, "total", shared_key._Binding(newer, digest), length, added, [body]), 3)
 
 
 @pytest.mark.parametrize("step", ["", "shares"])
@@ -245,6 +252,52 @@ def test_vectors_of_a_round_that_failed_are_in_no_later_one(parties: Parties) ->
     for name in ("b", "c"):
         parties.server.add(name, parties.clients[name].protect(torch.ones(2)))
     assert parties.clients["b"].reveal(parties.server.total(), 2).tolist() == [2.0, 2.0]
+
+
+def test_a_vector_is_added_when_it_comes_once_and_its_message_is_not_kept(parties: Parties) -> None:
+    parties.open(0)
+    for number, name in enumerate(NAMES):
+        message = parties.clients[name].protect(torch.full((2,), float(number)))
+        parties.server.add(name, message)
+        with pytest.raises(ReplayError, match="has sent its vector of this round already"):
+            parties.server.add(name, message)
+        memory = weakref.ref(message)
+        del message
+        assert memory() is None
+    assert parties.clients["a"].reveal(parties.server.total(), 3).tolist() == [3.0, 3.0]
+
+
+def test_a_vector_that_fails_in_the_middle_ends_the_round(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part of it is in the total by then."""
+    parties.open(0)
+    first, second = (parties.clients[name].protect(torch.ones(2)) for name in "ab")
+    parties.server.add("a", first)
+
+    def fail(*_: Any) -> None:
+        raise DecodeError("ciphertexts cannot be added")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Clear, "add", fail)
+        with pytest.raises(DecodeError, match="cannot be added"):
+            parties.server.add("b", second)
+    with pytest.raises(ReplayError, match="no open round"):
+        parties.server.add("b", second)
+    with pytest.raises(ReplayError, match="no open round"):
+        parties.server.total()
+
+
+def test_a_message_longer_than_openssl_counts_is_authenticated_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = links.Link(bytes(32), "a"), links.Link(bytes(32), "b")
+    for size in (0, 1, 15, 16, 17, 32, 100):
+        message = bytes(range(size))
+        whole = ours.tag(message, b"about")
+        with monkeypatch.context() as patch:
+            patch.setattr(links, "_PIECE_BYTES", 16)
+            theirs.verify(bytearray(message), b"about", whole)
+            pieces = theirs.tag(memoryview(message), b"about")
+        ours.verify(message, b"about", pieces)
+        with pytest.raises(AuthenticationError):
+            ours.verify(message + b"x", b"about", pieces)
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3), (0, 2)])

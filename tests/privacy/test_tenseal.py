@@ -18,6 +18,7 @@ pytest.importorskip("tenseal")
 import tenseal
 
 from backends import Recorded
+from bodies import added, encrypted
 from fedlit.privacy import BFV, CKKS, DecodeError, FixedPoint, KeyCheckError, PrivacyError, RangeError, RoundId
 from fedlit.privacy.driver import Parties
 from fedlit.privacy.links import pack_fields, unpack_fields
@@ -37,7 +38,7 @@ class Setup(SimpleNamespace):
         self.parties.enrol("abc", self.wire)
 
     def total(self, bodies: list[bytes], length: int) -> Tensor:
-        return self.client_key.decrypt(self.server_key.add(bodies, length), length, len(bodies))
+        return self.client_key.decrypt(added(self.server_key, bodies, length), length, len(bodies))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def test_a_decrypted_total_has_nothing_of_the_noise_that_the_key_could_be_comput
     """Of equal numbers it is equal to the last bit, the exact sum of what is on the grid, whatever was drawn."""
     generator, length = torch.Generator().manual_seed(0), 10 * ckks.slots
     vectors = [64 * torch.rand(length, generator=generator, dtype=torch.float64) - 32 for _ in range(10)]
-    totals = [ckks.total([ckks.client_key.encrypt(vector) for vector in vectors], length) for _ in range(2)]
+    totals = [ckks.total([encrypted(ckks.client_key, vector) for vector in vectors], length) for _ in range(2)]
     steps = sum(torch.round(vector * 2**21) for vector in vectors)  # below 2^53, so exact
     assert torch.equal(totals[0], totals[1])
     assert torch.equal(totals[0], steps / 2**21)
@@ -93,7 +94,7 @@ def test_the_fewer_clients_the_finer_the_grid() -> None:
 def test_noise_of_fresh_ciphertexts_is_that_of_42_coins_per_coefficient(ckks: Setup) -> None:
     # The slots of zeros are the real parts of the noise polynomial at primitive roots of unity of order 2N. By
     # Parseval the mean squared modulus there is N times the variance, and the real parts are half of it.
-    (zeros,) = split(ckks.client_key.encrypt(torch.zeros(ckks.slots)), 1)
+    (zeros,) = split(encrypted(ckks.client_key, torch.zeros(ckks.slots)), 1)
     slots = ckks.client_key._context.decrypt(bytes(zeros), ckks.slots, ckks.parameters.levels) * ckks.parameters.scale
     # The mean of 2048 squares of normal numbers deviates by sqrt(2 / 2048) = 3.1 %: 25 % are 8 deviations (1e-12).
     assert (slots**2).mean().item() == pytest.approx(ckks.parameters.degree / 2 * 42 / 4, rel=0.25)
@@ -115,7 +116,7 @@ def test_the_plain_modulus_is_the_largest_prime_below_2_to_34_for_4096_slots(bfv
 def test_the_greatest_sums_do_not_wrap_around() -> None:
     setup = Setup(CKKS(FixedPoint(10, 128.0)))
     # the values of the constant polynomial: all of the sum is in one coefficient
-    body = setup.client_key.encrypt(torch.full((setup.slots,), -128.0))
+    body = encrypted(setup.client_key, torch.full((setup.slots,), -128.0))
     total = setup.total([body] * 64, setup.slots)
     assert (total + 64 * 128).abs().max() <= setup.backend.error_bound(64)
 
@@ -154,7 +155,7 @@ def test_the_server_has_no_private_key_and_cannot_decrypt(setup: Setup) -> None:
     for half in (context._context.decryptor, context._context.encryptor, context._context.secret_key):
         with pytest.raises(ValueError, match="context"):
             half()
-    body = setup.parties.clients["a"]._keys[0].encrypt(torch.ones(setup.slots))
+    body = encrypted(setup.parties.clients["a"]._keys[0], torch.ones(setup.slots))
     with pytest.raises(DecodeError, match="cannot be decrypted"):
         context.decrypt(body[4:], setup.slots, setup.parameters.levels)
 
@@ -181,11 +182,11 @@ def test_nothing_printed_shows_a_key(setup: Setup) -> None:
 
 
 def test_bodies_with_too_many_too_few_or_oversized_ciphertexts_are_refused(setup: Setup) -> None:
-    body = setup.client_key.encrypt(torch.ones(5))
+    body = encrypted(setup.client_key, torch.ones(5))
     hostile = (2**24).to_bytes(4, "little") + bytes(2**24)
     for damaged in (b"", body + body, hostile, bytes(400), body + b"\0\0\0"):
         with pytest.raises(DecodeError):
-            setup.server_key.add([damaged, damaged], 5)
+            added(setup.server_key, [damaged, damaged], 5)
     for length in (setup.slots + 1, 2**62):
         with pytest.raises(DecodeError):
             setup.client_key.decrypt(body, length, 2)
@@ -193,8 +194,8 @@ def test_bodies_with_too_many_too_few_or_oversized_ciphertexts_are_refused(setup
 
 def test_a_total_under_another_key_is_refused(setup: Setup) -> None:
     scheme = setup.backend
-    stranger = scheme.load_key(*reversed(scheme.generate_keys())).encrypt(torch.ones(5))
-    for body in (stranger, setup.server_key.add([setup.client_key.encrypt(torch.ones(5)), stranger], 5)):
+    stranger = encrypted(scheme.load_key(*reversed(scheme.generate_keys())), torch.ones(5))
+    for body in (stranger, added(setup.server_key, [encrypted(setup.client_key, torch.ones(5)), stranger], 5)):
         with pytest.raises(DecodeError, match="another key"):
             setup.client_key.decrypt(body, 5, 2)
 
@@ -206,12 +207,12 @@ def test_ciphertexts_of_another_scheme_size_or_scale_are_refused(bfv: Setup, ckk
     short = tenseal.bfv_vector(tenseal.context_from(bfv.private), [1, 2, 3]).serialize()
     rescaled = tenseal.ckks_vector(tenseal.context_from(ckks.private), [1.0] * ckks.slots, 2.0**40).serialize()
     for setup, wrong, message in (
-        (bfv, ckks.client_key.encrypt(torch.ones(5)), "not a ciphertext"),
+        (bfv, encrypted(ckks.client_key, torch.ones(5)), "not a ciphertext"),
         (bfv, body(short), "3 numbers"),
         (ckks, body(rescaled), "scale"),
     ):
         with pytest.raises(DecodeError, match=message):
-            setup.server_key.add([wrong, wrong], 5)
+            added(setup.server_key, [wrong, wrong], 5)
         with pytest.raises(DecodeError, match=message):
             setup.client_key.decrypt(wrong, 5, 2)
 

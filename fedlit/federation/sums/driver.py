@@ -169,18 +169,13 @@ class Sums:
             terms = self._terms(recipe, schema)
             self._backends.open_round(channel, recipe.senders, terms, recipe.weights is not None)
             own = None if tags is None else tags.of(schema.numpy().tobytes(), recipe.weights is not None)
-            for name, vector in vectors.items() if not messenger.failed else ():
+            for name in [*vectors] if not messenger.failed else ():
                 with working(name):
-                    if messenger.journal is not None and self._channels[channel].hides:
-                        once = not self._channels[channel].declared.fixed
-                        content = None if shares is None else [*payloads[name].values()]
-                        messenger.journal.release(name, recipe.step, vector, recipe.senders, once, content)
-                        if backend.closing and not parties.closing:  # the total has all of them, as nobody is asked
-                            messenger.journal.survivors(name, recipe.step, recipe.senders)
-                    party = parties.clients[name]
-                    hidden = party.protect(vector) if own is None else party.protect_tagged(vector, own)
+                    content = None if shares is None else [*payloads[name].values()]
+                    # a client's vector is in its message then, and goes: long ones fill memory
+                    hidden = self._protected(recipe, parties, name, vectors.pop(name), content, own)
                     messages[name] = {"schema": schema, "sum": hidden}
-        vectors.clear()  # a client's vector is in its message now, and long ones fill memory
+        vectors.clear()
         kind = KINDS.index("sum" if recipe.weights is None else "mean")
         sizes = messenger.announce(
             channel, {name: wire_size(message) for name, message in messages.items()}, kind, recipe.weights
@@ -228,6 +223,24 @@ class Sums:
             read = replace(total, vector=kept, revealed=read.revealed if read else None)
         self.totals.keep(channel, recipe.receivers, recipe.absent, read, digest)
         return result
+
+    def _protected(
+        self,
+        recipe: Recipe,
+        parties: Parties,
+        name: str,
+        vector: Tensor,
+        content: Sequence[Tensor] | None,
+        tags: Tags | None,
+    ) -> Tensor:
+        """Return what a client sends of its vector, which its journal knows from then on."""
+        resolved, journal = self._channels[recipe.channel], self._messenger.journal
+        if journal is not None and resolved.hides:
+            journal.release(name, recipe.step, vector, recipe.senders, not resolved.declared.fixed, content)
+            if resolved.backend.closing and not parties.closing:  # the total has all of them, as nobody is asked
+                journal.survivors(name, recipe.step, recipe.senders)
+        party = parties.clients[name]
+        return party.protect(vector) if tags is None else party.protect_tagged(vector, tags)
 
     def _tags(self, recipe: Recipe) -> Tags | None:
         """Return what the total is checked by, under a backend that hides vectors on a grid."""
