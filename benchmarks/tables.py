@@ -828,6 +828,16 @@ def memory_clients(results: Results) -> str:
     return grid("MiB by client", ["weights and momenta", "all at once", "in turns"], rows)
 
 
+def memory_sums(results: Results) -> str:
+    """Bytes by number of what each party of a sum takes."""
+    steps = ["message", "client", "server adds", "server makes the total", "revealed"]
+    rows = [
+        (f"{name}, {row['numbers']:.0e} numbers".replace("e+0", "e"), [f"{row[step]:.1f}" for step in steps])
+        for name, row in results["sums"].items()
+    ]
+    return grid("bytes by number", steps, rows)
+
+
 def memory_state_dir(results: Results) -> str:
     """Peaks with weights and momenta in files."""
     case = results["state_dir"]
@@ -1064,7 +1074,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "across": {"rounds": across_rounds, "memory": across_memory},
     "flare": {"ways": flare_ways},
     "vanishing": {"faults": vanishing},
-    "memory": {"clients": memory_clients, "state_dir": memory_state_dir},
+    "memory": {"clients": memory_clients, "state_dir": memory_state_dir, "sums": memory_sums},
     "peers": {"ways": peers_ways},
     "scale": {"present": scale_present, "masked": scale_masked},
     "rounds": {"cost": rounds_cost},

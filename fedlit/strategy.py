@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -350,6 +351,17 @@ class FederatedStrategy(DDPStrategy):
             lengths = federation.transport.all_gather(len(dataloader), "lengths of loaders")
             dataloader.least_batches = max(length for length in lengths if isinstance(length, int))
         return dataloader
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Take a local step, of one client after the other if they are large, also where its gradients only add up."""
+        module, step = self._federated_module(), partial(super().training_step, *args, **kwargs)
+        trainer, turns = module.trainer, module.run.turns
+        waits = trainer.fit_loop._should_accumulate() and module.automatic_optimization
+        if not waits or turns.client is not None:
+            return step()
+        (optimizer,), batches = trainer.optimizers, trainer.accumulate_grad_batches
+        is_first = args[1] % batches == 0
+        return turns.accumulate(optimizer, is_first, step, lambda loss: self.backward(loss / batches, optimizer))
 
     def _configure_launcher(self) -> None:
         """Launch nothing for one process: Lightning's would leave variables behind that mislead the next Trainer."""

@@ -294,6 +294,9 @@ class ClientOptimisation(pl.LightningModule, ABC):
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         """Set gradients to None, so that an absent client's optimiser state does not change."""
+        if self.run.turns.has_zeroed:
+            self.run.turns.has_zeroed = False
+            return
         optimizer.zero_grad(set_to_none=True)
         if self.run.stacked is not None:
             self.run.stacked.zero_grad()

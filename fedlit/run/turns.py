@@ -42,6 +42,7 @@ class Turns:
         is_first: Whether it is the first turn of the step.
         is_last: Whether it is the last one.
         unfinished: Clients that have taken a step which has failed before it was another one's turn.
+        has_zeroed: Whether gradients were set to None before the turns, so that Lightning is not to do it after them.
     """
 
     def __init__(self, run: Run) -> None:
@@ -51,6 +52,7 @@ class Turns:
         self.unfinished: list[str | None] = []
         self.client: str | None = None
         self.is_first = self.is_last = True
+        self.has_zeroed = False
 
     def start_(self) -> None:
         """Begin a run."""
@@ -85,22 +87,56 @@ class Turns:
         """Let one of the clients `of` a step take it, with an optimiser of its groups alone; its gradients go then."""
         # of Lightning's, in checkpoints: processes that host other numbers of clients count alike
         counted = self._run.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.zero_grad
+        with self._turn(names, place):
+            before = None if self.is_last else counted.state_dict()
+            own = self._there if self.client is None else self._of_client
+            try:
+                with stepping(optimizer, own(optimizer)):
+                    yield
+                    if self.client is not None:
+                        optimizer.zero_grad(set_to_none=True)
+                        if self._run.offload is not None:
+                            self._run.offload.keep_states_(optimizer)
+                            self._run.release(self.client)
+                if before is not None:
+                    counted.load_state_dict(before)
+            except BaseException:
+                self.unfinished = list(names[:place])
+                raise
+
+    def accumulate(
+        self,
+        optimizer: Optimizer,
+        is_first: bool,
+        training_step: Callable[[], Any],
+        backward: Callable[[Any], object],
+    ) -> Any:
+        """Return the loss of a batch whose gradients wait for those of the next one, with the last client's graph.
+
+        The graphs of the other clients `of` the step are gone by then. Gradients of all stay, as they are added up.
+
+        Args:
+            optimizer: Of all local clients.
+            is_first: Whether it is the first of the batches, before which there are no gradients.
+            training_step: Gives the loss of those whose turn it is.
+            backward: Adds the gradients of that loss up.
+        """
+        names = self.of(optimizer)
+        self.has_zeroed = is_first and len(names) > 1
+        if self.has_zeroed:
+            optimizer.zero_grad(set_to_none=True)
+        for place in range(len(names)):
+            with self._turn(names, place):
+                loss = training_step()
+                if not self.is_last:
+                    backward(loss)
+        return loss
+
+    @contextmanager
+    def _turn(self, names: Sequence[str | None], place: int) -> Iterator[None]:
         self.client, self.is_first, self.is_last = names[place], place == 0, place == len(names) - 1
-        before = None if self.is_last else counted.state_dict()
-        own = self._there if self.client is None else self._of_client
         try:
-            with stepping(optimizer, own(optimizer)):
-                yield
-                if self.client is not None:
-                    optimizer.zero_grad(set_to_none=True)
-                    if self._run.offload is not None:
-                        self._run.offload.keep_states_(optimizer)
-                        self._run.release(self.client)
-            if before is not None:
-                counted.load_state_dict(before)
-        except BaseException:
-            self.unfinished = list(names[:place])
-            raise
+            yield
         finally:
             self.client, self.is_first, self.is_last = None, True, True
 
