@@ -1,13 +1,13 @@
-"""Memory of local clients: MiB for each further one, of FedAvg in one process.
+"""Memory: MiB for each further local client of FedAvg in one process, and bytes by number of a secure sum.
 
 Run: python benchmarks/memory.py [--parts clients state_dir recompute sums] [--networks "ResNet-18, 96 pixels"]
     [--out benchmarks/memory.json]
 
-Each figure is of a fresh process that trains two rounds of two local steps, SGD with momentum, on images that are made
-as they are read; "mib" is the peak of its memory (VmHWM) with the larger number of clients less that with the smaller
-one, by further client, and "weights_and_state_mib" what a client's weights and momenta take. "together" is how small
-networks are trained: the losses of all clients before one backward pass, and what they send collected before it is
-added; "in turns" is how large ones are. "ms" is CPU time by local step of a client, with the smaller number.
+Each figure of clients is of a fresh process that trains two rounds of two local steps, SGD with momentum, on images
+that are made as they are read; "mib" is the peak of its memory (VmHWM) with the larger number of clients less that with
+the smaller one, by further client, and "weights_and_state_mib" what a client's weights and momenta take. "together" is
+how small networks are trained: the losses of all clients before one backward pass, and what they send collected before
+it is added; "in turns" is how large ones are. "ms" is CPU time by local step of a client, with the smaller number.
 
 "state_dir" is the peak of 10 and 100 clients of ResNet-18 whose weights and momenta are in files of a folder, with
 batches of 8, and CPU and wall time by local step next to 10 in memory. "recompute" is "mib" and "ms" of FedDAN, whose

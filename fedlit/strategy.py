@@ -360,7 +360,7 @@ class FederatedStrategy(DDPStrategy):
         if not waits or turns.client is not None:
             return step()
         (optimizer,), batches = trainer.optimizers, trainer.accumulate_grad_batches
-        is_first = args[1] % batches == 0
+        is_first = trainer.fit_loop.batch_idx % batches == 0
         return turns.accumulate(optimizer, is_first, step, lambda loss: self.backward(loss / batches, optimizer))
 
     def _configure_launcher(self) -> None:

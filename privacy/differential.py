@@ -24,6 +24,9 @@ from fedlit.privacy.packing import Payload
 _PIECE = 1 << 20
 """Numbers whose noise is drawn at a time: the random bits and steps of each take ten times its room."""
 
+NOISE_VERSION = 2
+"""Of how noise is made of a key, `_PIECE` included: a message that is repeated with other noise is another release."""
+
 
 @final
 class GaussianMechanism:

@@ -253,7 +253,7 @@ class _VectorKey(HomomorphicKey):
             total.extend(vectors)
             return
         for sum_, vector in zip(total, vectors, strict=True):
-            with refusing(DecodeError, "ciphertexts cannot be added"):  # such as one and its negative
+            with refusing(DecodeError, "ciphertexts cannot be added"):  # such as, of CKKS, one and its negative
                 sum_.add_(vector)
 
     def write(self, total: deque[Any]) -> Iterator[bytes]:

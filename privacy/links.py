@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedlit.checks import check
-from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, PrivacyError
+from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, PrivacyError, RangeError
 
 if TYPE_CHECKING:
     from fedlit.privacy.base import RoundId
@@ -35,7 +35,7 @@ _COUNT = struct.Struct("<I")
 _FIELD = struct.Struct("<HI")  # length of the name, length of the value
 
 _PIECE_BYTES = 1 << 30
-"""Of a message at a time: OpenSSL counts bytes with 31 bits, and at more the program ends without an error."""
+"""Of a message at a time: OpenSSL counts bytes with 31 bits, and at more `cryptography` ends the program."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -117,12 +117,23 @@ class Link:
     def seal(self, message: Buffer, about: bytes) -> bytes:
         """Encrypt ``message``, bound to ``about``; 28 bytes longer."""
         nonce = os.urandom(_NONCE_BYTES)
-        return nonce + self._cipher.encrypt(nonce, message, about)
+        if len(message) <= _PIECE_BYTES:
+            return nonce + self._cipher.encrypt(nonce, message, about)
+        cipher = Cipher(self._block, modes.GCM(nonce)).encryptor()
+        cipher.authenticate_additional_data(about)
+        pieces = [cipher.update(piece) for piece in _pieces(message)]
+        return b"".join([nonce, *pieces, cipher.finalize(), cipher.tag])
 
     def open(self, sealed: Buffer, about: bytes) -> bytes:
         """Inverse of `seal`; raises an `AuthenticationError` at another key, another ``about``, or a change."""
         try:
-            return self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], about)
+            nonce, tag = bytes(sealed[:_NONCE_BYTES]), bytes(sealed[-_MAC_BYTES:])
+            if len(sealed) <= _PIECE_BYTES:
+                return self._cipher.decrypt(nonce, sealed[_NONCE_BYTES:], about)
+            cipher = Cipher(self._block, modes.GCM(nonce, tag)).decryptor()
+            cipher.authenticate_additional_data(about)
+            pieces = [cipher.update(piece) for piece in _pieces(memoryview(sealed)[_NONCE_BYTES:-_MAC_BYTES])]
+            return b"".join([*pieces, cipher.finalize()])
         except (InvalidTag, ValueError) as error:
             raise AuthenticationError(
                 f"a message encrypted for {self.peer!r} does not open: it was changed, made for another round or "
@@ -222,6 +233,7 @@ def pack_fields(fields: Mapping[str, bytes]) -> bytes:
     parts = [_COUNT.pack(len(fields))]
     for name, value in fields.items():
         key = name.encode()
+        check(len(value) < 2**32, f"bytes of {name!r}", "below 2^32 in a message", len(value), error=RangeError)
         parts += [_FIELD.pack(len(key), len(value)), key, value]
     return b"".join(parts)
 

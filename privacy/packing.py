@@ -106,28 +106,28 @@ def pack(payload: Payload, codec: FixedPoint | None, weight: float | None = None
             largest = float(tensor.detach().to(torch.float64).abs().max())
             if largest > 2**53:
                 raise RangeError(f"entry {name!r} has an integer of {largest:g}, only up to 2^53 are exact: scale it")
-    parts: list[Tensor] = []
-    if codec is None:
-        dtype = torch.float64 if any(is_wide(tensor.dtype) for tensor in payload.values()) else torch.float32
-        parts = [tensor.detach().reshape(-1).to(dtype) for tensor in payload.values()]
-        vector = _together(parts)
-        return vector if weight is None else torch.cat([vector.mul_(weight), vector.new_tensor([weight])])
-    for name, tensor in payload.items():
+    sizes = _sizes([(tensor.dtype, tensor.numel()) for tensor in payload.values()], codec)
+    wide = codec is None and any(is_wide(tensor.dtype) for tensor in payload.values())
+    # on the device of the first: numbers beside weights on a GPU may have been made on the CPU
+    device = next((tensor.device for tensor in payload.values()), None)
+    length, dtype = sum(sizes) + (weight is not None), torch.float64 if wide else torch.float32
+    vector = torch.empty(length, dtype=dtype, device=device)  # filled in place, as long ones fill memory
+    for (name, tensor), part in zip(payload.items(), torch.split(vector[: sum(sizes)], sizes), strict=True):
         flat = tensor.detach().reshape(-1)
-        if is_wide(tensor.dtype):
-            parts += _digits(name, flat.to(torch.float64) * (1.0 if weight is None else weight), codec)
+        if codec is not None and is_wide(tensor.dtype):
+            _write_digits(name, flat, 1.0 if weight is None else weight, codec, part)
         else:
-            flat = flat.to(torch.float32)
-            parts.append(flat if weight is None else flat * weight)
-    vector = _together(parts)
-    if weight is None:
-        return vector
-    return torch.cat([vector, vector.new_tensor([round(weight * _weight_steps(codec)) / codec.scale])])
+            part.copy_(flat)
+            if weight is not None:
+                part.mul_(weight)
+    if weight is not None:
+        vector[-1] = weight if codec is None else round(weight * _weight_steps(codec)) / codec.scale
+    return vector
 
 
-def _together(parts: list[Tensor]) -> Tensor:
-    """One vector, on the device of the first: numbers beside weights on a GPU may have been made on the CPU."""
-    return torch.cat([part.to(parts[0].device) for part in parts]) if parts else torch.zeros(0)
+def _sizes(entries: Sequence[tuple[torch.dtype, int]], codec: FixedPoint | None) -> list[int]:
+    """Numbers of entries in a vector: on a grid wide ones have two digits."""
+    return [2 * size if codec is not None and is_wide(dtype) else size for dtype, size in entries]
 
 
 def unpack(
@@ -145,9 +145,7 @@ def unpack(
     if weighted:
         vector, weight = _weight_apart(vector, codec)
         check(float(weight) > 0, "sum of the weights in a total", "above 0", float(weight), error=DecodeError)
-    sizes = [math.prod(shape) for _, _, shape in schema]
-    if codec is not None:
-        sizes = [2 * size if is_wide(dtype) else size for size, (_, dtype, _) in zip(sizes, schema, strict=True)]
+    sizes = _sizes([(dtype, math.prod(shape)) for _, dtype, shape in schema], codec)
     check(
         len(vector) == sum(sizes), "numbers of a total", f"{sum(sizes)}, as of payloads", len(vector), error=DecodeError
     )
@@ -223,19 +221,23 @@ def _base(codec: FixedPoint) -> int:
     return 1 << min(24, codec.limit.bit_length() - 1)
 
 
-def _digits(name: str, flat: Tensor, codec: FixedPoint) -> list[Tensor]:
-    base = _base(codec)
-    steps = (flat * codec.scale).round()
-    high = (steps / base).round()
-    if flat.numel():
-        largest = float(high.abs().max())
-        if base // 2 < largest < math.inf:  # what is not finite stays so, and is refused like any other number
-            raise RangeError(
-                f"entry {name!r} has a number of {float(flat.abs().max()):g}, but two digits on the grid {codec} hold "
-                f"only |x| <= {base * base / 2 / codec.scale:g}: lower fraction_bits, or send it scaled down"
-            )
-    low = steps - high * base  # balanced: at most half a base, either side of 0
-    return [(high / codec.scale).to(torch.float32), (low / codec.scale).to(torch.float32)]
+def _write_digits(name: str, flat: Tensor, weight: float, codec: FixedPoint, digits: Tensor) -> None:
+    """Write weighted numbers into ``digits``, twice as many: all high ones, then all low ones."""
+    base, parts = _base(codec), (flat, digits[: len(flat)], digits[len(flat) :])
+    for numbers, high, low in zip(*(torch.split(part, _LONG) for part in parts), strict=True):
+        numbers = numbers.to(torch.float64) * weight
+        steps = (numbers * codec.scale).round()
+        quotients = (steps / base).round()
+        if len(numbers):
+            largest = float(quotients.abs().max())
+            if base // 2 < largest < math.inf:  # what is not finite stays so, and is refused like any other number
+                raise RangeError(
+                    f"entry {name!r} has a number of {float(numbers.abs().max()):g}, but two digits on the grid "
+                    f"{codec} hold only |x| <= {base * base / 2 / codec.scale:g}: lower fraction_bits, or send it "
+                    "scaled down"
+                )
+        high.copy_(quotients / codec.scale)
+        low.copy_((steps - quotients * base) / codec.scale)  # balanced: at most half a base, either side of 0
 
 
 def _number(digits: Tensor, codec: FixedPoint) -> Tensor:

@@ -28,7 +28,15 @@ from torch import Tensor
 
 from fedlit.checks import check, check_at_least, check_one_of
 from fedlit.privacy.base import AggregationClient, AggregationServer, Party, RoundId, SecureAggregation
-from fedlit.privacy.errors import AuthenticationError, DecodeError, KeyCheckError, QuorumError, RangeError, ReplayError
+from fedlit.privacy.errors import (
+    AuthenticationError,
+    DecodeError,
+    KeyCheckError,
+    PrivacyError,
+    QuorumError,
+    RangeError,
+    ReplayError,
+)
 from fedlit.privacy.fixed_point import FixedPoint
 from fedlit.privacy.links import (
     KEY_BYTES,
@@ -72,7 +80,10 @@ class HomomorphicKey(ABC):
 
     @abstractmethod
     def encrypt(self, vector: Tensor) -> Iterator[bytes]:
-        """Ciphertexts of a floating-point vector, shape (n,), n > 0, in pieces; raises as `FixedPoint.check`."""
+        """Ciphertexts of a floating-point vector, shape (n,), n > 0, in pieces.
+
+        Raises as `FixedPoint.check`, when the first piece is asked for.
+        """
 
     @abstractmethod
     def decrypt(self, body: Buffer, length: int, num_clients: int) -> Tensor:
@@ -331,7 +342,7 @@ class SharedKeyClient(_SharedKeyParty, AggregationClient):
         last = max((round_id.call for round_id, _ in self._newest.values()), default=-1)
         round_id = revealed[0] if revealed else RoundId(_NO_ROUND, "", last)
         about = _about_sealed(round_id, len(numbers), num_clients)
-        sealed = self._among_clients.seal(numbers.numpy().tobytes(), about)
+        sealed = self._among_clients.seal(numbers.view(torch.uint8).numpy().data, about)
         return _frame(link, "total", _Binding(round_id, about), len(numbers), num_clients, [sealed])
 
 
@@ -352,15 +363,17 @@ class SharedKeyServer(_SharedKeyParty, AggregationServer):
         """Begin enrolment; an earlier key is forgotten."""
         super().enrol(roster)
         self._publics = {}
+        self._close()
 
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
         """Begin a sum over ``clients``; raises as `SharedKeyClient.open_round`."""
+        self._close()
         super().open_round(round_id, clients)
         self._clients = tuple(clients)
-        self._begin()
 
-    def _begin(self) -> None:
-        self._lengths, self._sum = {}, deque()
+    def _close(self) -> None:
+        """Forget the round, and what was added."""
+        self._round, self._lengths, self._sum = None, {}, deque()
 
     def relay(self, step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
         """Pass public keys to the dealer, and its encrypted keys to everybody.
@@ -398,16 +411,25 @@ class SharedKeyServer(_SharedKeyParty, AggregationServer):
 
     def aggregate(self, messages: Mapping[str, Tensor]) -> Tensor:
         """Add ciphertexts; the round is used up."""
-        self._opened()
+        opened = self._opened()
         self._backend.check_clients(len(messages))
         check_members(messages, self._clients, "send vectors")
-        self._begin()
-        for name, message in messages.items():
-            self.add(name, message)
+        self._close()
+        self._round = opened
+        try:
+            for name, message in messages.items():
+                self.add(name, message)
+        except PrivacyError:
+            self._close()
+            self._round = opened
+            raise
         return self.total()
 
     def add(self, name: str, message: Tensor) -> None:
-        """Add one vector, of which nothing is kept; raises as `aggregate`."""
+        """Add one vector, of which nothing is kept; raises as `aggregate`.
+
+        Ciphertexts that cannot be added end the round, as some of them are in the total.
+        """
         (key, link), opened = self._enrolled(), self._opened()
         if name in self._lengths:
             raise ReplayError(f"client {name!r} has sent its vector of this round already")
@@ -418,22 +440,19 @@ class SharedKeyServer(_SharedKeyParty, AggregationServer):
         if added != 1:
             raise AuthenticationError(f"client {name!r} sent a total of {added} vectors in place of its own")
         check_equally_long({**self._lengths, name: length})
+        lengths, total = self._lengths, self._sum
+        self._close()
         if length:
-            self._round = None  # ciphertexts that cannot be added have spoilt the total
-            key.add(self._sum, body, length)
-            self._round = opened
-        self._lengths[name] = length
+            key.add(total, body, length)
+        self._round, self._lengths, self._sum = opened, {**lengths, name: length}, total
 
     def total(self) -> Tensor:
         """Ciphertexts of the total of the vectors that were added; the round is used up. Raises as `aggregate`."""
         (key, link), opened = self._enrolled(), self._opened()
         self._backend.check_clients(len(self._lengths))
-        length, num_clients = next(iter(self._lengths.values())), len(self._lengths)
-        pieces = key.write(self._sum) if length else ()
-        total = _frame(link, "total", opened, length, num_clients, pieces)
-        self._round = None
-        self._begin()
-        return total
+        lengths, total = [*self._lengths.values()], self._sum
+        self._close()  # before it is used up: whatever fails, no later vector is taken for the total of all
+        return _frame(link, "total", opened, lengths[0], len(lengths), key.write(total))
 
 
 def _about_deal(roster: Sequence[str], public: bytes) -> bytes:

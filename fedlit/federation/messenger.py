@@ -318,20 +318,23 @@ class Messenger:
     def gather(self, channel: str, messages: Mapping[str, Message], sizes: Mapping[str, int]) -> dict[str, Message]:
         """Carry clients' messages to the server; return them there."""
         arrived: dict[str, Message] = {}
-        self.gather_each(channel, messages, sizes, arrived.__setitem__)
+        self.gather_each(channel, {**messages}, sizes, arrived.__setitem__)
         return {} if self.failed else arrived
 
     def gather_each(
         self,
         channel: str,
-        messages: Mapping[str, Message],
+        messages: dict[str, Message],
         sizes: Mapping[str, int],
         take: Callable[[str, Message], None],
     ) -> None:
-        """Carry clients' messages to the server, which takes each as it arrives, in the order of ``sizes``."""
+        """Carry clients' messages to the server, which takes each as it arrives, in the order of ``sizes``.
+
+        Those of the server's process are taken out of ``messages``, as long ones fill memory.
+        """
         if self.transport.world_size == 1:
             for name in sizes:
-                take(name, messages[name])
+                take(name, messages.pop(name))
             return
         names = [*sizes]
         far = [index for index, name in enumerate(names) if self.rank_of[name]]
@@ -343,6 +346,7 @@ class Messenger:
             while mine and mine[0] < until:
                 name = names[mine.pop(0)]
                 take(name, _local_message(messages, name))
+                messages.pop(name, None)
 
         def arrived(index: int, message: Tensor) -> None:
             take_local(far[index])

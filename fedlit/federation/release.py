@@ -17,7 +17,7 @@ from fedlit.federation.documents import fingerprint
 from fedlit.federation.errors import BudgetError, JournalError, with_place
 from fedlit.federation.messenger import KINDS, Messenger, Party
 from fedlit.privacy import Accountant, GaussianMechanism, InputError
-from fedlit.privacy.differential import spent_by
+from fedlit.privacy.differential import NOISE_VERSION, spent_by
 from fedlit.privacy.links import derive
 from fedlit.privacy.packing import Payload
 
@@ -65,7 +65,7 @@ class Releases:
             try:
                 near, key = None if around is None else around.get(client, {}), None
                 if messenger.journal is not None:
-                    about = channel.name, client, mechanism.clip_norm, mechanism.noise_multiplier
+                    about = NOISE_VERSION, channel.name, client, mechanism.clip_norm, mechanism.noise_multiplier
                     contents = [fingerprint({**each}) for each in (payload, near or {})]
                     key = messenger.journal.noise_key(*about, *messenger.step, *contents)
                     self._names[channel.name, party] = derive(key, "name").hex()[:32]

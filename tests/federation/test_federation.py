@@ -34,6 +34,7 @@ from fedlit.federation.sums import driver
 from fedlit.functional import fedavg
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
 from fedlit.privacy.masking.client import MaskingClient
+from fedlit.privacy.masking.server import MaskingServer
 from fedlit.privacy.packing import pack
 
 NAMES = ["a", "b", "c", "t"]
@@ -493,6 +494,26 @@ def test_a_vector_goes_once_it_is_protected(checked: float, monkeypatch: pytest.
     monkeypatch.setattr(driver, "_CHECKED", checked)
     monkeypatch.setattr(driver, "pack", noted)
     monkeypatch.setattr(MaskingClient, "protect", protected)
+    federation(privacy=PairwiseMasking()).sum("s", unlike())
+    assert left == [4, 3, 2, 1]
+
+
+def test_a_message_goes_once_the_server_has_added_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: WeakSet[Tensor] = WeakSet()
+    left: list[int] = []
+
+    def protected(client: MaskingClient, vector: Tensor) -> Tensor:
+        message = protect(client, vector)
+        alive.add(message)
+        return message
+
+    def adding(server: MaskingServer, name: str, message: Tensor) -> None:
+        left.append(len(alive))
+        add(server, name, message)
+
+    protect, add = MaskingClient.protect, MaskingServer.add
+    monkeypatch.setattr(MaskingClient, "protect", protected)
+    monkeypatch.setattr(MaskingServer, "add", adding)
     federation(privacy=PairwiseMasking()).sum("s", unlike())
     assert left == [4, 3, 2, 1]
 

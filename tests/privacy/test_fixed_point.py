@@ -22,6 +22,13 @@ def test_numbers_go_to_the_nearest_step_half_to_even_by_hand() -> None:
     assert codec.decode(codec.encode(numbers)).tolist() == [0, 0.25, 0.25, -0.25, 0, 0.5, 0, 8.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float64])
+def test_decoding_leaves_the_integers_as_they_are(dtype: torch.dtype) -> None:
+    integers = torch.tensor([4, -8], dtype=dtype)
+    assert FixedPoint(fraction_bits=2).decode(integers).tolist() == [1.0, -2.0]
+    assert integers.tolist() == [4, -8]
+
+
 @given(st.lists(st.floats(-32, 32, width=32), min_size=1), st.integers(0, 20), st.booleans())
 def test_encoding_agrees_with_exact_rational_arithmetic(numbers: list[float], fraction_bits: int, wide: bool) -> None:
     codec = FixedPoint(fraction_bits, bound=32.0)

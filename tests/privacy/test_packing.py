@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlit.privacy import DecodeError, FixedPoint, InputError, Plain, PrivacyError, QuorumError, RangeError
+from fedlit.privacy import DecodeError, FixedPoint, InputError, Plain, PrivacyError, QuorumError, RangeError, packing
 from fedlit.privacy.packing import check_weight, pack, relative_weights, schema_of, unpack
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int8, torch.bool]
@@ -44,6 +44,17 @@ def test_wide_entries_are_two_digits_on_a_grid_by_hand() -> None:
     vector = pack(payload, codec)
     assert (vector * 16).tolist() == [5.0, 4.0, -2.0, 16.0]
     assert unpack(vector.double(), schema_of(payload), codec, weighted=False) == payload
+
+
+@pytest.mark.parametrize("weight", [None, 0.3])
+def test_digits_of_a_long_entry_are_made_in_pieces(weight: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = {"d": torch.linspace(-900, 900, 10, dtype=torch.float64), "n": torch.arange(7), "w": torch.ones(2)}
+    whole = pack(payload, FixedPoint(), weight)
+    monkeypatch.setattr(packing, "_LONG", 3)
+    assert torch.equal(pack(payload, FixedPoint(), weight), whole)
+    payload["n"][6] = 2**52
+    with pytest.raises(RangeError, match="entry 'n' has a number of"):
+        pack(payload, FixedPoint(), weight)
 
 
 @settings(deadline=None)

@@ -9,6 +9,7 @@ import signal
 import struct
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -158,7 +159,7 @@ def test_workers_change_nothing_but_the_time(
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_long_vectors_are_summed_in_pieces(
-    workers: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    workers: int, keys: Keys, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three ciphertexts, the last piece of fewer, and the last ciphertext not full."""
     monkeypatch.setattr(arithmetic, "_SMALLEST_PART", 1e-9)
@@ -168,6 +169,14 @@ def test_long_vectors_are_summed_in_pieces(
     for length in (1, 3 * paillier.slots.count, 3 * paillier.slots.count + 1, 8 * paillier.slots.count - 2):
         payloads = {name: {"w": torch.randn(length, generator=generator)} for name in "abc"}
         assert torch.equal(paillier.sum(payloads)["w"], Plain(paillier.codec).sum(payloads)["w"])
+        pieces = list(keys.private.encrypt(payloads["a"]["w"]))
+        total: deque[Any] = deque()
+        keys.public.add(total, b"".join(pieces), length)
+        for made in (pieces, list(keys.public.write(total))):
+            assert [len(piece) // SIZE for piece in made] == [
+                min(3, paillier.slots.integers(length) - first)
+                for first in range(0, paillier.slots.integers(length), 3)
+            ]
 
 
 def test_an_error_in_a_thread_arrives(keys: Keys) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
 from torch import Tensor
 
 from fedlit.privacy import (
@@ -286,18 +287,98 @@ def test_a_vector_that_fails_in_the_middle_ends_the_round(parties: Parties, monk
         parties.server.total()
 
 
-def test_a_message_longer_than_openssl_counts_is_authenticated_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = links.Link(bytes(32), "a"), links.Link(bytes(32), "b")
-    for size in (0, 1, 15, 16, 17, 32, 100):
-        message = bytes(range(size))
-        whole = ours.tag(message, b"about")
-        with monkeypatch.context() as patch:
-            patch.setattr(links, "_PIECE_BYTES", 16)
-            theirs.verify(bytearray(message), b"about", whole)
-            pieces = theirs.tag(memoryview(message), b"about")
-        ours.verify(message, b"about", pieces)
-        with pytest.raises(AuthenticationError):
-            ours.verify(message + b"x", b"about", pieces)
+def test_a_total_that_fails_is_no_later_vector_s(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as without memory for it: what is added next would be the total of one client."""
+    parties.open(0)
+    messages = {name: parties.clients[name].protect(torch.ones(2)) for name in NAMES}
+    for name in "ab":
+        parties.server.add(name, messages[name])
+
+    def fail(*_: Any) -> bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(links.Link, "tag", fail)
+        with pytest.raises(MemoryError):
+            parties.server.total()
+    for step in (lambda: parties.server.add("c", messages["c"]), parties.server.total):
+        with pytest.raises(ReplayError, match="no open round"):
+            step()
+
+
+def test_a_failed_aggregate_keeps_no_vector(parties: Parties) -> None:
+    parties.open(0)
+    messages = {name: parties.clients[name].protect(torch.ones(2)) for name in NAMES}
+    with pytest.raises(AuthenticationError):
+        parties.server.aggregate({**messages, "c": messages["b"]})
+    with pytest.raises(QuorumError):
+        parties.server.total()
+    assert parties.clients["a"].reveal(parties.server.aggregate(messages), 3).tolist() == [3.0, 3.0]
+
+
+def test_what_is_no_vector_of_a_client_of_the_round_is_not_added(parties: Parties) -> None:
+    total = parties.total_of(4, names=["a", "b"])
+    parties.open(5, names=["a", "b"])
+    opened, link = parties.server._opened(), parties.server._keys[1]
+    two = shared_key._frame(link, "vector of a", opened, 4, 2, [shared_key._unframe(link, "total", total)[3]])
+    with pytest.raises(AuthenticationError, match="client 'a' sent a total of 2 vectors in place of its own"):
+        parties.server.add("a", two)
+    parties.server.add("b", parties.clients["b"].protect(torch.ones(2)))
+    stranger = shared_key._frame(link, "vector of c", opened, 2, 1, [bytes(16)])
+    with pytest.raises(AuthenticationError, match="clients \\['c'\\] cannot send vectors"):
+        parties.server.add("c", stranger)
+
+
+class Recording:
+    """A cipher that counts the bytes of each call."""
+
+    sizes: ClassVar[list[int]] = []
+
+    def __init__(self, *arguments: Any) -> None:
+        self._made: Any = Cipher(*arguments)
+
+    def encryptor(self) -> Recording:
+        self._made = self._made.encryptor()
+        return self
+
+    def decryptor(self) -> Recording:
+        self._made = self._made.decryptor()
+        return self
+
+    def authenticate_additional_data(self, data: Any) -> None:
+        self.sizes.append(len(data))
+        self._made.authenticate_additional_data(data)
+
+    def update(self, data: Any) -> Any:
+        self.sizes.append(len(data))
+        return self._made.update(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 64, 100])
+def test_a_message_longer_than_openssl_counts_goes_in_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs, message = links.Link(bytes(32), "a"), links.Link(bytes(32), "b"), bytes(range(size))
+    tag, sealed = ours.tag(message, b"about"), ours.seal(message, b"about")
+    with monkeypatch.context() as patch:
+        patch.setattr(links, "_PIECE_BYTES", 32)  # no shorter than a hash, which is a piece as well
+        patch.setattr(links, "Cipher", Recording)
+        patch.setattr(Recording, "sizes", [])
+        theirs.verify(bytearray(message), b"about", tag)
+        assert theirs.open(memoryview(sealed), b"about") == message
+        pieces, in_pieces = theirs.tag(memoryview(message), b"about"), theirs.seal(memoryview(message), b"about")
+        assert max(Recording.sizes) <= 32
+        for changed in (sealed[:-1] + bytes([sealed[-1] ^ 1]), sealed[:12] + b"x" + sealed[13:], sealed[:20]):
+            if changed != sealed:
+                with pytest.raises(AuthenticationError):
+                    theirs.open(changed, b"about")
+    ours.verify(message, b"about", pieces)
+    assert ours.open(in_pieces, b"about") == message
+    with pytest.raises(AuthenticationError):
+        ours.verify(message + b"x", b"about", pieces)
+    with pytest.raises(AuthenticationError):
+        ours.open(in_pieces, b"another")
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3), (0, 2)])

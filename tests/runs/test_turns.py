@@ -164,6 +164,17 @@ def test_accumulated_gradients_stay_and_graphs_go(in_turns: None, monkeypatch: p
     assert Watched.calls == 3 * (5 + 5 + 2)
 
 
+def test_a_training_step_without_a_batch_idx_accumulates(in_turns: None) -> None:
+    class Short(FedAvg):
+        @turns.independent
+        def training_step(self, batch: Any) -> Tensor:  # type: ignore[override]
+            return super().training_step(batch, 0)
+
+    options = {"accumulate_grad_batches": 2}
+    one, other = (fitted(lambda m=method: m(LABELLED, "c2", 2, network()), **options)[0] for method in (Short, FedAvg))
+    assert same(weights(one, "c2"), weights(other, "c2"))
+
+
 def test_small_networks_take_the_step_together() -> None:
     with pytest.raises(AssertionError):
         fitted(watched)

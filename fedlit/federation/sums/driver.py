@@ -356,7 +356,7 @@ class Sums:
         self,
         recipe: Recipe,
         parties: Parties,
-        messages: Mapping[str, Message],
+        messages: dict[str, Message],
         sizes: Mapping[str, int],
         made: Callable[[str], Tensor],
     ) -> Total | None:
