@@ -253,7 +253,7 @@ def forging(transport: Transport, bound: float) -> str:
             shift = protected.codec.largest_sum(len(NAMES)) - round(bound * protected.codec.scale)
             (plaintext,) = protected.slots.pack([shift])
             ciphertexts[0] = ciphertexts[0] * key._modulus.embed(plaintext) % key._modulus.square
-            return _frame(link, "total", about, length, len(NAMES), key._modulus.write(ciphertexts))
+            return _frame(link, "total", about, length, len(NAMES), [key._modulus.write(ciphertexts)])
 
         server.add, server.total = note, total
     own = {client.name: {"w": torch.tensor([1.5])} for client in federation.local_clients}
