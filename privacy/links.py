@@ -127,10 +127,10 @@ class Link:
     def open(self, sealed: Buffer, about: bytes) -> bytes:
         """Inverse of `seal`; raises an `AuthenticationError` at another key, another ``about``, or a change."""
         try:
-            nonce, tag = bytes(sealed[:_NONCE_BYTES]), bytes(sealed[-_MAC_BYTES:])
+            nonce = bytes(sealed[:_NONCE_BYTES])
             if len(sealed) <= _PIECE_BYTES:
                 return self._cipher.decrypt(nonce, sealed[_NONCE_BYTES:], about)
-            cipher = Cipher(self._block, modes.GCM(nonce, tag)).decryptor()
+            cipher = Cipher(self._block, modes.GCM(nonce, bytes(sealed[-_MAC_BYTES:]))).decryptor()
             cipher.authenticate_additional_data(about)
             pieces = [cipher.update(piece) for piece in _pieces(memoryview(sealed)[_NONCE_BYTES:-_MAC_BYTES])]
             return b"".join([*pieces, cipher.finalize()])

@@ -363,17 +363,17 @@ class SharedKeyServer(_SharedKeyParty, AggregationServer):
         """Begin enrolment; an earlier key is forgotten."""
         super().enrol(roster)
         self._publics = {}
-        self._close()
+        self._begin()
 
     def open_round(self, round_id: RoundId, clients: Sequence[str]) -> None:
         """Begin a sum over ``clients``; raises as `SharedKeyClient.open_round`."""
-        self._close()
+        self._begin()
         super().open_round(round_id, clients)
         self._clients = tuple(clients)
 
-    def _close(self) -> None:
-        """Forget the round, and what was added."""
-        self._round, self._lengths, self._sum = None, {}, deque()
+    def _begin(self, opened: _Binding | None = None) -> None:
+        """Have a round in which nothing is added yet, or none."""
+        self._round, self._lengths, self._sum = opened, {}, deque()
 
     def relay(self, step: str, sent: Mapping[str, bytes]) -> dict[str, bytes]:
         """Pass public keys to the dealer, and its encrypted keys to everybody.
@@ -414,14 +414,12 @@ class SharedKeyServer(_SharedKeyParty, AggregationServer):
         opened = self._opened()
         self._backend.check_clients(len(messages))
         check_members(messages, self._clients, "send vectors")
-        self._close()
-        self._round = opened
+        self._begin(opened)
         try:
             for name, message in messages.items():
                 self.add(name, message)
         except PrivacyError:
-            self._close()
-            self._round = opened
+            self._begin(opened)
             raise
         return self.total()
 
@@ -439,19 +437,19 @@ class SharedKeyServer(_SharedKeyParty, AggregationServer):
             raise ReplayError(f"the vector of client {name!r} was made for another round or roster")
         if added != 1:
             raise AuthenticationError(f"client {name!r} sent a total of {added} vectors in place of its own")
-        check_equally_long({**self._lengths, name: length})
-        lengths, total = self._lengths, self._sum
-        self._close()
+        lengths, total = {**self._lengths, name: length}, self._sum
+        check_equally_long(lengths)
+        self._begin()
         if length:
             key.add(total, body, length)
-        self._round, self._lengths, self._sum = opened, {**lengths, name: length}, total
+        self._round, self._lengths, self._sum = opened, lengths, total
 
     def total(self) -> Tensor:
         """Ciphertexts of the total of the vectors that were added; the round is used up. Raises as `aggregate`."""
         (key, link), opened = self._enrolled(), self._opened()
         self._backend.check_clients(len(self._lengths))
         lengths, total = [*self._lengths.values()], self._sum
-        self._close()  # before it is used up: whatever fails, no later vector is taken for the total of all
+        self._begin()  # before it is used up: whatever fails, no later vector is taken for the total of all
         return _frame(link, "total", opened, lengths[0], len(lengths), key.write(total))
 
 
