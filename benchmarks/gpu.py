@@ -249,6 +249,9 @@ def main() -> None:
     parser.add_argument("--pixels", type=int, default=224)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     given = parser.parse_args()
+    if given.device == "cuda" and not torch.cuda.is_available():
+        print(f"skipped: torch {torch.__version__} finds no GPU here; --device cpu tries the script itself")
+        return
     gpu = torch.cuda.get_device_name() if given.device == "cuda" else "none"
     results = Results(given.out, "torch", "torchvision", "lightning", gpu=gpu)
     parts = given.parts or ["methods", "resume", "resnet"]

@@ -200,6 +200,9 @@ def masking(repeats: int) -> dict[str, float]:
         "protect_over_keystream": ratio("protect", "keystream"),
         "recovery_with_one_dropped_over_without": ratio("recover_one_dropped", "recover"),
         "in_pairs_over_shares": ratio("in_pairs_all", "all"),
+        # a client's masks are a tenth for itself, which the server makes once more; in pairs there are none of these
+        "all_over_keystreams": ratio("all", "keystream") / (len(CLIENTS) + 1),
+        "in_pairs_over_keystreams": ratio("in_pairs_all", "keystream") / (len(CLIENTS) - 1),
         "add_over_plain_sum": ratio("add", "plain_sum"),
         "check_and_add_over_plain_sum": ratio("check_and_add", "plain_sum"),
         "bytes_per_number": whole["bytes"],

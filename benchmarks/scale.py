@@ -3,10 +3,11 @@
 Run: python benchmarks/scale.py [--parts present masked refine] [--out benchmarks/scale.json]
 
 present  FedAvg of a 64-16-10 MLP, of whose clients 50 sources and the target train in each of six rounds of two local
-         steps: CPU seconds to the first batch, by client too, CPU milliseconds of the median round, and the peak of the
-         process's memory.
+         steps: CPU seconds to the first batch, by client too, CPU milliseconds of the median round, the peak of the
+         process's memory, and CPU seconds and size of a checkpoint, in kilobytes by client.
 masked   A masked sum of 1,000 numbers, all parties in one process, default settings, a tenth of the clients lost
-         after they have shared their secrets: CPU milliseconds by client, and whether it is that of integers.
+         after they have shared their secrets: CPU milliseconds by client of agreeing on keys, once in a federation, and
+         of the sum, and whether it is that of integers.
 refine   `refine_labels` of that many samples with 1,280 features in 200 clusters, 10 classes: CPU seconds.
 
 One thread, a fresh process for each figure.
@@ -19,6 +20,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -67,14 +69,22 @@ def present(number: int) -> dict[str, float]:
     strategy = FederatedStrategy(num_threads=1, participation=Fraction(min(1.0, PRESENT / (number - 1))))
     start = time.process_time()
     module = FedAvg(names, names[-1], 10, MLP(64, [16]))
-    pl.Trainer(strategy=strategy, **options).fit(module, FederatedLoader(dict.fromkeys(names, samples), 20, seed=0))
+    trainer = pl.Trainer(strategy=strategy, **options)
+    trainer.fit(module, FederatedLoader(dict.fromkeys(names, samples), 20, seed=0))
+    peak = mebibytes("VmHWM")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "run.ckpt")
+        saving = seconds(lambda: trainer.save_checkpoint(file))
+        size = file.stat().st_size
     rounds = [after - before for before, after in zip(marks.marks[1:], marks.marks[2:], strict=False)]
     set_up = marks.marks[0] - start
     return {
         "set_up_s": round(set_up, 2),
         "set_up_ms_by_client": round(1000 * set_up / number, 2),
         "round_ms": round(1000 * statistics.median(rounds), 1),
-        "peak_mib": round(mebibytes("VmHWM")),
+        "peak_mib": round(peak),
+        "checkpoint_s": round(saving, 2),
+        "checkpoint_kb_by_client": round(size / 1000 / number, 1),
     }
 
 
@@ -88,15 +98,16 @@ def masked(number: int) -> dict[str, float]:
     found: list[torch.Tensor] = []
 
     def take() -> None:
-        parties.enrol(names)
         parties.open_round(RoundId(0, "weights", 0), names)
         for name in left:
             parties.server.add(name, parties.clients[name].protect(vectors[name]))
         found.append(parties.total(left))
 
+    enrolling = seconds(lambda: parties.enrol(names))
     spent = seconds(take)
     exact = torch.stack([FixedPoint().encode(vectors[name]) for name in left]).sum(dim=0)
     return {
+        "keys_ms_by_client": round(1000 * enrolling / number, 1),
         "ms_by_client": round(1000 * spent / number, 1),
         "neighbours": PairwiseMasking().degree(number),
         "equal": bool(torch.equal(found[0].to(torch.int64), exact)),

@@ -117,8 +117,9 @@ class FederatedLoader:
         """Return a loader of the clients' ordinary DataLoaders, with batches as these make them.
 
         Kept of each: ``dataset``, ``batch_size``, ``shuffle`` or ``sampler``, ``batch_sampler``, ``drop_last``,
-        ``collate_fn`` and what is about workers, which persist. Batches are tuples, dictionaries, named tuples or
-        dataclasses; the ``training_step`` of a module in `fedlit.Federated` is given them as ``collate_fn`` made them.
+        ``collate_fn``, ``pin_memory`` and what is about workers, which persist. Batches are tuples, dictionaries, named
+        tuples or dataclasses; the ``training_step`` of a module in `fedlit.Federated` is given them as ``collate_fn``
+        made them.
         Methods, the label guard and evaluation use the part that is ``label``, and the one that is ``inputs``.
 
         A sampler's order in pass p is random by (seed, client, p) alone, and by the seed of its ``generator`` if it has

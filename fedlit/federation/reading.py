@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fedlit.federation.data_loaders import ClientSamples
@@ -60,6 +61,7 @@ class Reader:
         dataset = loader.datasets[client]
         self.augments = getattr(dataset, "augments", True) and not reads_tensors(dataset)
         self.fetch = fetch_of(dataset)
+        self.pins = self.given is not None and self.given.workers["pin_memory"] and torch.cuda.is_available()
         if self.fetch is None:
             self.sampler = _RoundSampler()
             workers = {"num_workers": loader.num_workers} if self.given is None else self.given.workers
@@ -88,7 +90,7 @@ class Reader:
                 if self.augments:
                     enter_stream(*self._stream(number))
                 batch = self.fetch(self.positions(number))
-            yield batch
+            yield tree_map_only(Tensor, Tensor.pin_memory, batch) if self.pins else batch
 
     def number(self, round_idx: int, batch_idx: int, steps: int) -> int:
         """Number of a batch among those of all rounds."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -19,8 +21,8 @@ def recompute_(replica: nn.Module) -> None:
     """Let the extractors in a replica keep their inputs alone for the backward pass, which runs them again.
 
     The second call has the random numbers, weights and modes of the first. Gradients are the same to the last bit, and
-    buffers change once. Layers draw from torch's default generators; what they keep beside parameters and buffers is as
-    the first call leaves it.
+    buffers change once. Layers draw from the default generators of torch, numpy and Python, or from one that is an
+    attribute of a layer; what else they keep beside parameters and buffers is as the first call leaves it.
 
     Args:
         replica: Changed in place; state dicts and copies are as before.
@@ -53,12 +55,13 @@ class _Recomputed:
             return type(self.network).forward(self.network, *args, **kwargs)
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), _AsBefore(copied)
+            return nullcontext(), _AsBefore(copied, drawn)
 
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         copies: dict[int, Tensor] = {}
         copied = [_State.of(module).with_copies(copies) for module in self.network.modules()]
+        drawn = _Generators.of(self.network.modules())
         before = _versions(args, kwargs)
         with set_checkpoint_early_stop(False):  # by an exception, which a forward may catch
             found = checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
@@ -97,6 +100,41 @@ class _State:
         self.module._buffers.update(self.buffers)
 
 
+@dataclass(frozen=True)
+class _Generators:
+    """States of what layers may draw from, but for torch's default generators, which torch keeps itself."""
+
+    python: Any
+    numpy: Any
+    own: list[tuple[Any, Any]]
+
+    @classmethod
+    def of(cls, modules: Iterable[nn.Module]) -> _Generators:
+        held = [each for module in modules for each in vars(module).values()]
+        own = [(each, _state(each)) for each in held if isinstance(each, _OWN)]
+        return cls(random.getstate(), np.random.get_state(), own)  # noqa: NPY002, of layers that draw from it
+
+    def put_back_(self) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+        for generator, state in self.own:
+            if isinstance(generator, torch.Generator):
+                generator.set_state(state)
+            elif isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = state
+            else:
+                generator.setstate(state)
+
+
+_OWN = (torch.Generator, np.random.Generator, random.Random)
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    return generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.getstate()
+
+
 def _versions(*inputs: Any) -> list[int]:
     """Return how often tensors have been written to."""
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
@@ -106,12 +144,14 @@ def _versions(*inputs: Any) -> list[int]:
 class _AsBefore:
     """Within it, modules have what they had, and copies of their buffers; entered once for each backward pass."""
 
-    def __init__(self, states: Sequence[_State]) -> None:
-        self._states = states
-        self._now: list[_State] = []
+    def __init__(self, states: Sequence[_State], drawn: _Generators) -> None:
+        self._states, self._drawn = states, drawn
+        self._now: list[_State | _Generators] = []
 
     def __enter__(self) -> None:
-        self._now = [_State.of(each.module) for each in self._states]
+        modules = [each.module for each in self._states]
+        self._now = [*map(_State.of, modules), _Generators.of(modules)]
+        self._drawn.put_back_()
         copies: dict[int, Tensor] = {}
         for each in self._states:
             each.with_copies(copies).put_back_()

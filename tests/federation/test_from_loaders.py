@@ -293,6 +293,22 @@ def test_workers_change_nothing_not_even_what_collate_draws() -> None:
     assert len(set(noise)) == 3
 
 
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # of torch, without a GPU
+def test_pinned_memory_is_that_of_each_clients_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = DataLoader(Rows(6, lambda row: (torch.ones(2), row % 2)), 2, pin_memory=True, num_workers=1)
+    made = FederatedLoader.from_loaders({"c": apart})
+    assert len(list(made)) == 3
+    workers = made._readers["c"].workers  # torch pins what comes of them
+    assert (workers.pin_memory, workers.num_workers, workers.persistent_workers) == (True, 1, True)
+
+    pinned: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: pinned.append(len(tensor)) or tensor)
+    loaders = {"a": DataLoader(pairs(12), 4, pin_memory=True), "b": DataLoader(pairs(9), 3)}
+    assert [set(step) for step in FederatedLoader.from_loaders(loaders)] == [{"a", "b"}] * 3
+    assert pinned == [4] * 6  # inputs and labels of a's batches
+
+
 def test_samples_of_any_length_may_be_padded() -> None:
     def pad(samples: list[Any]) -> dict[str, Tensor]:
         series = torch.nn.utils.rnn.pad_sequence([each for each, _ in samples], batch_first=True)

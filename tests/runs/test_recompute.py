@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 import weakref
 from typing import Any
 
@@ -111,6 +112,47 @@ def test_a_second_call_has_what_the_first_had() -> None:
     assert all(torch.equal(one, other) for one, other in zip(grads, other_grads, strict=True))
     assert torch.equal(drawn, other_drawn)
     assert same(state, other_state)
+
+
+class Drawing(nn.Module):
+    """Scales features by what it draws: of numpy and Python, or of generators of its own."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.linear, self.out_features, self.own = nn.Linear(5, 4), 4, own
+        self.torch, self.numpy, self.python = torch.Generator(), np.random.default_rng(0), random.Random(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.own:
+            drawn = [torch.rand(4, generator=self.torch), torch.tensor(self.numpy.random(4)), self.python.random()]
+        else:
+            drawn = [torch.rand(4), torch.tensor(np.random.rand(4)), random.random()]  # noqa: NPY002
+        for each in drawn:
+            x = (x if x.shape[1] == 4 else self.linear(x)) * each
+        return x.float().tanh()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_second_call_draws_the_same_from_every_generator(own: bool) -> None:
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        replica = Replica(Drawing(own), nn.Linear(4, 2))
+        if recompute:
+            recompute_(replica)
+        np.random.seed(0)  # noqa: NPY002
+        random.seed(0)
+        for _ in range(2):
+            out = replica(torch.ones(3, 5))
+            extractor: Any = replica.extractor
+            between = [torch.rand(1).item(), np.random.rand(), random.random(), extractor.python.random()]  # noqa: NPY002
+            out.square().sum().backward()
+            after = [torch.rand(1).item(), np.random.rand(), random.random(), extractor.numpy.random()]  # noqa: NPY002
+            found.append((out.detach(), replica.extractor.linear.weight.grad.clone(), [*between, *after]))  # type: ignore[union-attr]
+    for (out, gradient, drawn), (other, other_gradient, others) in zip(found[:2], found[2:], strict=True):
+        assert torch.equal(out, other)
+        assert torch.equal(gradient, other_gradient)
+        assert drawn == others
 
 
 class Careless(nn.Module):

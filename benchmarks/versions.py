@@ -1,0 +1,119 @@
+"""What changed in cost between an earlier revision and this one: benchmarks of speed, of both in turns, as ratios.
+
+Run from a clone: python benchmarks/versions.py REVISION [--scripts rounds aggregation privacy scale] [--repeats 1]
+
+Both packages are installed into folders of their own, without dependencies, so that they meet the same libraries. Each
+runs its own revision's script, or this one's where it had none, in turns with the other. A ratio is the median of now
+over that of before, of every number that both wrote; what one of them cannot do is listed with its error. Numbers that
+are counts, settings or ratios themselves are compared alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from measures import environment
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "rounds": ((),),
+    "aggregation": ((),),
+    "privacy": ((),),
+    "scale": (("--parts", "present"), ("--parts", "masked"), ("--parts", "refine")),
+}
+"""By script, the arguments of each of its runs."""
+
+
+def install(revision: str, folder: Path) -> None:
+    """Install a revision's package into ``folder/site``; its benchmarks are in ``folder/source``."""
+    source = folder / "source"
+    source.mkdir(parents=True)
+    archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True).stdout
+    subprocess.run(["tar", "x"], cwd=source, input=archive, check=True)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder / "site"), str(source)]
+    subprocess.run(pip, check=True)
+
+
+def measured(folder: Path, name: str, arguments: tuple[str, ...]) -> dict[str, float] | str:
+    """Numbers by path that a script wrote with the package in ``folder``, or the last line of its error."""
+    benchmarks = folder / "source/benchmarks"
+    if not (benchmarks / f"{name}.py").exists():
+        benchmarks = ROOT / "benchmarks"
+    out = folder / "found.json"
+    out.unlink(missing_ok=True)
+    done = subprocess.run(
+        [sys.executable, str(benchmarks / f"{name}.py"), *arguments, "--out", str(out)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder / "site")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return dict(numbers(json.loads(out.read_text())))
+
+
+def numbers(found: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """All numbers in nested mappings, with the path of each."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            if key != "environment":
+                yield from numbers(value, f"{path}/{key}" if path else key)
+    elif isinstance(found, int | float) and not isinstance(found, bool):
+        yield path, float(found)
+
+
+def compared(before: list[dict[str, float]], now: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Medians of both, and their ratio, of what both have."""
+    rows = {}
+    for path in now[0]:
+        if all(path in each for each in (*before, *now)):
+            old, new = (statistics.median(each[path] for each in side) for side in (before, now))
+            rows[path] = {"before": old, "now": new, **({"ratio": round(new / old, 3)} if old else {})}
+    return rows
+
+
+def main() -> None:
+    """Install, measure in turns, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("revision")
+    parser.add_argument("--scripts", nargs="+", choices=SCRIPTS, default=list(SCRIPTS))
+    parser.add_argument("--repeats", type=int, default=1, help="Of each script, which has repeats of its own.")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    options = parser.parse_args()
+    kept = json.loads(options.out.read_text())["results"] if options.out.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {"before": Path(folder, "before"), "now": Path(folder, "now")}
+        for side, revision in zip(sides, (options.revision, "HEAD"), strict=True):
+            install(revision, sides[side])
+        for name in options.scripts:
+            found: dict[str, Any] = {}
+            for arguments in SCRIPTS[name]:
+                taken: dict[str, list[Any]] = {"before": [], "now": []}
+                for _ in range(options.repeats):
+                    for side, place in sides.items():
+                        taken[side].append(measured(place, name, arguments))
+                failed = {side: each for side, runs in taken.items() for each in runs if isinstance(each, str)}
+                label = " ".join((name, *arguments))
+                found[label] = {"failed": failed} if failed else compared(taken["before"], taken["now"])
+                print(label)
+                for path, row in found[label].items():
+                    print(f"  {path:70}", row)
+            kept[name] = found
+            facts = {"what": (__doc__ or "").splitlines()[0], "before": options.revision, "repeats": options.repeats}
+            text = json.dumps({**facts, "environment": environment(), "results": kept}, indent=2)
+            options.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
