@@ -3,45 +3,54 @@
 Run from the repository root: python benchmarks/fedrf_tca_papers.py [--parts sizes gamma]
 
 message  Numbers that a client sends in a round (second version, table II), from bytes in the ledger.
-dann     DaNN, FedDAN with one kernel on a hidden layer, on the 12 pairs of Office-Caltech-10, of seeds 0 to 2. As in
-    the shipped configuration of FedDAN, features are aligned in the second half of the rounds.
-office_caltech_pairs  Rows of benchmarks/office_caltech_shallow.json as the papers have them (tables VII, VIII and XI of
-    the first version): accuracies of a nearest neighbour, CPU seconds, and kernels. With DaNN as "dann" has it.
-sizes    RF-TCA over N (figure 3): averages over the 12 pairs of Office-Caltech-10, next to the other methods'.
+office_caltech_pairs, office_caltech_seconds, office_caltech_kernels  The 12 pairs of Office-Caltech-10 (tables VII,
+    VIII and XI of the first version): accuracies of a nearest neighbour on shallow methods' components, CPU seconds,
+    and kernels. DaNN is FedDAN with one kernel on a hidden layer; as in the shipped configuration of FedDAN, features
+    are aligned in the second half of the rounds, and seconds are wall seconds of training.
+sizes    RF-TCA over N (figure 3): averages over the 12 pairs, next to the other methods'.
 gamma    TCA and R-TCA from amazon to webcam over gamma (first version, figure 5), classified by an SVM.
-bytes    Accuracy on the target when a run has sent so many megabytes: FedRF-TCA with N random features next to FedAvg.
+bytes    Accuracy on the target when a run has sent so many megabytes: FedRF-TCA with N random features next to FedAvg;
+    drawn in fedrf_tca_bytes.png.
+
+Random features, networks and curves are of seeds 0 to 2; other shallow methods draw nothing. All but "message" read
+features of Office-Caltech-10.
 """
 
 from __future__ import annotations
 
 import csv
-import json
+import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from sklearn.svm import SVC
 
-from fedlit.papers.experiments import fit, run_parts
-from office_caltech_shallow import TASKS, load, nearest, unit
+from fedlit.papers.experiments import fit, run_parts, spread
+from fedlit.shallow import CORAL, GFK, JDA, RFTCA, RTCA, TCA
+from office_caltech_shallow import TASKS, features_file, load, nearest, unit
 
-SHALLOW = Path(__file__).with_name("office_caltech_shallow.json")
-ROWS = {
-    "Vanilla TCA": "TCA, all dimensions, m=100, unit",
-    "TCA": "R-TCA, all dimensions, m=100, unit",
-    "RF-TCA (N = 1000)": "RF-TCA N=1000, all dimensions, m=100, unit",
-    "RF-TCA (N = 500)": "RF-TCA N=500, all dimensions, m=100, unit",
-    "JDA": "JDA m=30, all dimensions",
-    "CORAL": "CORAL r=1 centred, all dimensions",
-    "GFK": "GFK d=20, all dimensions",
-    "without adaptation": "none, all dimensions",
+SEEDS = (0, 1, 2)
+UNIT: dict[str, Any] = {"n_components": 100, "scaling": "unit"}
+ROWS: dict[str, Any] = {
+    "Vanilla TCA": TCA(**UNIT),
+    "TCA": RTCA(**UNIT),
+    "RF-TCA (N = 1000)": RFTCA(n_frequencies=1000, **UNIT),
+    "RF-TCA (N = 500)": RFTCA(n_frequencies=500, **UNIT),
+    "JDA": JDA(),
+    "CORAL": CORAL(reg=1.0, center=True),
+    "GFK": GFK(20),
+    "without adaptation": None,
 }
-KERNELS = {"Gauss": ROWS["RF-TCA (N = 500)"], "Laplace": "RF-TCA N=500 Laplace, all dimensions, m=100, unit"}
+"""Of which "Vanilla TCA" is TCA, and "TCA" R-TCA, as the papers call them."""
+KERNELS = {"Gauss": ROWS["RF-TCA (N = 500)"], "Laplace": RFTCA(n_frequencies=500, kernel="laplace", **UNIT)}
 SIZES = (100, 500, 1000, 2000, 5000)
 GAMMAS = tuple(10.0**exponent for exponent in range(-8, 4))
 OPTION = "--model.init_args."
@@ -63,23 +72,32 @@ def initials(source: str, target: str) -> str:
     return f"{source[0].upper()}→{target[0].upper()}"
 
 
-def pairs(rows: dict[str, str], measure: str, factor: float) -> dict[str, dict[str, float]]:
-    """Figures of office_caltech_shallow.json by the paper's rows and pairs of domains."""
-    tasks = json.loads(SHALLOW.read_text())["results"]["efficientnet_lite0"]["tasks"]
-    found: dict[str, dict[str, float]] = {}
-    for name, row in rows.items():
-        cells = {}
-        for pair, values in tasks.items():
-            if measure in values[row]:
-                cells[initials(*pair.split("->"))] = round(factor * values[row][measure], 2)
-        if cells:
-            found[name] = cells | {"Avg": round(statistics.fmean(cells.values()), 2)}
+def of_pairs(rows: Mapping[str, Any]) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """Accuracies of a nearest neighbour and CPU seconds, by row, by pair of domains and seed."""
+    domains = load("efficientnet_lite0")
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for name, estimator in rows.items():
+        cells = found.setdefault(name, {"accuracy": {}, "seconds": {}})
+        seeds = SEEDS if isinstance(estimator, RFTCA) else SEEDS[:1]
+        for (source, target), seed in itertools.product(TASKS, seeds):
+            (xs, ys), (xt, yt) = domains[source], domains[target]
+            components, which = np.vstack([unit(xs), unit(xt)]), np.repeat([1, -1], [len(xs), len(xt)])
+            if estimator is not None:
+                drawn = {"random_state": seed} if isinstance(estimator, RFTCA) else {}
+                told = np.concatenate([ys, np.full(len(yt), -1)])
+                start = time.process_time()
+                components = estimator.set_params(**drawn).fit_transform(components, told, sample_domain=which)
+                cells["seconds"].setdefault(initials(source, target), []).append(time.process_time() - start)
+            score = nearest(components[: len(xs)], ys, components[len(xs) :], yt)
+            cells["accuracy"].setdefault(initials(source, target), []).append(score)
+        print(name, {pair: round(statistics.fmean(each), 1) for pair, each in cells["accuracy"].items()}, flush=True)
     return found
 
 
-def dann() -> dict[str, dict[str, float]]:
-    """Accuracy on all samples of the target, and wall seconds of training: means over the seeds."""
-    found: dict[str, dict[str, float]] = {"accuracy": {}, "seconds": {}}
+@cache
+def dann() -> dict[str, dict[str, list[float]]]:
+    """Accuracy on all samples of the target, and wall seconds of training, by pair and seed."""
+    found: dict[str, dict[str, list[float]]] = {"accuracy": {}, "seconds": {}}
     for source, target in TASKS:
         with tempfile.TemporaryDirectory() as folder:
             runs = fit(
@@ -88,54 +106,59 @@ def dann() -> dict[str, dict[str, float]]:
                 "--config=methods/fed_dan_one_kernel",
                 "--compare=null",
                 "--targets=null",
+                f"--seeds={list(SEEDS)}",
                 f"{OPTION}warmup_rounds=0.5",
+                f"--data.init_args.path={features_file('efficientnet_lite0')}",
                 f"--data.init_args.clients=[{source},{target}]",
                 f"--data.init_args.target={target}",
             ).values()
         pair = initials(source, target)
-        found["accuracy"][pair] = round(100 * statistics.fmean(run["oracle_accuracy"] for run in runs), 2)
-        found["seconds"][pair] = round(statistics.fmean(run["seconds_total"] for run in runs), 2)
+        found["accuracy"][pair] = [100 * run["oracle_accuracy"] for run in runs]
+        found["seconds"][pair] = [run["seconds_total"] for run in runs]
         print(pair, found["accuracy"][pair], found["seconds"][pair], flush=True)
-    return {measure: cells | {"Avg": round(statistics.fmean(cells.values()), 2)} for measure, cells in found.items()}
+    return found
 
 
-def with_dann(rows: dict[str, dict[str, float]], measure: str) -> dict[str, dict[str, float]]:
-    """Rows of the shallow methods, and that of DaNN, which is none."""
-    return rows | {"DaNN": json.loads(Path(__file__).with_suffix(".json").read_text())["results"]["dann"][measure]}
+@cache
+def compared() -> dict[str, dict[str, dict[str, list[float]]]]:
+    """All rows of tables VII and VIII."""
+    return {**of_pairs(ROWS), "DaNN": dann()}
 
 
-def sizes() -> dict[str, dict[str, float]]:
+def shown(rows: Mapping[str, Mapping[str, Mapping[str, list[float]]]], measure: str) -> dict[str, dict[str, Any]]:
+    """Means and spreads over seeds by pair, and of their average over pairs; of what draws nothing, the figures."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, measures in rows.items():
+        cells = measures[measure]
+        if cells:
+            averages = [statistics.fmean(each) for each in zip(*cells.values(), strict=True)]
+            found[name] = {pair: _figure(values) for pair, values in {**cells, "Avg": averages}.items()}
+            if len(averages) > 1:
+                found[name]["seeds"] = list(SEEDS)
+    return found
+
+
+def _figure(values: list[float]) -> Any:
+    return spread(values, 1.0, 2) if len(values) > 1 else round(values[0], 2)
+
+
+def sizes() -> dict[str, dict[str, Any]]:
     """Average accuracies of a nearest neighbour, and CPU seconds of a pair."""
-    from fedlit.shallow import RFTCA
-
-    domains = load("efficientnet_lite0")
-    accuracies, seconds = (pairs(ROWS, measure, 1.0) for measure in ("1-NN", "seconds"))
-    rows = {
-        name: {"accuracy": row["Avg"], "seconds": seconds[name]["Avg"]}
+    others = {name: row for name, row in ROWS.items() if row is not None and not isinstance(row, RFTCA)}
+    rows = of_pairs(others | {f"RF-TCA, N = {size}": RFTCA(n_frequencies=size, **UNIT) for size in SIZES})
+    accuracies, seconds = shown(rows, "accuracy"), shown(rows, "seconds")
+    return {
+        name: {
+            "accuracy": row["Avg"],
+            "seconds": seconds[name]["Avg"],
+            **({"seeds": list(SEEDS)} if "seeds" in row else {}),
+        }
         for name, row in accuracies.items()
-        if name in seconds and not name.startswith("RF-TCA")
     }
-    for size in SIZES:
-        scores, taken = [], []
-        for source, target in TASKS:
-            (xs, ys), (xt, yt) = domains[source], domains[target]
-            pooled, which = np.vstack([unit(xs), unit(xt)]), np.repeat([1, -1], [len(xs), len(xt)])
-            start = time.process_time()
-            estimator = RFTCA(n_frequencies=size, n_components=100, scaling="unit")
-            components = estimator.fit_transform(pooled, sample_domain=which)
-            taken.append(time.process_time() - start)
-            scores.append(nearest(components[: len(xs)], ys, components[len(xs) :], yt))
-        rows[f"RF-TCA, N = {size}"] = {
-            "accuracy": round(statistics.fmean(scores), 2), "seconds": round(statistics.fmean(taken), 2),
-        }  # fmt: skip
-        print(f"RF-TCA, N = {size}", rows[f"RF-TCA, N = {size}"], flush=True)
-    return rows
 
 
 def gamma() -> dict[str, dict[str, float]]:
     """Accuracies by gamma, and the two numbers around which it begins to matter (remark 3)."""
-    from fedlit.shallow import RTCA, TCA
-
     domains = load("efficientnet_lite0")
     (xs, ys), (xt, yt) = domains["amazon"], domains["webcam"]
     pooled, which = np.vstack([unit(xs), unit(xt)]), np.repeat([1, -1], [len(xs), len(xt)])
@@ -143,7 +166,7 @@ def gamma() -> dict[str, dict[str, float]]:
     for name, kind in (("TCA", TCA), ("R-TCA", RTCA)):
         rows[name] = {}
         for value in GAMMAS:
-            components = kind(n_components=100, gamma=value, scaling="unit").fit_transform(pooled, sample_domain=which)
+            components = kind(gamma=value, **UNIT).fit_transform(pooled, sample_domain=which)
             scaled = components / np.sqrt(np.mean((components[: len(xs)] - components[: len(xs)].mean(axis=0)) ** 2))
             score = SVC().fit(scaled[: len(xs)], ys).score(scaled[len(xs) :], yt)
             rows[name][f"{value:.0e}"] = round(100 * score, 1)
@@ -208,28 +231,34 @@ def message() -> dict[str, dict[str, float]]:
     return rows
 
 
-def curves() -> dict[str, dict[str, float]]:
+def curves() -> dict[str, dict[str, Any]]:
     """Accuracy of the last evaluation before the run has sent so many megabytes, mean over the four targets."""
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, arguments in CURVES.items():
         with tempfile.TemporaryDirectory() as folder:
             configs = [
                 "--config=experiments/office_caltech_fedrftca",
-                "--seeds=[0]",
+                f"--seeds={list(SEEDS)}",
+                f"--data.init_args.path={features_file('efficientnet_lite0')}",
                 "--trainer.max_epochs=15",
             ]
-            places = fit(folder, *configs, *arguments)
-            runs = [_curve(place) for place in places]
-        reached: dict[str, list[float]] = {}
+            runs = {seed: [] for seed in SEEDS}  # type: dict[int, list[list[tuple[float, float]]]]
+            for place, summary in fit(folder, *configs, *arguments).items():
+                runs[summary["seed"]].append(_curve(place))
+        rows[name] = {"seeds": list(SEEDS)}
         for limit in MEGABYTES:
-            for curve in runs:
-                before = [accuracy for megabytes, accuracy in curve if megabytes <= limit]
-                reached.setdefault(f"{limit} MB", []).extend(before[-1:])
-        rows[name] = {
-            key: round(100 * statistics.fmean(each), 1) for key, each in reached.items() if len(each) == len(runs)
-        }
-        rows[name]["MB in all"] = round(statistics.fmean(curve[-1][0] for curve in runs), 1)
-        rows[name]["at the end"] = round(100 * statistics.fmean(curve[-1][1] for curve in runs), 1)
+            reached = [
+                [accuracy for megabytes, accuracy in curve if megabytes <= limit][-1:]
+                for curves_of_seed in runs.values()
+                for curve in curves_of_seed
+            ]
+            if all(reached):
+                size = len(reached) // len(SEEDS)
+                means = [statistics.fmean(each[0] for each in reached[start : start + size])
+                         for start in range(0, len(reached), size)]  # fmt: skip
+                rows[name][f"{limit} MB"] = spread(means)
+        rows[name]["MB in all"] = round(statistics.fmean(curve[-1][0] for each in runs.values() for curve in each), 1)
+        rows[name]["at the end"] = spread([statistics.fmean(curve[-1][1] for curve in each) for each in runs.values()])
         print(name, rows[name], flush=True)
     return rows
 
@@ -249,15 +278,34 @@ def _curve(place: Path) -> list[tuple[float, float]]:
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "message": message,
-    "dann": dann,
-    "office_caltech_pairs": lambda: with_dann(pairs(ROWS, "1-NN", 1.0), "accuracy"),
-    "office_caltech_seconds": lambda: with_dann(pairs(ROWS, "seconds", 1.0), "seconds"),
-    "office_caltech_kernels": lambda: pairs(KERNELS, "1-NN", 1.0),
+    "office_caltech_pairs": lambda: shown(compared(), "accuracy"),
+    "office_caltech_seconds": lambda: shown(compared(), "seconds"),
+    "office_caltech_kernels": lambda: shown(of_pairs(KERNELS), "accuracy"),
     "sizes": sizes,
     "gamma": gamma,
     "bytes": curves,
 }
 
 
+def picture(rows: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Accuracy over megabytes, of means over seeds."""
+    figure = Figure(figsize=(6.5, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    for name, row in rows.items():
+        points = [(limit, row[f"{limit} MB"]) for limit in MEGABYTES
+                  if f"{limit} MB" in row and limit < row["MB in all"]]  # fmt: skip
+        points.append((row["MB in all"], row["at the end"]))
+        sizes, means = [size for size, _ in points], [point["mean"] for _, point in points]
+        axes.errorbar(sizes, means, [point["std"] for _, point in points], marker="o", capsize=3, label=name)
+    axes.set_xscale("log")
+    axes.set_xlabel("megabytes that all clients sent and got")
+    axes.set_ylabel("accuracy on the target (oracle), per cent")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    return figure
+
+
 if __name__ == "__main__":
-    run_parts(__doc__, __file__, PARTS, "torch", "lightning", "scikit-learn")
+    made = run_parts(__doc__, __file__, PARTS, "torch", "lightning", "scikit-learn")
+    if "bytes" in made.found:
+        picture(made.found["bytes"]).savefig(made.out.with_name("fedrf_tca_bytes.png"), dpi=110)

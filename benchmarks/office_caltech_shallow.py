@@ -99,12 +99,21 @@ def z_scores(counts: Array) -> Array:
     return (shares - shares.mean(axis=0)) / np.where(deviation > 0, deviation, 1)
 
 
+def features_file(features: str) -> Path:
+    """A file of features of Office-Caltech-10 beside the repository, or where configurations have it."""
+    name = f"office_caltech10_{features}.npz"
+    for folder in (DATA, Path("../shared/data")):
+        if (folder / name).is_file():
+            return (folder / name).resolve()
+    sys.exit(
+        f"no features ../shared/data/{name} here ({Path.cwd()}): this benchmark reads features of the photographs of "
+        "Office-Caltech-10; `fedlit features` makes such a file of photographs, or of other ones with the same domains"
+    )
+
+
 def load(features: str) -> dict[str, tuple[Array, Array]]:
     """Samples (before unit norm) and labels of every domain."""
-    path = DATA / f"office_caltech10_{features}.npz"
-    if not path.is_file():
-        sys.exit(f"{path.name} is missing: this benchmark reads real data from ../shared/data, beside the repository")
-    with np.load(path) as arrays:
+    with np.load(features_file(features)) as arrays:
         domains = {name: (arrays[f"{name}_x"].astype(np.float64), arrays[f"{name}_y"]) for name in DOMAINS}
     return {name: (z_scores(x) if features == "surf" else x, y) for name, (x, y) in domains.items()}
 

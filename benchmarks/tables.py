@@ -272,7 +272,10 @@ def fed_rf_tca_robustness(results: Results) -> str:
 def fedrf_tca_bytes(results: Results) -> str:
     """Accuracies when so many megabytes were sent."""
     columns = [*(f"{megabytes} MB" for megabytes in (1, 3, 10, 30, 100)), "at the end", "MB in all"]
-    rows = [(name, [str(row.get(each, "-")) for each in columns]) for name, row in results["bytes"].items()]
+    rows = [
+        (name, [cell(row.get(each)) if each != "MB in all" else str(row[each]) for each in columns])
+        for name, row in results["bytes"].items()
+    ]
     return grid("method", columns, rows)
 
 
@@ -910,6 +913,37 @@ def scale_masked(results: Results) -> str:
     return grid("clients", ["neighbours that each draws", "keys, once, ms by client", "a sum, ms by client"], rows)
 
 
+def versions_ratios(results: Results) -> str:
+    """What changed since an earlier revision, of what most users meet."""
+    rows = []
+    for title, script, path, unit in (
+        ("FedAvg of 10 clients, a round", "rounds", "cases/10 clients, 64-64-64-10/fedlit_ms", "ms"),
+        ("the same, next to a plain loop", "rounds", "cases/10 clients, 64-64-64-10/ratio", "x"),
+        ("50 clients, vectorised, next to a plain loop", "rounds", "cases/50 clients, 64-16-10, vectorised/ratio", "x"),
+        ("peak of a run", "rounds", "start_up/peak_mib", "MiB"),
+        ("FedGP's aggregation, ResNet-18, ten sources", "aggregation", "cpu_seconds/fedgp, layer", "s"),
+        ("masking 1e6 numbers, one client", "privacy", "masking/protect_ms", "ms"),
+        ("the same, next to its keystreams", "privacy", "masking/protect_over_keystream", "x"),
+        ("adding with the check of all tags, next to a sum", "privacy", "masking/check_and_add_over_plain_sum", "x"),
+        ("a masked round of 1e6 numbers, 10 clients", "privacy", "masking/all_ms", "ms"),
+        ("a masked round of 1,000 numbers, one vanished", "privacy", "thresholds/1000/default_ms", "ms"),
+        ("Paillier, 2048 bits, next to naive phe", "privacy", "paillier/2048/times_faster", "x faster"),
+        ("Paillier, 3072 bits, next to naive phe", "privacy", "paillier/3072/times_faster", "x faster"),
+        ("BFV, one number", "privacy", "lattices/BFV/us_per_number", "µs"),
+        ("CKKS, one number", "privacy", "lattices/CKKS/us_per_number", "µs"),
+        (
+            "a masking server beside the messages, in vectors",
+            "privacy",
+            "memory/server_beyond_messages_over_vector",
+            "",
+        ),
+    ):
+        row = results[script][path]
+        now, then = (f"{row[side]:.3g}" if row[side] < 100 else f"{row[side]:,.0f}" for side in ("now", "before"))
+        rows.append((f"{title}{', ' if unit else ''}{unit}", [then, now, f"{row['ratio']:.2f}x"]))
+    return grid("one thread, CPU time", ["before", "now", "now / before"], rows)
+
+
 def rounds_cost(results: Results) -> str:
     """CPU milliseconds of a round, and times those of the plain loop."""
     rows = [
@@ -951,6 +985,13 @@ def privacy_cost(results: Results) -> str:
             f"AES-256-CTR of the same masks: {masking['keystream_ms']:.1f} ms",
             f"{masking['protect_over_keystream']:.2f}x",
             f"{masking['bytes_per_number']:.2f}",
+        ),
+        (
+            "the same masks added up, and nothing else",
+            "keystream_added_ms",
+            f"AES-256-CTR of them: {masking['keystream_ms']:.1f} ms",
+            f"{masking['keystream_added_over_keystream']:.2f}x",
+            "",
         ),
         (
             "closing the round with 1 of 10 vanished",
@@ -1093,6 +1134,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "peers": {"ways": peers_ways},
     "scale": {"present": scale_present, "masked": scale_masked},
     "rounds": {"cost": rounds_cost},
+    "versions": {"ratios": versions_ratios},
     "gpu": {"resnet": gpu_resnet, "methods": gpu_methods},
     "privacy": {"cost": privacy_cost},
     "batchnorm": {"methods": batchnorm_methods},

@@ -1,11 +1,10 @@
 """What changed in cost between an earlier revision and this one: benchmarks of speed, of both in turns, as ratios.
 
-Run from a clone: python benchmarks/versions.py REVISION [--scripts rounds aggregation privacy scale] [--repeats 1]
+Run from a clone: python benchmarks/versions.py REVISION [--scripts rounds aggregation privacy] [--repeats 1]
 
 Both packages are installed into folders of their own, without dependencies, so that they meet the same libraries. Each
-runs its own revision's script, or this one's where it had none, in turns with the other. A ratio is the median of now
-over that of before, of every number that both wrote; what one of them cannot do is listed with its error. Numbers that
-are counts, settings or ratios themselves are compared alike.
+runs its own revision's script in turns with the other. A ratio is the median of now over that of before, of every
+number that both wrote, counts and settings as well.
 """
 
 from __future__ import annotations
@@ -24,13 +23,7 @@ from typing import Any
 from measures import environment
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "rounds": ((),),
-    "aggregation": ((),),
-    "privacy": ((),),
-    "scale": (("--parts", "present"), ("--parts", "masked"), ("--parts", "refine")),
-}
-"""By script, the arguments of each of its runs."""
+SCRIPTS = ("rounds", "aggregation", "privacy")
 
 
 def install(revision: str, folder: Path) -> None:
@@ -43,23 +36,16 @@ def install(revision: str, folder: Path) -> None:
     subprocess.run(pip, check=True)
 
 
-def measured(folder: Path, name: str, arguments: tuple[str, ...]) -> dict[str, float] | str:
-    """Numbers by path that a script wrote with the package in ``folder``, or the last line of its error."""
-    benchmarks = folder / "source/benchmarks"
-    if not (benchmarks / f"{name}.py").exists():
-        benchmarks = ROOT / "benchmarks"
+def measured(folder: Path, name: str) -> dict[str, float]:
+    """Numbers by path that a revision's script wrote."""
     out = folder / "found.json"
-    out.unlink(missing_ok=True)
-    done = subprocess.run(
-        [sys.executable, str(benchmarks / f"{name}.py"), *arguments, "--out", str(out)],
+    subprocess.run(
+        [sys.executable, str(folder / f"source/benchmarks/{name}.py"), "--out", str(out)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(folder / "site")},
-        capture_output=True,
-        text=True,
-        check=False,
+        stdout=subprocess.DEVNULL,
+        check=True,
     )
-    if done.returncode:
-        return (done.stderr.strip().splitlines() or ["no message"])[-1]
     return dict(numbers(json.loads(out.read_text())))
 
 
@@ -73,7 +59,7 @@ def numbers(found: Any, path: str = "") -> Iterator[tuple[str, float]]:
         yield path, float(found)
 
 
-def compared(before: list[dict[str, float]], now: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+def compared(before: list[dict[str, float]], now: list[dict[str, float]]) -> dict[str, Any]:
     """Medians of both, and their ratio, of what both have."""
     rows = {}
     for path in now[0]:
@@ -97,19 +83,13 @@ def main() -> None:
         for side, revision in zip(sides, (options.revision, "HEAD"), strict=True):
             install(revision, sides[side])
         for name in options.scripts:
-            found: dict[str, Any] = {}
-            for arguments in SCRIPTS[name]:
-                taken: dict[str, list[Any]] = {"before": [], "now": []}
-                for _ in range(options.repeats):
-                    for side, place in sides.items():
-                        taken[side].append(measured(place, name, arguments))
-                failed = {side: each for side, runs in taken.items() for each in runs if isinstance(each, str)}
-                label = " ".join((name, *arguments))
-                found[label] = {"failed": failed} if failed else compared(taken["before"], taken["now"])
-                print(label)
-                for path, row in found[label].items():
-                    print(f"  {path:70}", row)
-            kept[name] = found
+            taken: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+            for _ in range(options.repeats):
+                for side, place in sides.items():
+                    taken[side].append(measured(place, name))
+            kept[name] = compared(taken["before"], taken["now"])
+            for path, row in kept[name].items():
+                print(f"{name}: {path:70}", row, flush=True)
             facts = {"what": (__doc__ or "").splitlines()[0], "before": options.revision, "repeats": options.repeats}
             text = json.dumps({**facts, "environment": environment(), "results": kept}, indent=2)
             options.out.write_text(text + "\n")

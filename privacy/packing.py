@@ -111,15 +111,21 @@ def pack(payload: Payload, codec: FixedPoint | None, weight: float | None = None
     # on the device of the first: numbers beside weights on a GPU may have been made on the CPU
     device = next((tensor.device for tensor in payload.values()), None)
     length, dtype = sum(sizes) + (weight is not None), torch.float64 if wide else torch.float32
-    vector = torch.empty(length, dtype=dtype, device=device)  # filled in place, as long ones fill memory
-    for (name, tensor), part in zip(payload.items(), torch.split(vector[: sum(sizes)], sizes), strict=True):
-        flat = tensor.detach().reshape(-1)
-        if codec is not None and is_wide(tensor.dtype):
-            _write_digits(name, flat, 1.0 if weight is None else weight, codec, part)
-        else:
-            part.copy_(flat)
-            if weight is not None:
-                part.mul_(weight)
+    if payload and all(tensor.dtype == dtype and tensor.device == device for tensor in payload.values()):
+        flat = [tensor.detach().reshape(-1) for tensor in payload.values()]  # two calls, for many small vectors
+        vector = torch.cat(flat if weight is None else [*flat, flat[0].new_empty(1)])
+        if weight is not None:
+            vector[:-1].mul_(weight)
+    else:
+        vector = torch.empty(length, dtype=dtype, device=device)  # filled in place, as long ones fill memory
+        for (name, tensor), part in zip(payload.items(), torch.split(vector[: sum(sizes)], sizes), strict=True):
+            entry = tensor.detach().reshape(-1)
+            if codec is not None and is_wide(tensor.dtype):
+                _write_digits(name, entry, 1.0 if weight is None else weight, codec, part)
+            else:
+                part.copy_(entry)
+                if weight is not None:
+                    part.mul_(weight)
     if weight is not None:
         vector[-1] = weight if codec is None else round(weight * _weight_steps(codec)) / codec.scale
     return vector

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib.resources import as_file, files
@@ -123,17 +123,19 @@ def _paper(name: str, table: str, args: list[str]) -> None:
     except ValueError as error:
         sys.exit(f"fedlit: {error}")
     options = parser.parse_args(args)
-    if asked.shows:
+    if asked.shows and not asked.script:
         sys.exit(f"fedlit: {name} {table} has nothing to run: {asked.shows}")
     if asked.same:
         return _papers(same_as(asked), args)
     if asked.script:
-        given = [each.partition("=")[0] for each in args if each.startswith("-")]
+        given = [word for each in args if (word := each.partition("=")[0]).startswith("-") and word != "--out"]
         if given:
             way_out = f"run fedlit benchmark {asked.script}, which has arguments of its own (--help)"
             sys.exit(f"fedlit: {name} {table} is a benchmark's, to which {', '.join(given)} says nothing: {way_out}")
         print(f"fedlit benchmark {asked.script}")
-        return _script(asked.script.split()[0], asked.script.split()[1:])
+        _script(asked.script.split()[0], asked.script.split()[1:], options.out.resolve())
+        found = ours(name, table, options.out, options.out)
+        return show(compared(asked, found)) if found else None
     unknown = set(options.columns) - {each.column for each in asked.runs}
     if unknown:
         known = ", ".join(each.column for each in asked.runs if each.column)
@@ -173,7 +175,7 @@ def _paper(name: str, table: str, args: list[str]) -> None:
     return None
 
 
-def _script(name: str, arguments: list[str]) -> None:
+def _script(name: str, arguments: list[str], folder: Path | None = None) -> None:
     there = _scripts()
     if name not in there:
         sys.exit(f"fedlit: name must be one of {', '.join(there)}, or a paper with one of its tables, got {name!r}")
@@ -186,7 +188,8 @@ def _script(name: str, arguments: list[str]) -> None:
             "fedlit: --out is not for fedlit benchmark, which keeps the repository's figures to compare with: run "
             f"python benchmarks/{script.name} to replace them"
         )
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() if folder is None else nullcontext(str(folder)) as place:
+        Path(place).mkdir(parents=True, exist_ok=True)
         out = Path(place, script.with_suffix(".json").name)
         done = subprocess.run([*command, f"--out={out}"], cwd=_clone(), check=False)
         if done.returncode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +30,11 @@ COLOUR_NOISE = {"plus90": 0.1, "plus80": 0.2, "minus90": 0.9}
 
 CLASSES = ["T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
 TARGET = "target"
+
+_PER_FILE = 10_000
+"""Images in each of CIFAR-10's six files."""
+
+_AGAIN = "get the archive again"
 
 
 class ColoredMNIST(DomainDataModule):
@@ -263,6 +269,8 @@ class CIFAR10(FashionMNIST):
         labels_per_client: Classes that each source and the target have, 1 to 10: client i, counted from 0 with the
             target as the last one, has class i and others at random (the same in each run), and a class is shared
             equally by those that have it, as in NIID-Bench. It excludes ``label_shift`` and ``labels_per_source``.
+        published: Refuse files of the binary version that have another number of images than the published 10,000.
+            Those of torchvision's folder always have to have the published MD5 sums.
         kwargs: See `FashionMNIST`.
 
     Raises:
@@ -272,13 +280,16 @@ class CIFAR10(FashionMNIST):
 
     _stream, _shape = "CIFAR10", (3, 32, 32)
 
-    def __init__(self, root: str, *, labels_per_client: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, root: str, *, labels_per_client: int | None = None, published: bool = True, **kwargs: Any
+    ) -> None:
         super().__init__(root, **kwargs)
         others = (self.label_shift, self.labels_per_source)
         rule = "left out with label_shift or labels_per_source, which decide on classes too"
         check(labels_per_client is None or others == (None, None), "labels_per_client", rule, labels_per_client)
         check_between("labels_per_client", 1 if labels_per_client is None else labels_per_client, 1, len(CLASSES))
         self.labels_per_client = labels_per_client
+        self.published = published
         self.unshared_classes = self.unshared_classes or labels_per_client is not None
 
     def class_names(self) -> list[str]:
@@ -287,7 +298,7 @@ class CIFAR10(FashionMNIST):
 
     @cached_property
     def _images(self) -> tuple[Tensor, Tensor]:
-        return load_cifar10(self.root, self.download)
+        return load_cifar10(self.root, self.download, self.published)
 
 
 def bytes_of_pixels(shape: tuple[int, int, int]) -> RawInputs:
@@ -332,8 +343,8 @@ def load_idx(root: str, name: str, download: bool, elsewhere: str = "") -> tuple
     return torch.cat(images), y
 
 
-def load_cifar10(root: str, download: bool) -> tuple[Tensor, Tensor]:
-    """Read all 60,000 images of CIFAR-10, the 50,000 training images first.
+def load_cifar10(root: str, download: bool, is_published: bool = True) -> tuple[Tensor, Tensor]:
+    """Read all 60,000 images of CIFAR-10, the 50,000 training images first; others if not ``is_published``.
 
     Returns:
         Images, uint8, shape (n, 3, 32, 32), and labels, int64, shape (n,).
@@ -343,11 +354,7 @@ def load_cifar10(root: str, download: bool) -> tuple[Tensor, Tensor]:
     names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     for folder in (Path(root), Path(root) / "cifar-10-batches-bin"):
         if all((folder / name).is_file() for name in names):
-            parts = [_read_rows(folder / name) for name in names]
-            counts = {name: len(part) for name, part in zip(names, parts, strict=True)}
-            fits = len({*counts.values()}) == 1
-            check_data(fits, str(folder), "files of as many images each", counts, "get the archive again")
-            rows = torch.cat(parts)
+            rows = torch.cat([_read_rows(folder / name, is_published) for name in names])
             return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].long()
     folder = Path(root) / Published.base_folder
     if download and not folder.exists():
@@ -357,25 +364,30 @@ def load_cifar10(root: str, download: bool) -> tuple[Tensor, Tensor]:
             f"no {str(folder)!r}, nor {names} there or in cifar-10-batches-bin: set download=True, or root to the "
             "folder in which CIFAR-10's archive was unpacked"
         )
-    try:
-        published = [Published(root, train=train) for train in (True, False)]
-    except RuntimeError as error:  # at other sums of MD5, before anything in the files is unpickled
-        refuse_data(str(folder), "the published files, by their MD5", str(error), "get the archive again")
+    sums = [*Published.train_list, *Published.test_list, (Published.meta["filename"], Published.meta["md5"])]
+    for name, md5 in sums:  # whatever is_published says, as files are unpickled
+        _check_md5(folder / name, md5)
+    published = [Published(root, train=train) for train in (True, False)]
     images = torch.cat([torch.from_numpy(each.data) for each in published]).permute(0, 3, 1, 2)
     return images, torch.tensor([label for each in published for label in each.targets])
 
 
-def _read_rows(file: Path) -> Tensor:
+def _check_md5(file: Path, md5: str) -> None:
+    check_data(file.is_file(), str(file), "a file of CIFAR-10", "none", _AGAIN)
+    content = file.read_bytes()
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    check_data(found == md5, str(file), f"the published file, of MD5 {md5}", f"{found} ({len(content)} bytes)", _AGAIN)
+
+
+def _read_rows(file: Path, is_published: bool) -> Tensor:
     """Label and pixels of each image, shape (n, 3073), of a file of the binary version."""
     content = file.read_bytes()
     rule, width = "images of 3073 bytes, each with a label from 0 to 9 first", 1 + 3 * 32 * 32
-    check_data(
-        bool(content) and len(content) % width == 0, str(file), rule, f"{len(content)} bytes", "get the archive again"
-    )
+    check_data(bool(content) and len(content) % width == 0, str(file), rule, f"{len(content)} bytes", _AGAIN)
+    number, way_out = len(content) // width, f"{_AGAIN}, or set published=False, as for some images"
+    check_data(number == _PER_FILE or not is_published, str(file), f"{_PER_FILE} images", number, way_out)
     rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, width)
-    check_data(
-        bool((rows[:, 0] < 10).all()), str(file), rule, f"label {int(rows[:, 0].max())}", "get the archive again"
-    )
+    check_data(bool((rows[:, 0] < 10).all()), str(file), rule, f"label {int(rows[:, 0].max())}", _AGAIN)
     return rows
 
 

@@ -43,14 +43,19 @@ class Entry:
     title: str
     runs: Sequence[Fit] = ()
     measure: str | Sequence[str] = "oracle_accuracy"  # of a run's summary, or of what `experiments` makes of it
+    curve: str = (
+        ""  # in place of a measure: a metric of each source, such as "beta", in `rounds`, which are the columns
+    )
+    rounds: Sequence[int] = ()  # counted from 1
     rows: Mapping[str, str] = field(default_factory=dict)  # names of methods here, by the paper's
     paper: Cells = field(default_factory=dict)  # what was printed
     departs: str = ""  # what differs in what is run
     difference: str = ""  # why other figures come out
     source: Mapping[str, str] = field(default_factory=dict)  # key "from": another benchmark's file and its part
-    script: str = ""  # that benchmark, with its arguments
+    script: str = ""  # that benchmark, with its arguments; beside "shows", one that draws it
     same: Sequence[str] = ()  # tables, as PAPER/TABLE, whose runs and figures are this one's
     shows: str = ""  # of an entry in which nothing is measured: why not
+    average: bool = True  # over columns means something, so that the overview has it; else its first column
 
     @property
     def measures(self) -> Sequence[str]:

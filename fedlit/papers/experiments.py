@@ -108,8 +108,10 @@ def options_of(description: str | None, script: str, jobs: int = 1) -> argparse.
 
 def run_parts(
     description: str | None, script: str, parts: Mapping[str, Callable[[], dict[str, Any]]], *libraries: str
-) -> None:
+) -> Results:
     """Run the parts of a benchmark that its command line chooses, on one thread, and write the JSON after each.
+
+    Returns what the JSON has then.
 
     Args:
         description: What the benchmark is about.
@@ -127,6 +129,7 @@ def run_parts(
     for part in options.parts:
         results.keep(parts[part](), part)
         print(part, results.found[part], flush=True)
+    return results
 
 
 def show(label: str, row: dict[str, Any]) -> None:

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from fedlit.papers.entries import Cells, Entry, names, read, same_as
-from fedlit.papers.running import STAND_IN, compared, label_of, ours, read_made, read_results, seeds_of
+from fedlit.papers.running import STAND_IN, compared, label_of, ours, read_made, read_results, seconds, seeds_of
 from fedlit.tables import Table
-
-Averaged = TypeVar("Averaged", float, tuple[float, float])
 
 _INTRODUCTION = """\
 # The papers
@@ -26,7 +24,8 @@ fetched by you, `configs/data/` says what to download and how it is laid out; `-
 a few small files of that layout, which shows that they run, and no accuracy.
 
 Accuracies are in per cent, on labels of the target that nothing was chosen by (an oracle), mean ± sample standard
-deviation over seeds. This page is written by `fedlit benchmark --page docs/papers.md` from those files.
+deviation over seeds. This page is written by `fedlit benchmark --page docs/papers.md` from those files. The runs whose
+time these have took {hours:.0f} hours together, by the clock, each on one core.
 """
 
 
@@ -37,12 +36,13 @@ def page(folder: Path, benchmarks: Path | None) -> str:
         folder: Of the files of results.
         benchmarks: Folder of the benchmarks' files, from which some entries take theirs.
     """
-    parts = [_INTRODUCTION]
+    parts, total = [_INTRODUCTION], 0.0
     for name in names():
         paper = read(name)
         found = {table: ours(name, table, folder, benchmarks) for table in paper.tables}
         small = read_results(folder / f"{STAND_IN}.json").get(name, {})
-        spent = hours(read_results(folder / f"{name}.json"))
+        spent = sum(seconds(name, folder, benchmarks).values()) / 3600
+        total += spent
         cost = f"Its runs took {spent:.1f} hours together, each by the clock." if spent else ""
         parts.append("\n\n".join(filter(None, (f"## {name}", f"{paper.paper}.", paper.settings.strip(), cost))) + "\n")
         made = read_made(folder / f"{name}.json")
@@ -57,26 +57,23 @@ def page(folder: Path, benchmarks: Path | None) -> str:
             rows.append([table.replace("-", " ").capitalize(), linked, run_here, *means])
         titles = ("", "what it shows", "run here", "ours", "the paper's")
         parts += [Table.of(titles, rows, words=len(titles)).markdown(escaped=False) + "\n", *sections]
+    parts[0] = _INTRODUCTION.format(hours=total)
     return "\n".join(parts)
-
-
-def hours(results: Mapping[str, Any]) -> float:
-    """Hours that the runs of a paper's tables took together."""
-    runs = (run for table in results.values() for cells in table.values() for run in cells["run"].values())
-    return float(sum(run["seconds"] for run in runs)) / 3600
 
 
 def state(asked: Entry, found: Cells, small: Mapping[str, Any] | None) -> str:
     """Whether a table was run, on what."""
     if asked.shows:
-        return f"nothing to run: {asked.shows.strip()}"
+        how = f"drawn by `fedlit benchmark {asked.script}`" if asked.script else "nothing to run"
+        return f"{how}: {asked.shows.strip()}"
     if asked.same:
-        return f"as {' and '.join(' '.join(other) for other in same_as(asked))}"
+        others = f"as {' and '.join(' '.join(other) for other in same_as(asked))}"
+        return "; ".join(filter(None, (others, asked.departs.strip())))
     tried = "" if small is None else f"{small['fits']} of its fits ran on stand-ins"
     if found:
         cells = {(row, column) for row, of_row in asked.paper.items() for column in of_row}
         done = sum(column in found.get(row, {}) for row, column in cells)
-        here = "yes" if done in (0, len(cells)) else f"{done} of {len(cells)} cells"
+        here = "yes" if done == len(cells) else f"{done} of {len(cells)} cells" if done else "yes, in other columns"
         return "; ".join(filter(None, (here if not asked.departs else f"{here}, in another setting", tried)))
     if tried:
         return f"not run on the paper's data; {tried}"
@@ -84,7 +81,7 @@ def state(asked: Entry, found: Cells, small: Mapping[str, Any] | None) -> str:
 
 
 def averages(asked: Entry, found: Cells, own: Sequence[str] = ()) -> tuple[str, str]:
-    """Our average and the paper's: the printed one, or else over the columns that both have.
+    """Our average and the paper's: the printed one, or else over the columns that both have, or the first of these.
 
     Of the first measure, and of the first row that both have; those of the paper's method, whose names start with one
     of ``own``, go first in its order. The paper's alone, where there is none.
@@ -96,18 +93,20 @@ def averages(asked: Entry, found: Cells, own: Sequence[str] = ()) -> tuple[str, 
     for row in rows:
         both = averages_of(asked, found, row)
         if both is not None:
-            return f"{row}: {both[0]:.1f}", f"{both[1]:.1f}"
+            where, mine, printed = both
+            return f"{row}{where}: {mine:.1f}", f"{printed:.1f}"
     for row in rows:
         printed_alone = {
-            column: number for column, cell in _printed(asked, row).items() if (number := _number(cell)) is not None
+            column: (number,) for column, cell in _printed(asked, row).items() if (number := _number(cell)) is not None
         }
         if printed_alone:
-            return "-", f"{row}: {fmean(_averaged(printed_alone)):.1f}"
+            where, (number, *_) = _averaged(asked, printed_alone)
+            return "-", f"{row}{where}: {number:.1f}"
     return "-", "-"
 
 
-def averages_of(asked: Entry, found: Cells, row: str) -> tuple[float, float] | None:
-    """Our average and the paper's in a row, over the columns that both have; ``None`` where there is none."""
+def averages_of(asked: Entry, found: Cells, row: str) -> tuple[str, float, float] | None:
+    """Of which column, our average and the paper's in a row, over the columns that both have; ``None`` without any."""
     label = _label(asked)
     pairs = {
         column: (mine, printed)
@@ -117,8 +116,8 @@ def averages_of(asked: Entry, found: Cells, row: str) -> tuple[float, float] | N
     }
     if not pairs:
         return None
-    mine, printed = (fmean(each) for each in zip(*_averaged(pairs), strict=True))
-    return mine, printed
+    where, (mine, printed) = _averaged(asked, pairs)
+    return where, mine, printed
 
 
 def _label(asked: Entry) -> str:
@@ -132,9 +131,15 @@ def _printed(asked: Entry, row: str) -> dict[str, Any]:
     return {column.removesuffix(label): cell for column, cell in asked.paper[row].items() if column.endswith(label)}
 
 
-def _averaged(cells: Mapping[str, Averaged]) -> list[Averaged]:
-    """The column of averages alone, if there is one; else all."""
-    return [cells[column] for column in ("average", "Avg") if column in cells] or list(cells.values())
+def _averaged(asked: Entry, cells: Mapping[str, tuple[float, ...]]) -> tuple[str, tuple[float, ...]]:
+    """Of the column of averages, if there is one; else means over all, or the first column's, which is named."""
+    for column in ("average", "Avg"):
+        if column in cells:
+            return "", cells[column]
+    first = next(iter(cells))
+    if not asked.average:
+        return f", {first}", cells[first]
+    return "", tuple(fmean(each) for each in zip(*cells.values(), strict=True))
 
 
 def _section(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -17,8 +19,8 @@ import yaml
 
 from fedlit.checks import check
 from fedlit.configs import flow
-from fedlit.papers.entries import Cells, Entry, Fit, entry
-from fedlit.papers.experiments import Results, by_target, fit
+from fedlit.papers.entries import Cells, Entry, Fit, entry, read
+from fedlit.papers.experiments import Results, by_target, fit, spread
 from fedlit.tables import Table
 
 STAND_IN = "stand_ins"
@@ -67,13 +69,18 @@ def run(
         )  # others' runs are none of this cell
         place = kept and kept / f"{paper}_{table}_{asked.runs.index(each)}_{settings:08x}"
         try:
-            summaries = [one for one in _summaries([*given, *more], place) if not seeds or one["seed"] in seeds]
+            with _folder(place) as there:
+                runs = fit(there, *given, *more)
+                runs = {folder: one for folder, one in runs.items() if not seeds or one["seed"] in seeds}
+                columns = (
+                    _curves(runs, each, asked) if asked.curve else _columns([*runs.values()], each, asked.measures)
+                )
         except RuntimeError as error:
             return f"{each.column or each.row or ', '.join(each.configs)}: {error}"
         with results.lock:  # other experiments fill other rows of a column
-            for column, cells in _columns(summaries, each, asked.measures).items():
-                there = results.found.get(table, {}).get(column, {})
-                results.keep({**there, **cells, "run": {**there.get("run", {}), **cells["run"]}}, table, column)
+            for column, cells in columns.items():
+                known = results.found.get(table, {}).get(column, {})
+                results.keep({**known, **cells, "run": {**known.get("run", {}), **cells["run"]}}, table, column)
         return ""
 
     with ThreadPoolExecutor(side_by_side) as pool:
@@ -84,7 +91,9 @@ def run(
 
 
 def run_stand_in(paper: str, table: str, folder: Path, columns: Sequence[str] = ()) -> None:
-    """Run each configuration whose data are to be fetched once, on small data of that layout; of all, keep that it ran.
+    """Run each method of each configuration whose data are to be fetched once, on small data of that layout.
+
+    Runs that differ in numbers or data alone count as one. Of all, it is kept that they ran.
 
     Args:
         paper: Its name.
@@ -100,17 +109,18 @@ def run_stand_in(paper: str, table: str, folder: Path, columns: Sequence[str] = 
     asked = entry(paper, table)
     results = _results(folder, STAND_IN)
     started, methods = time.monotonic(), set[str]()
-    different: dict[tuple[str, ...], Fit] = {}
+    different: dict[str, Fit] = {}
     for each in reversed([one for one in _chosen(asked, columns) if one.needs]):
-        different[(*each.configs, each.needs, str(each.set.get("model")))] = each
+        numbers = [key for key, value in each.set.items() if isinstance(value, int | float)]  # of the same method
+        of_method = {key: v for key, v in each.set.items() if key not in numbers and not key.startswith("data")}
+        different[repr((each.configs, each.needs, of_method))] = each
     check(bool(different), "stand_in", "for a table whose data are to be fetched", table, "run it on its data")
     for each in reversed(different.values()):
         with tempfile.TemporaryDirectory() as place:
             given = STAND_INS[each.needs](Path(place))
-            methods |= {
-                str(one["method"])
-                for one in _summaries([*_given(each, place), *(f"--{key}={text}" for key, text in given.items())])
-            }
+            options = [*_given(each, place), *(f"--{key}={text}" for key, text in given.items())]
+            with _folder(None) as there:
+                methods |= {str(one["method"]) for one in fit(there, *options).values()}
     found = {"fits": len(different), "methods": sorted(methods), "seconds": round(time.monotonic() - started, 1)}
     if not columns:  # of some columns it would take the place of all
         results.keep(found, paper, table)
@@ -125,13 +135,16 @@ def ours(paper: str, table: str, folder: Path, benchmarks: Path | None) -> Cells
         folder: Of the files of results.
         benchmarks: Folder of the benchmarks' files, from which some entries take theirs.
     """
-    asked = entry(paper, table)
+    asked, seeds = entry(paper, table), seeds_of(paper, table, folder, benchmarks)
     names = {name: row for row, name in asked.rows.items()}
     by_column = not asked.source or asked.source.get("by") == "column"
     cells: dict[str, dict[str, Any]] = {}
     for outer, inner, figure in _pairs(_kept(paper, table, folder, benchmarks)):
         row, column = (inner, outer) if by_column else (outer, inner)
-        cells.setdefault(names.get(row, row), {})[column] = figure
+        row = names.get(row, row)
+        if isinstance(figure, Mapping) and not figure["std"] and seeds.get(row, 1) == 1:
+            figure = {"mean": figure["mean"]}  # of one seed, which has no spread
+        cells.setdefault(row, {})[column] = figure
     return cells
 
 
@@ -168,7 +181,7 @@ def cell(mine: Any, printed: Any) -> str:
 def shown(figure: Any) -> str:
     """A figure as text, its spread with it."""
     if isinstance(figure, Mapping):
-        return f"{figure['mean']} ± {figure['std']}" if figure.get("std") else str(figure["mean"])
+        return f"{figure['mean']} ± {figure['std']}" if "std" in figure else str(figure["mean"])
     return f"{figure:g}" if isinstance(figure, float) else str(figure)
 
 
@@ -185,6 +198,23 @@ def seeds_of(paper: str, table: str, folder: Path, benchmarks: Path | None) -> M
         row = names.get(method, method)
         numbers[row] = min(number, numbers.get(row, number))
     return numbers
+
+
+def seconds(paper: str, folder: Path, benchmarks: Path | None) -> Mapping[str, float]:
+    """Seconds that the runs behind a paper's tables took, as far as they are told; once for tables of the same runs."""
+    spent: dict[str, float] = {}
+    for table, asked in read(paper).tables.items():
+        place = "/".join(asked.source[key] for key in ("file", "part")) if asked.source else table
+        spent[place] = sum(_seconds(_kept(paper, table, folder, benchmarks)))
+    return spent
+
+
+def _seconds(found: Any) -> Iterator[float]:
+    """Seconds of runs, which stand beside their seeds, at any depth."""
+    for value in found.values() if isinstance(found, Mapping) else ():
+        if isinstance(value, Mapping) and "seeds" in value and isinstance(value.get("seconds"), int | float):
+            yield float(value["seconds"])
+        yield from _seconds(value)
 
 
 def _seeds(found: Any) -> Iterator[tuple[str, int]]:
@@ -221,11 +251,9 @@ def _results(folder: Path, name: str) -> Results:
     return Results(folder / f"{name}.json", "torch", "lightning", "fedlit")
 
 
-def _summaries(arguments: Sequence[str], kept: Path | None = None) -> list[dict[str, Any]]:
-    if kept is not None:
-        return list(fit(str(kept), *arguments).values())
-    with tempfile.TemporaryDirectory() as place:
-        return list(fit(place, *arguments).values())
+def _folder(kept: Path | None) -> AbstractContextManager[str]:
+    """The folder of a fit's runs: the one in which they stay, or one that goes."""
+    return tempfile.TemporaryDirectory() if kept is None else nullcontext(str(kept))
 
 
 def _given(each: Fit, small: str = "") -> list[str]:
@@ -306,6 +334,31 @@ def _columns(summaries: Sequence[dict[str, Any]], each: Fit, measures: Sequence[
                 seeds = sorted({one["seed"] for one in own})
                 cells.setdefault("run", {})[each.row or method] = {"seeds": seeds, "seconds": round(spent, 1)}
     return result
+
+
+def _curves(runs: Mapping[Path, Mapping[str, Any]], each: Fit, asked: Entry) -> dict[str, dict[str, Any]]:
+    """By round, a metric of each source at each target, over seeds; from the metrics in the runs' folders."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for place, summary in runs.items():
+        target = each.targets.get(summary["target"], summary["target"])
+        with (place / "metrics.csv").open(encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        ends = {row["step"]: 1 + int(float(row["round"])) for row in rows if row["round"]}
+        for metric in rows[0] if rows else ():
+            source = metric.removeprefix(f"{asked.curve}/")
+            if source == metric:
+                continue
+            name = f"target {target}: {each.targets.get(source, source)}"
+            for row in rows:
+                number = ends.get(row["step"])
+                if row[metric] and number in asked.rounds:  # a warm-up has no such metric
+                    found.setdefault(f"round {number}", {}).setdefault(name, []).append(float(row[metric]))
+    share = sum(one["seconds_total"] for one in runs.values()) / max(1, sum(map(len, found.values())))
+    told = {"seeds": sorted({one["seed"] for one in runs.values()}), "seconds": round(share, 1)}
+    return {
+        column: {**{row: spread(values, 1.0, 4) for row, values in rows.items()}, "run": dict.fromkeys(rows, told)}
+        for column, rows in found.items()
+    }
 
 
 def _value(summary: Mapping[str, Any], measure: str) -> float:

@@ -116,7 +116,7 @@ def write_cifar10(folder: Path, number: int = 500) -> Overrides:
         planes = [_bright(labels, 32, rng).reshape(number, -1) for _ in range(3)]
         rows = np.concatenate([labels[:, None].astype(np.uint8), *planes], axis=1)
         (inner / f"{name}.bin").write_bytes(rows.tobytes())
-    return {"data.init_args.root": str(folder)}
+    return {"data.init_args.root": str(folder), "data.init_args.published": "false"}
 
 
 def write_digit_five(folder: Path, sizes: tuple[int, int] = (200, 60)) -> Overrides:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,26 @@ from stand_ins import write_stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "configs" / "data").glob("*.yaml"))
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text()).get("data", {})
+
+
+def place(path: Path) -> str | None:
+    """Where a configuration reads files; `None` if its data come with fedlit or from another configuration."""
+    arguments = data_of(path).get("init_args", {})
+    return arguments.get("root") or arguments.get("path")
+
+
+def comment(path: Path) -> str:
+    """What a configuration begins with, in one line."""
+    lines = re.match(r"(#.*\n)*", path.read_text())[0].splitlines()
+    return " ".join(line.removeprefix("#").strip() for line in lines)
+
+
+FETCHED = [path for path in CONFIGS if place(path)]
+EXPERIMENTS = [path for path in sorted((ROOT / "configs" / "experiments").glob("*.yaml")) if place(path)]
 
 
 def build(config):
@@ -65,6 +87,27 @@ def test_classes_of_a_stand_in_can_be_learnt_from_the_sources(name, tmp_path):
     x, y = (np.concatenate(each) for each in zip(*samples.values(), strict=True))
     known = np.isin(target[1], y)
     assert NearestCentroid().fit(x, y).score(target[0][known], target[1][known]) > 0.6
+
+
+@pytest.mark.parametrize("path", FETCHED, ids=lambda path: path.stem)
+def test_a_config_of_data_that_users_fetch_says_where_to_get_them(path):
+    assert re.search("[Uu]npack|download|have to be fetched|come with the code|is written by", comment(path))
+    assert "../shared" not in place(path) or "not shipped" in comment(path)
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_an_experiment_on_data_that_users_fetch_names_what_says_where_to_get_them(path):
+    named = {ROOT / f"{name}.yaml" for name in re.findall(r"configs/(?:data|experiments)/\w+", comment(path))}
+    same = {each for each in FETCHED if place(each) == place(path)}
+    assert named & (same or {*FETCHED, *EXPERIMENTS})
+    assert all(each.is_file() for each in named)
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_an_experiment_checks_the_numbers_of_images_that_the_config_of_its_data_checks(path):
+    for each in FETCHED:
+        if place(each) == place(path):
+            assert data_of(path)["init_args"].get("published") == data_of(each)["init_args"].get("published")
 
 
 def test_there_is_a_config_for_each_data_set():

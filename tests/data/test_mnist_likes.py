@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlit.data import CIFAR10, ColoredMNIST, DatasetLayoutError, DatasetNotFoundError, FashionMNIST
+from fedlit.data import CIFAR10, ColoredMNIST, DatasetLayoutError, DatasetNotFoundError, FashionMNIST, mnist_likes
 from fedlit.data.shifts import source_labels
 from fedlit.federation.errors import RosterError
 from fedlit.papers.stand_ins import write_cifar10
@@ -241,7 +241,7 @@ def cifar(tmp_path_factory):
 
 
 def test_cifar10_is_read_from_the_binary_version_as_numpy_reads_it(cifar):
-    module = CIFAR10(str(cifar), num_sources=3, noise_level=0.0)
+    module = CIFAR10(str(cifar), num_sources=3, noise_level=0.0, published=False)
     files = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     rows = np.concatenate(
         [np.fromfile(cifar / "cifar-10-batches-bin" / name, np.uint8).reshape(-1, 3073) for name in files]
@@ -259,7 +259,7 @@ def test_cifar10_is_read_from_the_binary_version_as_numpy_reads_it(cifar):
 
 
 def test_cifar10_gives_each_client_four_classes_as_niid_bench(cifar):
-    module = CIFAR10(str(cifar), labels_per_client=4, noise_level=0.4, target_labels=0.1)
+    module = CIFAR10(str(cifar), labels_per_client=4, noise_level=0.4, target_labels=0.1, published=False)
     counts = {name: torch.bincount(module.load(name).y, minlength=10) for name in module.domain_names()}
     assert len(counts) == 10
     for number, each in enumerate(counts.values()):
@@ -282,8 +282,15 @@ def test_cifar10_takes_torchvisions_folder_and_refuses_another_version(tmp_path,
         CIFAR10(str(tmp_path)).train_dataloader()
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
-    with refused(str(folder), DatasetLayoutError):  # whose files are none of the published MD5
+    with refused(str(folder / "data_batch_1"), DatasetLayoutError):
         CIFAR10(str(tmp_path)).train_dataloader()
+    few = pickle.dumps({"data": np.zeros((500, 3072), np.uint8), "labels": [0] * 500})
+    (folder / "data_batch_1").write_bytes(few)
+    for published in (True, False):  # a file with another sum is never unpickled
+        with refused(str(folder / "data_batch_1"), DatasetLayoutError) as caught:
+            CIFAR10(str(tmp_path), published=published).train_dataloader()
+        found = f"{hashlib.md5(few).hexdigest()} ({len(few)} bytes)"
+        assert f"of MD5 c99cafc152244af753f735de768cd75f, got {found}: get the archive again" in str(caught.value)
     rng, data = np.random.default_rng(0), {}
     for part, number in (("train_list", 500), ("test_list", 100)):
         x, y = rng.integers(0, 256, (number, 3072), dtype=np.uint8), [i % 10 for i in range(number)]
@@ -316,12 +323,19 @@ def test_cifar10s_binary_files_of_another_kind_are_refused(tmp_path, content):
     file = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
     file.write_bytes(content)
     with refused(str(file), DatasetLayoutError):
-        CIFAR10(str(tmp_path)).train_dataloader()
+        CIFAR10(str(tmp_path), published=False).train_dataloader()
 
 
-def test_a_binary_file_of_cifar10_that_is_cut_short_is_refused(tmp_path):
+def test_a_binary_file_of_cifar10_with_another_number_of_images_is_refused(tmp_path, monkeypatch):
     write_cifar10(tmp_path, 20)
-    file = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
-    file.write_bytes(file.read_bytes()[: 3073 * 19])
-    with refused(str(file.parent), DatasetLayoutError):
+    folder = tmp_path / "cifar-10-batches-bin"
+    with refused(str(folder / "data_batch_1.bin"), DatasetLayoutError) as caught:
+        CIFAR10(str(tmp_path)).train_dataloader()
+    assert "must be 10000 images, got 20: get the archive again, or set published=False" in str(caught.value)
+    assert len(CIFAR10(str(tmp_path), num_sources=1, noise_level=0.0, published=False).load("target").y) == 60
+    monkeypatch.setattr(mnist_likes, "_PER_FILE", 20)
+    assert len(CIFAR10(str(tmp_path), num_sources=1, noise_level=0.0).load("target").y) == 60
+    file = folder / "data_batch_3.bin"
+    file.write_bytes(file.read_bytes()[: 3073 * 19])  # cut short
+    with refused(str(file), DatasetLayoutError):
         CIFAR10(str(tmp_path)).train_dataloader()

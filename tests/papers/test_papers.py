@@ -12,7 +12,7 @@ import pytest
 
 from commands import refusal
 from fedlit.checks import ArgumentError
-from fedlit.cli import main
+from fedlit.cli import benchmark, main
 from fedlit.papers import entries, running
 from fedlit.papers.entries import Entry, Fit, names, read
 from fedlit.papers.page import averages, page, state
@@ -160,7 +160,7 @@ def test_runs_with_other_settings_or_seeds_that_are_kept_are_no_part_of_a_cell(p
     for arguments in ([], [], ["--trainer.max_epochs=1"]):
         run("mine", "table-1", paper, columns=["A"], seeds=[1], kept=tmp_path / "kept", arguments=arguments)
     assert places[0] == places[1] != places[2]
-    assert ours("mine", "table-1", paper, None) == {"Theirs": {"A": {"mean": 60.0, "std": 0.0}}}
+    assert ours("mine", "table-1", paper, None) == {"Theirs": {"A": {"mean": 60.0}}}  # one seed has no spread
 
 
 def test_averages_are_the_printed_ones_of_the_papers_own_method():
@@ -170,6 +170,53 @@ def test_averages_are_the_printed_ones_of_the_papers_own_method():
     mine = {row: {"A": 70.0, "B": 80.0, "Avg": 75.0} for row in printed}
     assert averages(asked, mine, ["Our"]) == ("Ours: 75.0", "85.0")
     assert averages(asked, {"Theirs": mine["Theirs"]}, ["Our"]) == ("Theirs: 75.0", "60.0")
+
+
+def test_columns_that_are_unlike_have_no_average():
+    printed = {"Ours": {"seconds, small": 1.0, "seconds, large": 99.0}}
+    asked = Entry("A table", paper=printed, average=False)
+    assert averages(asked, {}) == ("-", "Ours, seconds, small: 1.0")
+    found = {"Ours": {"seconds, large": 50.0}}
+    assert averages(asked, found) == ("Ours, seconds, large: 50.0", "99.0")
+
+
+def test_the_state_tells_where_no_cell_is_the_papers_and_what_another_table_lacks():
+    asked = Entry("A table", paper={"Ours": {"A": 1.0}}, departs="Fewer rounds.")
+    assert state(asked, {"Ours": {"B": 2.0}}, None) == "yes, in other columns, in another setting"
+    assert state(asked, {"Ours": {"A": 2.0}}, None) == "yes, in another setting"
+    same = Entry("A figure", same=["mine/table-1", "yours/table-2"], departs="Without panel b.")
+    assert state(same, {}, None) == "as mine table-1 and yours table-2; Without panel b."
+
+
+CURVED = """
+paper: Somebody, Somewhere
+tables:
+  figure-1:
+    title: Weights by round
+    curve: beta
+    rounds: [1, 2, 4]
+    runs: [{config: experiments/digits, row: Mine, targets: {t: T, s: S}}]
+"""
+
+
+def test_a_metric_of_each_source_by_round_is_read_of_the_runs_folders(paper, tmp_path, monkeypatch):
+    (tmp_path / "papers" / "mine.yaml").write_text(CURVED)
+
+    def fit(folder: str, *_: str) -> dict[Path, dict[str, Any]]:
+        found = {}
+        for seed in (0, 1):
+            place = Path(folder, "Mine", f"version_{seed}")
+            place.mkdir(parents=True)
+            rows = [f"{number},{number},{number / 10 + seed if number else ''},0.5" for number in range(4)]
+            (place / "metrics.csv").write_text("\n".join(["step,round,beta/s,beta", *rows, ""]))
+            found[place] = summary("Mine", "t", seed, 0.5)
+        return found
+
+    monkeypatch.setattr(running, "fit", fit)
+    run("mine", "figure-1", paper)
+    found = ours("mine", "figure-1", paper, None)
+    assert found == {"target T: S": {"round 2": {"mean": 0.6, "std": 0.7071}, "round 4": {"mean": 0.8, "std": 0.7071}}}
+    assert "Means are over 2 seeds." in page(paper, None)
 
 
 def test_of_several_measures_the_first_is_averaged():
@@ -226,11 +273,11 @@ def test_stand_ins_are_for_runs_of_a_column_whose_data_are_to_be_fetched(paper, 
     (tmp_path / "papers" / "mine.yaml").write_text(NEEDY)
     given = []
 
-    def summaries(arguments: list[str], *_: Any) -> list[dict[str, Any]]:
-        given.append(Path(arguments[0].removeprefix("--config=")).read_text() + " ".join(arguments[2:]))
-        return [summary("Mine", "written", 0, 0.25)]
+    def fitted(folder: str, config: str, *arguments: str) -> dict[Path, dict[str, Any]]:
+        given.append(Path(config.removeprefix("--config=")).read_text() + " ".join(arguments))
+        return {Path("a"): summary("Mine", "written", 0, 0.25)}
 
-    monkeypatch.setattr(running, "_summaries", summaries)
+    monkeypatch.setattr(running, "fit", fitted)
     running.run_stand_in("mine", "table-1", paper, columns=["B"])
     assert len(given) == 1
     assert not (paper / "stand_ins.json").exists()  # of one column it is not the table's
@@ -322,6 +369,27 @@ def test_a_table_that_cannot_run_keeps_no_others_from_it(paper, tmp_path, monkey
     assert ours("mine", "table-1", paper, None)["Theirs"]["A"]["mean"] == 25.0
 
 
+def test_a_benchmark_behind_a_table_is_shown_next_to_the_papers_figures(paper, tmp_path, monkeypatch, capsys):
+    more = """  table-2:
+    title: Scripted
+    from: {file: mine_too, part: sizes/kB}
+    script: mine_too --parts sizes
+    paper: {Theirs: {A: 2.0}}
+    rows: {Theirs: Mine}
+"""
+    (tmp_path / "papers" / "mine.yaml").write_text(MINE + more)
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    script = "import sys, pathlib; out = next(a for a in sys.argv if a.startswith('--out='))\n"
+    script += 'pathlib.Path(out[6:]).write_text(\'{"results": {"sizes": {"kB": {"Mine": {"A": 3.5}}}}}\')'
+    (folder / "mine_too.py").write_text(script)
+    (folder / "mine_too.json").write_text('{"results": {}}')
+    monkeypatch.setattr(benchmark, "_folder", lambda: folder)
+    main(["benchmark", "mine", "table-2", f"--out={paper}"])
+    assert "3.5 (2.0)" in capsys.readouterr().out
+    assert json.loads((paper / "mine_too.json").read_text())["results"]["sizes"]["kB"] == {"Mine": {"A": 3.5}}
+
+
 def _written(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
@@ -356,7 +424,7 @@ def test_the_others_run_if_one_fails(paper, monkeypatch):
     monkeypatch.setattr(running, "fit", fit)
     with pytest.raises(RuntimeError, match="1 of 2 experiments failed:\nA: no data here"):
         run("mine", "table-1", paper)
-    assert ours("mine", "table-1", paper, None) == {"Theirs": {"L": {"mean": 25.0, "std": 0.0}}}
+    assert ours("mine", "table-1", paper, None) == {"Theirs": {"L": {"mean": 25.0}}}
 
 
 def test_the_list_has_the_papers_and_their_state(paper, capsys, monkeypatch):
