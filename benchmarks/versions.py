@@ -2,9 +2,9 @@
 
 Run from a clone: python benchmarks/versions.py REVISION [--scripts rounds aggregation privacy] [--repeats 1]
 
-Both packages are installed into folders of their own, without dependencies, so that they meet the same libraries. Each
-runs its own revision's script in turns with the other. A ratio is the median of now over that of before, of every
-number that both wrote, counts and settings as well.
+Both packages, of what is committed, are installed into folders of their own, without dependencies, so that they meet
+the same libraries. Each runs its own revision's script in turns with the other. A ratio is the median of now over that
+of before, of every number that both wrote, counts and settings as well.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="Of each script, which has repeats of its own.")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
-    kept = json.loads(options.out.read_text())["results"] if options.out.exists() else {}
+    there = json.loads(options.out.read_text()) if options.out.exists() else {}
+    kept = there["results"] if there.get("before") == options.revision else {}
+    now = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     with tempfile.TemporaryDirectory() as folder:
         sides = {"before": Path(folder, "before"), "now": Path(folder, "now")}
         for side, revision in zip(sides, (options.revision, "HEAD"), strict=True):
@@ -90,7 +92,8 @@ def main() -> None:
             kept[name] = compared(taken["before"], taken["now"])
             for path, row in kept[name].items():
                 print(f"{name}: {path:70}", row, flush=True)
-            facts = {"what": (__doc__ or "").splitlines()[0], "before": options.revision, "repeats": options.repeats}
+            what = (__doc__ or "").splitlines()[0]
+            facts = {"what": what, "before": options.revision, "now": now.strip(), "repeats": options.repeats}
             text = json.dumps({**facts, "environment": environment(), "results": kept}, indent=2)
             options.out.write_text(text + "\n")
 

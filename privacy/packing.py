@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlit.checks import check
 from fedlit.privacy.errors import DecodeError, InputError, RangeError
@@ -110,13 +110,14 @@ def pack(payload: Payload, codec: FixedPoint | None, weight: float | None = None
     wide = codec is None and any(is_wide(tensor.dtype) for tensor in payload.values())
     # on the device of the first: numbers beside weights on a GPU may have been made on the CPU
     device = next((tensor.device for tensor in payload.values()), None)
-    length, dtype = sum(sizes) + (weight is not None), torch.float64 if wide else torch.float32
-    if payload and all(tensor.dtype == dtype and tensor.device == device for tensor in payload.values()):
-        flat = [tensor.detach().reshape(-1) for tensor in payload.values()]  # two calls, for many small vectors
+    dtype = torch.float64 if wide else torch.float32
+    if payload and all(_is_plain(tensor, dtype, device) for tensor in payload.values()):
+        flat = [tensor.detach().reshape(-1) for tensor in payload.values()]  # views; two calls, for many small vectors
         vector = torch.cat(flat if weight is None else [*flat, flat[0].new_empty(1)])
         if weight is not None:
             vector[:-1].mul_(weight)
     else:
+        length = sum(sizes) + (weight is not None)
         vector = torch.empty(length, dtype=dtype, device=device)  # filled in place, as long ones fill memory
         for (name, tensor), part in zip(payload.items(), torch.split(vector[: sum(sizes)], sizes), strict=True):
             entry = tensor.detach().reshape(-1)
@@ -129,6 +130,12 @@ def pack(payload: Payload, codec: FixedPoint | None, weight: float | None = None
     if weight is not None:
         vector[-1] = weight if codec is None else round(weight * _weight_steps(codec)) / codec.scale
     return vector
+
+
+def _is_plain(tensor: Tensor, dtype: torch.dtype, device: torch.device | None) -> bool:
+    """Whether an entry goes into a vector of this type as it is, without a copy of its own before."""
+    same = tensor.dtype == dtype and tensor.device == device and tensor.is_contiguous()
+    return same and type(tensor) in (Tensor, nn.Parameter)
 
 
 def _sizes(entries: Sequence[tuple[torch.dtype, int]], codec: FixedPoint | None) -> list[int]:

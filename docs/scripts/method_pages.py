@@ -186,8 +186,9 @@ def _against(name: str) -> Iterator[tuple[str, ...]]:
                     continue
                 both = averages_of(asked, cells, row)
                 if both is not None:
+                    where, mine, printed = both
                     link = f"[{table.replace('-', ' ')}](../papers.md#{paper}-{table})"
-                    yield read(paper).paper.partition(",")[0], link, row, *(f"{each:.1f}" for each in both)
+                    yield read(paper).paper.partition(",")[0], link, f"{row}{where}", f"{mine:.1f}", f"{printed:.1f}"
 
 
 def write(folder: Path) -> list[str]:

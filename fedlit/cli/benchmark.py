@@ -133,8 +133,9 @@ def _paper(name: str, table: str, args: list[str]) -> None:
             way_out = f"run fedlit benchmark {asked.script}, which has arguments of its own (--help)"
             sys.exit(f"fedlit: {name} {table} is a benchmark's, to which {', '.join(given)} says nothing: {way_out}")
         print(f"fedlit benchmark {asked.script}")
-        _script(asked.script.split()[0], asked.script.split()[1:], options.out.resolve())
-        found = ours(name, table, options.out, options.out)
+        folder = options.out / "benchmarks"  # a paper's file may have a benchmark's name
+        _script(asked.script.split()[0], asked.script.split()[1:], folder.resolve())
+        found = ours(name, table, options.out, folder)
         return show(compared(asked, found)) if found else None
     unknown = set(options.columns) - {each.column for each in asked.runs}
     if unknown:
@@ -189,7 +190,10 @@ def _script(name: str, arguments: list[str], folder: Path | None = None) -> None
             f"python benchmarks/{script.name} to replace them"
         )
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(str(folder)) as place:
-        Path(place).mkdir(parents=True, exist_ok=True)
+        try:
+            Path(place).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            sys.exit(f"fedlit: the figures cannot be kept in --out: {error}")
         out = Path(place, script.with_suffix(".json").name)
         done = subprocess.run([*command, f"--out={out}"], cwd=_clone(), check=False)
         if done.returncode:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ def recompute_(replica: nn.Module) -> None:
     """Let the extractors in a replica keep their inputs alone for the backward pass, which runs them again.
 
     The second call has the random numbers, weights and modes of the first. Gradients are the same to the last bit, and
-    buffers change once. Layers draw from the default generators of torch, numpy and Python, or from one that is an
-    attribute of a layer; what else they keep beside parameters and buffers is as the first call leaves it.
+    buffers change once. Layers draw from the default generators of torch, numpy and Python, or from those that are
+    attributes of a layer, or in a list or dictionary of it; what else they keep beside parameters and buffers is as the
+    first call leaves it.
 
     Args:
         replica: Changed in place; state dicts and copies are as before.
@@ -61,7 +63,7 @@ class _Recomputed:
             return forward(*args, **kwargs)
         copies: dict[int, Tensor] = {}
         copied = [_State.of(module).with_copies(copies) for module in self.network.modules()]
-        drawn = _Generators.of(self.network.modules())
+        drawn = _Generators(_held(self.network.modules()))
         before = _versions(args, kwargs)
         with set_checkpoint_early_stop(False):  # by an exception, which a forward may catch
             found = checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
@@ -100,39 +102,62 @@ class _State:
         self.module._buffers.update(self.buffers)
 
 
-@dataclass(frozen=True)
 class _Generators:
-    """States of what layers may draw from, but for torch's default generators, which torch keeps itself."""
+    """States of numpy's and Python's generators and of some others; torch keeps those of its default ones."""
 
-    python: Any
-    numpy: Any
-    own: list[tuple[Any, Any]]
-
-    @classmethod
-    def of(cls, modules: Iterable[nn.Module]) -> _Generators:
-        held = [each for module in modules for each in vars(module).values()]
-        own = [(each, _state(each)) for each in held if isinstance(each, _OWN)]
-        return cls(random.getstate(), np.random.get_state(), own)  # noqa: NPY002, of layers that draw from it
+    def __init__(self, own: Iterable[Any]) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()  # noqa: NPY002, layers draw from it
+        self.own = {id(each): (each, _state(each)) for each in own}
 
     def put_back_(self) -> None:
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)  # noqa: NPY002
-        for generator, state in self.own:
-            if isinstance(generator, torch.Generator):
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+        for generator, state in self.own.values():
+            if isinstance(generator, torch.Generator | np.random.RandomState):
                 generator.set_state(state)
             elif isinstance(generator, np.random.Generator):
                 generator.bit_generator.state = state
+            elif isinstance(generator, np.random.BitGenerator):
+                generator.state = state
             else:
                 generator.setstate(state)
 
 
-_OWN = (torch.Generator, np.random.Generator, random.Random)
+_OWN = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def _held(modules: Iterable[nn.Module]) -> list[Any]:
+    """Return generators that are attributes of modules or of their classes, or in a list or dictionary of these."""
+    found: list[Any] = []
+    for module in modules:
+        own = [value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE]
+        of_classes = [value for kind in _classes(type(module)) for value in vars(kind).values()]
+        for value in (*own, *of_classes):
+            several = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+            )
+            found += [each for each in several if isinstance(each, _OWN)]
+    return found
+
+
+@cache
+def _classes(kind: type) -> list[type]:
+    """The class and its bases that are not torch's."""
+    return [each for each in kind.__mro__ if each is not object and not each.__module__.startswith("torch.")]
 
 
 def _state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
+    if isinstance(generator, random.SystemRandom):
+        way_out = "let the layer draw from random.Random, or leave recompute out"
+        refuse(
+            "recompute", "False with layers that hold a random.SystemRandom, which draws nothing twice", True, way_out
+        )
+    if isinstance(generator, torch.Generator | np.random.RandomState):
         return generator.get_state()
-    return generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.state if isinstance(generator, np.random.BitGenerator) else generator.getstate()
 
 
 def _versions(*inputs: Any) -> list[int]:
@@ -149,8 +174,14 @@ class _AsBefore:
         self._now: list[_State | _Generators] = []
 
     def __enter__(self) -> None:
-        modules = [each.module for each in self._states]
-        self._now = [*map(_State.of, modules), _Generators.of(modules)]
+        modules, known = [each.module for each in self._states], self._drawn.own
+        held = _held(modules)
+        if any(id(each) not in known for each in held):
+            raise RuntimeError(
+                f"{type(modules[0]).__name__} makes a random generator while it is called, so that it cannot be run "
+                "again: make it before, or give recompute=False"
+            )
+        self._now = [*map(_State.of, modules), _Generators(each for each, _ in known.values())]
         self._drawn.put_back_()
         copies: dict[int, Tensor] = {}
         for each in self._states:

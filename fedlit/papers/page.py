@@ -73,7 +73,7 @@ def state(asked: Entry, found: Cells, small: Mapping[str, Any] | None) -> str:
     if found:
         cells = {(row, column) for row, of_row in asked.paper.items() for column in of_row}
         done = sum(column in found.get(row, {}) for row, column in cells)
-        here = "yes" if done == len(cells) else f"{done} of {len(cells)} cells" if done else "yes, in other columns"
+        here = "yes" if done == len(cells) else f"{done} of {len(cells)} cells" if done else "yes, none of its cells"
         return "; ".join(filter(None, (here if not asked.departs else f"{here}, in another setting", tried)))
     if tried:
         return f"not run on the paper's data; {tried}"
@@ -161,19 +161,20 @@ def _section(
     if other:  # in another setting, or of other seeds
         lines.append(f"These figures were made by {' and '.join(other)}.")
     if found and seeds:
-        lines.append(_over(seeds))
+        lines.append(_over(seeds, [row for row in found if row not in seeds]))
     if asked.paper or found:
         lines += ["Ours (the paper's):", replace(compared(asked, found), caption=None).markdown()]
     return "\n\n".join(lines) + "\n"
 
 
-def _over(seeds: Mapping[str, int]) -> str:
-    """Over how many seeds the means are."""
+def _over(seeds: Mapping[str, int], others_without: Sequence[str]) -> str:
+    """Over how many seeds the means are; rows of ``others_without`` have none, as nothing in them is random."""
     rows: dict[int, list[str]] = {}
     for row, number in seeds.items():
         rows.setdefault(number, []).append(row)
     most, *others = sorted(rows.items(), key=lambda each: -len(each[1]))
-    text = f"Means are over {most[0]} seeds" if most[0] > 1 else "Figures are of one seed"
+    whose = f" of {', '.join(most[1])}" if others_without else ""
+    text = f"Means{whose} are over {most[0]} seeds" if most[0] > 1 else f"Figures{whose} are of one seed"
     less = (f"of {', '.join(names)} over {number}" if number > 1 else f"of {', '.join(names)} of one seed"
             for number, names in others)  # fmt: skip
     return "; ".join((text, *less)) + "."

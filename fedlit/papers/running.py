@@ -111,7 +111,7 @@ def run_stand_in(paper: str, table: str, folder: Path, columns: Sequence[str] = 
     started, methods = time.monotonic(), set[str]()
     different: dict[str, Fit] = {}
     for each in reversed([one for one in _chosen(asked, columns) if one.needs]):
-        numbers = [key for key, value in each.set.items() if isinstance(value, int | float)]  # of the same method
+        numbers = [key for key, value in each.set.items() if type(value) in (int, float)]  # of the same method
         of_method = {key: v for key, v in each.set.items() if key not in numbers and not key.startswith("data")}
         different[repr((each.configs, each.needs, of_method))] = each
     check(bool(different), "stand_in", "for a table whose data are to be fetched", table, "run it on its data")
@@ -341,9 +341,11 @@ def _curves(runs: Mapping[Path, Mapping[str, Any]], each: Fit, asked: Entry) -> 
     found: dict[str, dict[str, list[float]]] = {}
     for place, summary in runs.items():
         target = each.targets.get(summary["target"], summary["target"])
-        with (place / "metrics.csv").open(encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        ends = {row["step"]: 1 + int(float(row["round"])) for row in rows if row["round"]}
+        try:
+            rows = list(csv.DictReader((place / "metrics.csv").read_text(encoding="utf-8").splitlines()))
+        except OSError as error:
+            raise RuntimeError(f"{asked.curve} is read of metrics.csv, which a run has not written: {error}") from error
+        ends = {row["step"]: 1 + int(float(row["round"])) for row in rows if row.get("round")}
         for metric in rows[0] if rows else ():
             source = metric.removeprefix(f"{asked.curve}/")
             if source == metric:

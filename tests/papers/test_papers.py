@@ -182,7 +182,7 @@ def test_columns_that_are_unlike_have_no_average():
 
 def test_the_state_tells_where_no_cell_is_the_papers_and_what_another_table_lacks():
     asked = Entry("A table", paper={"Ours": {"A": 1.0}}, departs="Fewer rounds.")
-    assert state(asked, {"Ours": {"B": 2.0}}, None) == "yes, in other columns, in another setting"
+    assert state(asked, {"Ours": {"B": 2.0}}, None) == "yes, none of its cells, in another setting"
     assert state(asked, {"Ours": {"A": 2.0}}, None) == "yes, in another setting"
     same = Entry("A figure", same=["mine/table-1", "yours/table-2"], departs="Without panel b.")
     assert state(same, {}, None) == "as mine table-1 and yours table-2; Without panel b."
@@ -387,7 +387,9 @@ def test_a_benchmark_behind_a_table_is_shown_next_to_the_papers_figures(paper, t
     monkeypatch.setattr(benchmark, "_folder", lambda: folder)
     main(["benchmark", "mine", "table-2", f"--out={paper}"])
     assert "3.5 (2.0)" in capsys.readouterr().out
-    assert json.loads((paper / "mine_too.json").read_text())["results"]["sizes"]["kB"] == {"Mine": {"A": 3.5}}
+    kept = paper / "benchmarks" / "mine_too.json"
+    assert json.loads(kept.read_text())["results"]["sizes"]["kB"] == {"Mine": {"A": 3.5}}
+    assert "cannot be kept in --out" in refusal("benchmark", "mine", "table-2", f"--out={kept}")
 
 
 def _written(path: Path, text: str) -> Path:

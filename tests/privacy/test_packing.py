@@ -36,6 +36,22 @@ def test_a_payload_is_packed_in_its_order() -> None:
         assert pack(payload, codec, weight=0.5).tolist() == [0.5, 1.0, 1.5, 2.0, 2.5, last]
 
 
+@pytest.mark.parametrize("weight", [None, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_entries_of_any_layout_are_packed_alike_and_share_no_memory(dtype: torch.dtype, weight: float | None) -> None:
+    plain = torch.randn(6, 4, dtype=dtype)
+    layouts = {"rows": plain, "columns": plain.T.contiguous().T, "number": plain[0, 0], "none": plain[:0]}
+    packed = {name: pack({name: entry, "last": plain}, None, weight) for name, entry in layouts.items()}
+    factor = 1.0 if weight is None else weight
+    for name, entry in layouts.items():
+        expected = [entry.reshape(-1) * factor, plain.reshape(-1) * factor]
+        expected += [] if weight is None else [torch.tensor([weight], dtype=dtype)]
+        assert torch.equal(packed[name], torch.cat(expected))
+    alone = pack({"rows": plain}, None, None)
+    alone.zero_()
+    assert plain.any()
+
+
 def test_wide_entries_are_two_digits_on_a_grid_by_hand() -> None:
     # 4 fraction bits and a bound of 2: 32 steps, so digits in base 32. 10.25 * 16 = 164 = 5 * 32 + 4; -3 * 16 = -48,
     # half way between -1 and -2 times 32, goes to the even -2: -48 = -2 * 32 + 16

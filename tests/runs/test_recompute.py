@@ -115,16 +115,22 @@ def test_a_second_call_has_what_the_first_had() -> None:
 
 
 class Drawing(nn.Module):
-    """Scales features by what it draws: of numpy and Python, or of generators of its own."""
+    """Scales features by what it draws: of numpy and Python, or of generators that it or its class holds."""
+
+    shared = np.random.default_rng(1)
 
     def __init__(self, own: bool) -> None:
         super().__init__()
         self.linear, self.out_features, self.own = nn.Linear(5, 4), 4, own
         self.torch, self.numpy, self.python = torch.Generator(), np.random.default_rng(0), random.Random(0)
+        self.several, self.by_name = [np.random.RandomState(0)], {"bits": np.random.MT19937(0)}
+        self.shared.bit_generator.state = np.random.default_rng(1).bit_generator.state
 
     def forward(self, x: Tensor) -> Tensor:
         if self.own:
-            drawn = [torch.rand(4, generator=self.torch), torch.tensor(self.numpy.random(4)), self.python.random()]
+            bits = np.random.Generator(self.by_name["bits"])
+            arrays = [each.random(4) for each in (self.numpy, self.shared, bits)] + [self.several[0].rand(4)]
+            drawn = [torch.rand(4, generator=self.torch), *map(torch.tensor, arrays), self.python.random()]
         else:
             drawn = [torch.rand(4), torch.tensor(np.random.rand(4)), random.random()]  # noqa: NPY002
         for each in drawn:
@@ -137,22 +143,49 @@ def test_a_second_call_draws_the_same_from_every_generator(own: bool) -> None:
     found = []
     for recompute in (False, True):
         torch.manual_seed(0)
-        replica = Replica(Drawing(own), nn.Linear(4, 2))
+        extractor = Drawing(own)
+        replica = Replica(extractor, nn.Linear(4, 2))
         if recompute:
             recompute_(replica)
         np.random.seed(0)  # noqa: NPY002
         random.seed(0)
         for _ in range(2):
             out = replica(torch.ones(3, 5))
-            extractor: Any = replica.extractor
             between = [torch.rand(1).item(), np.random.rand(), random.random(), extractor.python.random()]  # noqa: NPY002
             out.square().sum().backward()
-            after = [torch.rand(1).item(), np.random.rand(), random.random(), extractor.numpy.random()]  # noqa: NPY002
-            found.append((out.detach(), replica.extractor.linear.weight.grad.clone(), [*between, *after]))  # type: ignore[union-attr]
+            after = [torch.rand(1).item(), np.random.rand(), random.random(), extractor.shared.random()]  # noqa: NPY002
+            gradient = extractor.linear.weight.grad
+            assert gradient is not None
+            found.append((out.detach(), gradient.clone(), [*between, *after]))
     for (out, gradient, drawn), (other, other_gradient, others) in zip(found[:2], found[2:], strict=True):
         assert torch.equal(out, other)
         assert torch.equal(gradient, other_gradient)
         assert drawn == others
+
+
+class Making(nn.Module):
+    """Makes its generator when it is first called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.out_features, self.random = nn.Linear(5, 4), 4, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.random = self.random or random.Random(0)
+        return self.linear(x).tanh() * self.random.random()  # type: ignore[no-any-return]
+
+
+def test_what_cannot_be_drawn_again_is_refused() -> None:
+    replica = Replica(Making(), nn.Linear(4, 2))
+    recompute_(replica)
+    with pytest.raises(
+        RuntimeError, match=r"Making makes a random generator .* make it before, or give recompute=False"
+    ):
+        replica(torch.ones(3, 5)).sum().backward()
+    replica(torch.ones(3, 5)).sum().backward()  # it has one from then on
+    replica.extractor.random = random.SystemRandom()  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"SystemRandom.*let the layer draw from random\.Random"):
+        replica(torch.ones(3, 5))
 
 
 class Careless(nn.Module):
