@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -134,14 +133,11 @@ def _held(modules: Iterable[nn.Module]) -> list[Any]:
         own = [value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE]
         of_classes = [value for kind in _classes(type(module)) for value in vars(kind).values()]
         for value in (*own, *of_classes):
-            several = (
-                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
-            )
+            several = [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]
             found += [each for each in several if isinstance(each, _OWN)]
     return found
 
 
-@cache
 def _classes(kind: type) -> list[type]:
     """The class and its bases that are not torch's."""
     return [each for each in kind.__mro__ if each is not object and not each.__module__.startswith("torch.")]
