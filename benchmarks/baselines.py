@@ -217,10 +217,7 @@ class ByHand:
                 losses.append(self.shares[client] * self.domain_loss(client, own, outputs))
             sum(losses, torch.zeros(())).backward()
         if self.name in ("FedDANN", "CDAN"):
-            for weights in zip(*(critic.parameters() for critic in self.critics.values()), strict=True):
-                total = sum(weight.grad for weight in weights)
-                for weight in weights:
-                    weight.grad = total
+            self.sum_gradients_of_critics()
         for optimizer in (*self.optimizers, *(self.critic_optimizers if self.name != "FedWDGRL" else ())):
             optimizer.step()
 
@@ -245,13 +242,17 @@ class ByHand:
             critic, sign = self.critics[client], -1.0 if client == self.target else 1.0
             loss = 10 * gradient_penalty(critic, own.detach()) - 2 * sign * critic(own.detach()).mean()
             (self.shares[client] * loss).backward()
-        for weights in zip(*(critic.parameters() for critic in self.critics.values()), strict=True):
-            total = sum(weight.grad for weight in weights if weight.grad is not None)
-            for weight in weights:
-                weight.grad = total.clone()
+        self.sum_gradients_of_critics()
         for optimizer in self.critic_optimizers:
             optimizer.step()
             optimizer.zero_grad()
+
+    def sum_gradients_of_critics(self) -> None:
+        """All critics get the sum of their gradients; they only read it, so that one tensor does."""
+        for weights in zip(*(critic.parameters() for critic in self.critics.values()), strict=True):
+            total = sum(weight.grad for weight in weights if weight.grad is not None)
+            for weight in weights:
+                weight.grad = total
 
 
 @torch.no_grad()

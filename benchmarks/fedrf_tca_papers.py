@@ -84,9 +84,9 @@ def of_pairs(rows: Mapping[str, Any]) -> dict[str, dict[str, dict[str, list[floa
             components, which = np.vstack([unit(xs), unit(xt)]), np.repeat([1, -1], [len(xs), len(xt)])
             if estimator is not None:
                 drawn = {"random_state": seed} if isinstance(estimator, RFTCA) else {}
-                told = np.concatenate([ys, np.full(len(yt), -1)])
+                labels = np.concatenate([ys, np.full(len(yt), -1)])
                 start = time.process_time()
-                components = estimator.set_params(**drawn).fit_transform(components, told, sample_domain=which)
+                components = estimator.set_params(**drawn).fit_transform(components, labels, sample_domain=which)
                 cells["seconds"].setdefault(initials(source, target), []).append(time.process_time() - start)
             score = nearest(components[: len(xs)], ys, components[len(xs) :], yt)
             cells["accuracy"].setdefault(initials(source, target), []).append(score)

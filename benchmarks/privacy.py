@@ -151,22 +151,19 @@ def masking(repeats: int) -> dict[str, float]:
     chunk = bytes(2**18)
     buffer = bytearray(2**18 + 16)
 
-    def keystream() -> None:
-        """As many bytes of AES-256-CTR as one client's masks: one for itself and one for each other client."""
+    def keystream(added: np.ndarray | None = None) -> None:
+        """As many bytes of AES-256-CTR as one client's masks: one for itself and one for each other client.
+
+        With ``added`` each piece is added to numbers that stay in the cache, as a client at least does with it.
+        """
         for _ in CLIENTS:
             encryptor = Cipher(algorithms.AES256(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
             for _ in range(-(-4 * LONG // len(chunk))):
                 encryptor.update_into(chunk, buffer)
+                if added is not None:
+                    np.add(added, np.frombuffer(buffer, added.dtype, len(added)), out=added)
 
-    added = np.zeros(len(chunk) // 4, dtype=np.uint32)
-
-    def keystream_added() -> None:
-        """The same, each piece added to numbers that stay in the cache, as a client at least does with it."""
-        for _ in CLIENTS:
-            encryptor = Cipher(algorithms.AES256(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
-            for _ in range(-(-4 * LONG // len(chunk))):
-                encryptor.update_into(chunk, buffer)
-                np.add(added, np.frombuffer(buffer, np.uint32, len(added)), out=added)
+    numbers = np.zeros(len(chunk) // 4, dtype=np.uint32)
 
     def plain_sum() -> None:
         total = stacked[0].clone()
@@ -190,7 +187,7 @@ def masking(repeats: int) -> dict[str, float]:
         row = {
             "protect": whole["protect"] / len(CLIENTS),
             "keystream": cpu(keystream),
-            "keystream_added": cpu(keystream_added),
+            "keystream_added": cpu(lambda: keystream(numbers)),
             "add": whole["add"] - sum(checks[-len(CLIENTS) :]),
             "check_and_add": whole["add"],
             "plain_sum": cpu(plain_sum),

@@ -43,10 +43,8 @@ class Entry:
     title: str
     runs: Sequence[Fit] = ()
     measure: str | Sequence[str] = "oracle_accuracy"  # of a run's summary, or of what `experiments` makes of it
-    curve: str = (
-        ""  # in place of a measure: a metric of each source, such as "beta", in `rounds`, which are the columns
-    )
-    rounds: Sequence[int] = ()  # counted from 1
+    curve: str = ""  # in place of a measure: a metric of each source, such as "beta", in `rounds`
+    rounds: Sequence[int] = ()  # counted from 1; the columns
     rows: Mapping[str, str] = field(default_factory=dict)  # names of methods here, by the paper's
     paper: Cells = field(default_factory=dict)  # what was printed
     departs: str = ""  # what differs in what is run

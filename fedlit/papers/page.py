@@ -41,7 +41,7 @@ def page(folder: Path, benchmarks: Path | None) -> str:
         paper = read(name)
         found = {table: ours(name, table, folder, benchmarks) for table in paper.tables}
         small = read_results(folder / f"{STAND_IN}.json").get(name, {})
-        spent = sum(seconds(name, folder, benchmarks).values()) / 3600
+        spent = seconds(name, folder, benchmarks) / 3600
         total += spent
         cost = f"Its runs took {spent:.1f} hours together, each by the clock." if spent else ""
         parts.append("\n\n".join(filter(None, (f"## {name}", f"{paper.paper}.", paper.settings.strip(), cost))) + "\n")

@@ -135,11 +135,11 @@ def ours(paper: str, table: str, folder: Path, benchmarks: Path | None) -> Cells
         folder: Of the files of results.
         benchmarks: Folder of the benchmarks' files, from which some entries take theirs.
     """
-    asked, seeds = entry(paper, table), seeds_of(paper, table, folder, benchmarks)
-    names = {name: row for row, name in asked.rows.items()}
+    asked, kept = entry(paper, table), _kept(paper, table, folder, benchmarks)
+    names, seeds = {name: row for row, name in asked.rows.items()}, _numbers_of_seeds(asked, kept)
     by_column = not asked.source or asked.source.get("by") == "column"
     cells: dict[str, dict[str, Any]] = {}
-    for outer, inner, figure in _pairs(_kept(paper, table, folder, benchmarks)):
+    for outer, inner, figure in _pairs(kept):
         row, column = (inner, outer) if by_column else (outer, inner)
         row = names.get(row, row)
         if isinstance(figure, Mapping) and not figure["std"] and seeds.get(row, 1) == 1:
@@ -192,38 +192,36 @@ def label_of(measure: str) -> str:
 
 def seeds_of(paper: str, table: str, folder: Path, benchmarks: Path | None) -> Mapping[str, int]:
     """Number of seeds that the figures of each row are over, at least, with the rows' names of the paper."""
-    names = {name: row for row, name in entry(paper, table).rows.items()}
+    return _numbers_of_seeds(entry(paper, table), _kept(paper, table, folder, benchmarks))
+
+
+def _numbers_of_seeds(asked: Entry, kept: Any) -> Mapping[str, int]:
+    names = {name: row for row, name in asked.rows.items()}
     numbers: dict[str, int] = {}
-    for method, number in _seeds(_kept(paper, table, folder, benchmarks)):
-        row = names.get(method, method)
-        numbers[row] = min(number, numbers.get(row, number))
+    for method, record in _mappings(kept):
+        seeds = record.get("seeds", record.get("by_seed"))
+        if isinstance(seeds, list | Mapping):
+            row = names.get(method, method)
+            numbers[row] = min(len(seeds), numbers.get(row, len(seeds)))
     return numbers
 
 
-def seconds(paper: str, folder: Path, benchmarks: Path | None) -> Mapping[str, float]:
-    """Seconds that the runs behind a paper's tables took, as far as they are told; once for tables of the same runs."""
+def seconds(paper: str, folder: Path, benchmarks: Path | None) -> float:
+    """Seconds that the runs behind a paper's tables took, as far as its files have them; the same runs count once."""
     spent: dict[str, float] = {}
     for table, asked in read(paper).tables.items():
         place = "/".join(asked.source[key] for key in ("file", "part")) if asked.source else table
-        spent[place] = sum(_seconds(_kept(paper, table, folder, benchmarks)))
-    return spent
+        records = [record for _, record in _mappings(_kept(paper, table, folder, benchmarks)) if "seeds" in record]
+        spent[place] = sum(float(each["seconds"]) for each in records if isinstance(each.get("seconds"), int | float))
+    return sum(spent.values())
 
 
-def _seconds(found: Any) -> Iterator[float]:
-    """Seconds of runs, which stand beside their seeds, at any depth."""
-    for value in found.values() if isinstance(found, Mapping) else ():
-        if isinstance(value, Mapping) and "seeds" in value and isinstance(value.get("seconds"), int | float):
-            yield float(value["seconds"])
-        yield from _seconds(value)
-
-
-def _seeds(found: Any) -> Iterator[tuple[str, int]]:
-    """Row and number of seeds, at any depth."""
+def _mappings(found: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Mappings in a mapping, at any depth, each with its key."""
     for key, value in found.items() if isinstance(found, Mapping) else ():
-        seeds = value.get("seeds", value.get("by_seed")) if isinstance(value, Mapping) else None
-        if isinstance(seeds, list | Mapping):
-            yield key, len(seeds)
-        yield from _seeds(value)
+        if isinstance(value, Mapping):
+            yield key, value
+            yield from _mappings(value)
 
 
 def read_results(path: Path) -> Any:
@@ -356,9 +354,9 @@ def _curves(runs: Mapping[Path, Mapping[str, Any]], each: Fit, asked: Entry) -> 
                 if row[metric] and number in asked.rounds:  # a warm-up has no such metric
                     found.setdefault(f"round {number}", {}).setdefault(name, []).append(float(row[metric]))
     share = sum(one["seconds_total"] for one in runs.values()) / max(1, sum(map(len, found.values())))
-    told = {"seeds": sorted({one["seed"] for one in runs.values()}), "seconds": round(share, 1)}
+    record = {"seeds": sorted({one["seed"] for one in runs.values()}), "seconds": round(share, 1)}
     return {
-        column: {**{row: spread(values, 1.0, 4) for row, values in rows.items()}, "run": dict.fromkeys(rows, told)}
+        column: {**{row: spread(values, 1.0, 4) for row, values in rows.items()}, "run": dict.fromkeys(rows, record)}
         for column, rows in found.items()
     }
 
