@@ -211,8 +211,7 @@ class FederatedModule(ClientOptimisation, Phase):
 
         Default: all with labels, and the target if `Requires` declares that it trains on unlabelled samples.
         """
-        everyone = self.requires.unlabelled_target
-        return self.clients if everyone else tuple(client for client in self.clients if client.labelled)
+        return self.clients if self.requires.unlabelled_target else self.run.labelled
 
     def loss(self, client: Client, batch: Sequence[Any]) -> Tensor:
         """Return the loss of one client on its batch, a scalar; default: `label_loss`.

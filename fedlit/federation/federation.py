@@ -167,7 +167,7 @@ class Federation(Participants):
             self._identities.compare(Terms({}, totals.received.listed(), totals.remembered))
 
     def _send_away(self) -> None:
-        self.roster.send_away([name for name in self.roster.rank_of if self._messenger.is_lost(name)])
+        self.roster.send_away(self._messenger.lost)
 
     def public_state(self) -> dict[str, Any]:
         """Return what the server sends to processes that come back; nothing of it is a client's."""

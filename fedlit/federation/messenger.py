@@ -108,6 +108,11 @@ class Messenger:
         return self.rank_of[name] in self.transport.lost
 
     @property
+    def lost(self) -> list[str]:
+        """Clients whose processes are lost, in roster order."""
+        return [name for name in self.rank_of if self.is_lost(name)] if self.transport.lost else []
+
+    @property
     def position(self) -> tuple[int, int]:
         """The next announcement, and the round under way: the same on all processes."""
         return (self.call, self.round_idx) if self.settled else (self._early, 0)

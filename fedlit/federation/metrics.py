@@ -50,6 +50,7 @@ def share_numbers(
     the mechanism of the channel, if it has one. Clients that report or are ``present`` are sent the table.
     """
     clients, channel = list(messenger.rank_of), resolved.name
+    hosts = torch.tensor(list(messenger.rank_of.values()))
     if resolved.mechanism is not None:
         values = {client: releases.numbers(resolved, client, mine) for client, mine in values.items()}
     # Flags mark the numbers that are reported: NaN is a value that a metric may have.
@@ -59,25 +60,22 @@ def share_numbers(
         for column, name in enumerate(names):
             if name in mine:
                 table[0, rows[client], column], table[1, rows[client], column] = mine[name], 1.0
-    reporting = table[1].any(dim=1).tolist()
+    reporting = table[1].any(dim=1).nonzero()[:, 0].tolist()
     # The kind has the number of names too: tables of unequal size cannot be gathered. 8 stands for any size above 0:
     # the numbers travel in the table, and are booked below.
     kind = KINDS.index("report") + len(names)
-    announced = messenger.announce(
-        channel, {name: 8 for name, some in zip(clients, reporting, strict=True) if some}, kind
-    )
+    announced = messenger.announce(channel, {clients[row]: 8 for row in reporting}, kind)
     releases.account(resolved, dict.fromkeys(announced, 1.0))
     tables = messenger.all_gather(table, channel)
     for rank, theirs in enumerate(tables):
-        others = [row for row, client in enumerate(clients) if messenger.rank_of[client] != rank]
-        if bool(theirs[:, others].any()):
+        if bool(theirs[:, hosts != rank].any()):
             raise DecodeError(f"rank {rank} reports numbers of clients that it does not host over channel {channel!r}")
     table = torch.stack(tables).sum(dim=0)
-    numbers, flags = table[0].tolist(), table[1].tolist()
     reported = {
-        client: {name: numbers[row][column] for column, name in enumerate(names) if flags[row][column]}
-        for row, client in enumerate(clients)
-        if any(flags[row])
+        clients[row]: {
+            name: number for name, number, known in zip(names, *table[:, row].tolist(), strict=True) if known
+        }
+        for row in table[1].any(dim=1).nonzero()[:, 0].tolist()
     }
     sizes = {client: wire_size(dict.fromkeys(mine, _NUMBER)) for client, mine in reported.items()}
     for client, own in sizes.items():

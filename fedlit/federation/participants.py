@@ -206,7 +206,8 @@ class Participants:
 
     def _participants(self, channel: str, absent_too: bool) -> list[str]:
         participants = names_of(self.clients if absent_too else self.present(channel))
-        return [name for name in participants if not self._messenger.is_lost(name)]
+        lost = self._messenger.lost
+        return [name for name in participants if name not in lost] if lost else participants
 
     @contextmanager
     def _timed(self, phase: str, less: str = "") -> Iterator[None]:

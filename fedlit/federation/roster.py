@@ -53,6 +53,7 @@ class Roster:
         self.rank_of = {client.name: rank for client, rank in zip(self.clients, ranks, strict=True)}
         self._rank = transport.rank
         self._present: dict[tuple[int, str | None], tuple[Client, ...]] = {}
+        self._weights: dict[str, int] = {}
         self.away: frozenset[str] = frozenset()
         self.returned: frozenset[str] = frozenset()
 
@@ -90,10 +91,14 @@ class Roster:
     @property
     def weights(self) -> dict[str, int]:
         """See `Federation.weights`."""
-        unknown = [client.name for client in self.clients if client.num_samples is None]
-        way_out = "train with a FederatedLoader, give Client(num_samples=...), or weight clients uniformly"
-        check(not unknown, "num_samples", "known for all clients", None, way_out, RosterError, f"none for {unknown}")
-        return {client.name: client.num_samples or 0 for client in self.clients}
+        if not self._weights:
+            unknown = [client.name for client in self.clients if client.num_samples is None]
+            way_out = "train with a FederatedLoader, give Client(num_samples=...), or weight clients uniformly"
+            check(
+                not unknown, "num_samples", "known for all clients", None, way_out, RosterError, f"none for {unknown}"
+            )
+            self._weights = {client.name: client.num_samples or 0 for client in self.clients}
+        return dict(self._weights)
 
     def send_away(self, clients: Collection[str]) -> None:
         """Set which clients are ``away`` from now on."""
@@ -151,6 +156,7 @@ class Roster:
                 raise about("samples", fact.input_shape, RosterError(text))
         self.clients = tuple(replace(client, num_samples=facts[client.name].num_samples) for client in self.clients)
         self._present.clear()
+        self._weights.clear()
 
     def hosted_by(self, rank: int) -> list[str]:
         """Names of the clients of this process."""

@@ -333,8 +333,10 @@ class FedMMD(FederatedModule):
     def check_repulsion(self, features: Tensor, center: float) -> None:
         """Warn once if the target's scaled features, shape (n, L), are so long that pairs may be repelled."""
         limit = fn.repelling_distance(self._alpha, self.degree, center)
+        if self._warned or math.isinf(limit):  # in all local steps: no need to wait for the device
+            return
         widest = 4 * float(features.detach().double().square().sum(dim=1).max())
-        if widest > limit and not self._warned:
+        if widest > limit:
             self._warned = True
             warnings.warn(
                 f"features are up to {math.sqrt(widest / 4) / self._scale:.3g} long, so that pairs of samples can be "

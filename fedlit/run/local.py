@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -23,28 +23,36 @@ def build(run: Run) -> None:
     with torch.device("cpu"), torch_streams():  # Lightning's is the Trainer's device, whose draws are others
         enter_stream(federation.seed, "lazy weights")
         materialise(run)
+        frozen = _untrained(run)
         for client in federation.local_clients:
             enter_stream(federation.seed, "initial weights")
             run.replicas[client.name] = replica = run.module.build_replica()
-            _share_frozen_(run, replica)
+            _share_frozen_(frozen, replica)
             if run.offload is not None and client.name != target:
                 run.offload.keep_weights_(client.name, run.replicas[client.name])
     if target in run.replicas:
         run.replicas[target] = run.module.build_target(run.replicas[target])
 
 
-def _share_frozen_(run: Run, replica: nn.Module) -> None:
+def _untrained(run: Run) -> dict[str, nn.Parameter]:
+    """Return weights that are not trained, by their names in replicas."""
+    parts = zip(("extractor", "classifier"), run.originals, strict=True)
+    params = [item for part, network in parts for item in network.named_parameters(prefix=part)]
+    return {
+        name: param
+        for name, param in params
+        if type(param) is nn.Parameter and not (param.requires_grad or param.is_meta) and param.layout is torch.strided
+    }
+
+
+def _share_frozen_(frozen: Mapping[str, nn.Parameter], replica: nn.Module) -> None:
     """Let copies of weights that are not trained share their memory, each until it is written to."""
     lazily = getattr(torch, "_lazy_clone", torch.clone)  # not a public name: a release without it copies
-    own = dict(replica.named_parameters())
-    for part, network in zip(("extractor", "classifier"), run.originals, strict=True):
-        for name, param in network.named_parameters(prefix=part):
-            copied = own.get(name, param)
-            plain = type(param) is nn.Parameter and param.layout is torch.strided and not param.is_meta
-            if copied is param or copied.requires_grad or param.requires_grad or not plain:
-                continue
-            if torch.equal(copied, param):
-                copied.data = lazily(param.data)
+    own = dict(replica.named_parameters()) if frozen else {}
+    for name, param in frozen.items():
+        copied = own.get(name, param)
+        if copied is not param and not copied.requires_grad and torch.equal(copied, param):
+            copied.data = lazily(param.data)
 
 
 def initial_networks(run: Run, client: str | None) -> list[nn.Module]:

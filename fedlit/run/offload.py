@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -163,6 +164,8 @@ class DiskOffload:
                 slots.setdefault(key, []).append(taken[key])
         for key, tensor in moved:
             tensor.data = taken[key].tensor(tensor).copy_(tensor.detach())
+        if new:
+            _give_back()
 
     def _allocate(self, size: int, client: str) -> _Extent:
         size = -(-size // _PAGE) * _PAGE
@@ -181,6 +184,13 @@ class DiskOffload:
         extent = replace(self._free, size=size)
         self._free = replace(self._free, start=self._free.start + size, size=self._free.size - size)
         return extent
+
+
+def _give_back() -> None:
+    """Give memory that is free again to the system: what lies between small pieces in use would stay, by client."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
 
 
 def _nobody() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import lightning.pytorch as pl
@@ -65,6 +66,7 @@ class Run:
         self.originals: tuple[nn.Module, nn.Module] = module.originals
         self.replicas: Replicas[nn.Module] = module.replicas
         self._phases = tuple[Phase, ...]()
+        self._there: tuple[object, object, tuple[Client, ...]] = ((), (), ())  # learners, those present, and both
         self._own_federation: Federation | None = None
         self.clock = Clock(self, warmup)
         self.samples = LocalSamples(self)
@@ -85,10 +87,19 @@ class Run:
         """Name of the method's class."""
         return type(self.module).__name__
 
-    @property
+    @cached_property
     def sources(self) -> tuple[Client, ...]:
         """Labelled clients other than the target, in roster order."""
         return tuple(client for client in self.clients if not client.is_target)
+
+    @cached_property
+    def labelled(self) -> tuple[Client, ...]:
+        """Clients with labels, in roster order."""
+        return tuple(client for client in self.clients if client.labelled)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {client.name: place for place, client in enumerate(self.clients)}
 
     @property
     def device(self) -> torch.device:
@@ -190,13 +201,14 @@ class Run:
         """Return the present clients that take local steps in any round; ``None`` is the current round."""
         round_idx = self.clock.round_idx if round_idx is None else round_idx
         everybody = self.requires.trains_when_absent and round_idx >= self.clock.warmup_rounds
-        roster = self.federation.roster
-        present = {client.name for client in roster.present(round_idx)}
-        return tuple(
-            client
-            for client in self.learners(round_idx)
-            if client.name in present or (everybody and client.name not in roster.away)
-        )
+        roster, learners = self.federation.roster, self.learners(round_idx)
+        if everybody:
+            return tuple(client for client in learners if client.name not in roster.away)
+        there = roster.present(round_idx)
+        if self._there[0] is not learners or self._there[1] is not there:  # once for a round, not for each local step
+            names = {client.name for client in there}
+            self._there = learners, there, tuple(client for client in learners if client.name in names)
+        return self._there[2]
 
     def in_step(self, channel: str, *others: str, step: int | None = None) -> tuple[Client, ...]:
         """Return the clients that participate on all these channels and have a batch in a local step.
@@ -221,10 +233,10 @@ class Run:
         """
         seed, moment = self.federation.seed, (self.clock.round_idx, self.clock.step)
         with torch_streams(self.device):
-            for client in self.clients:
-                if client.name in batch:
-                    enter_stream(seed, purpose, client.name, *moment, device=self.device)
-                    yield client, batch[client.name]
+            for place in sorted(self._places[name] for name in batch if name in self._places):
+                client = self.clients[place]
+                enter_stream(seed, purpose, client.name, *moment, device=self.device)
+                yield client, batch[client.name]
 
     def local_losses(
         self, loss: Callable[[Client, Sequence[Any]], Tensor], batch: Mapping[str, Sequence[Any]]

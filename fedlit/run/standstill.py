@@ -30,7 +30,7 @@ class Standstill:
 
     def __init__(self, run: Run, optimizers: Sequence[Optimizer]) -> None:
         self._trainable = {c.name: _trainable(run.replicas[c]) for c in run.federation.local_clients}
-        self._waiting = [name for name, params in self._trainable.items() if params]
+        self._waiting = {name: None for name, params in self._trainable.items() if params}  # in roster order
         self._trained: set[str] = set()
         target, self._put_away = run.target, run.release
         own = run.replicas[target].parameters() if target.name in self._trainable and not target.labelled else ()
@@ -91,7 +91,7 @@ class Standstill:
             now = _sums(params)
             self._put_away(name)
             if now != sums:
-                self._waiting.remove(name)
+                del self._waiting[name]
                 continue
             if _writes(params) != writes:  # of a module that clears its gradients after each step, at a rate of 0
                 self._reached.add(name)

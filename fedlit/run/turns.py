@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.optim import Optimizer
 
+from fedlit.federation import Client
 from fedlit.run.param_groups import MANY
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ _SEEING_ALL = (
     *("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step"),
 )
 """Hooks of a module or callback in which all clients' gradients are seen where clients take the step together."""
+
+_There = tuple[Sequence[Client], list[dict[str, Any]], list[dict[str, Any]]]
+"""Clients that train, all groups of an optimiser, and those of the clients."""
 
 LARGE = 1_000_000
 """Trained numbers of a client from which on memory is worth the time that turns take, some 0.2 ms of each."""
@@ -49,6 +53,7 @@ class Turns:
         self._run = run
         self._pays = False
         self._names: set[str] = set()  # of clients in the last step
+        self._there_now: _There = ((), [], [])
         self.unfinished: list[str | None] = []
         self.client: str | None = None
         self.is_first = self.is_last = True
@@ -58,6 +63,7 @@ class Turns:
         """Begin a run."""
         self._pays = _is_large(self._run) and not _sees_all(self._run)
         self._names.clear()
+        self._there_now = ((), [], [])
         self.unfinished = []
 
     def own(self, batch: Mapping[str, Sequence[Any]]) -> Mapping[str, Sequence[Any]]:
@@ -151,13 +157,16 @@ class Turns:
         everybody = optimizer.param_groups
         if len(everybody) <= MANY or not _is_torch_s(optimizer):
             return everybody
-        names = {client.name for client in self._run.present_learners()}
-        there = [group for group in everybody if group["client"] in names] or everybody
-        gone, self._names = self._names - names, names
-        for group in everybody if gone else ():
-            for param in group["params"] if group["client"] in gone else ():
-                param.grad = None
-        return there
+        learners = self._run.present_learners()
+        if self._there_now[0] is not learners or self._there_now[1] is not everybody:  # looked up once for a round
+            names = {client.name for client in learners}
+            there = [group for group in everybody if group["client"] in names] or everybody
+            gone = self._names - names
+            for group in everybody if gone else ():
+                for param in group["params"] if group["client"] in gone else ():
+                    param.grad = None
+            self._names, self._there_now = names, (learners, everybody, there)
+        return self._there_now[2]
 
 
 @contextmanager

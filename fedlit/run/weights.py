@@ -98,7 +98,8 @@ class SharedWeights(Component):
         channels, clients = federation.channels, federation.local_clients
         sends, remembers = "weights" in channels, bool(channels.mechanisms)
         self._known.clear()
-        self._untouched = {client.name: self._find_untouched(client.name) for client in clients}
+        frozen = self._frozen_originals()
+        self._untouched = {client.name: self._find_untouched(client.name, frozen) for client in clients}
         self._always_frozen.clear()
         for client in clients[:1] if sends else ():  # others start alike
             bad = [name for name, tensor in self.of(client.name).items() if not bool(torch.isfinite(tensor).all())]
@@ -224,7 +225,7 @@ class SharedWeights(Component):
         named = (part,) if isinstance(part, str) else part
         parts = ("",) if named is None else tuple(f"{name}." for name in named)
         there = {client.name for client in (among if absent_too else federation.present(channel))}
-        local = [client.name for client in among if federation.is_local(client) and client.name in there]
+        local = [client.name for client in among if client.name in there and federation.is_local(client)]
         for name in local if named is not None else ():
             check_part(self._replicas[name], parts)
         states = {name: {k: t for k, t in self.of(name).items() if k.startswith(parts)} for name in local}
@@ -255,17 +256,23 @@ class SharedWeights(Component):
         params = dict(replica.named_parameters()).keys() & self.of(client, frozen_too=True).keys()
         frozen = self._always_frozen.get(client, self._untouched[client]) & _frozen(_parts_of(replica)) & params
         self._always_frozen[client] = frozen
-        return sorted(frozen - self._find_untouched(client)) if frozen else []
+        return sorted(frozen - self._find_untouched(client, self._frozen_originals())) if frozen else []
 
-    def _find_untouched(self, client: str) -> frozenset[str]:
-        """Return entries passed as frozen that still have their first values; a checkpoint may have replaced some."""
-        frozen = _frozen(self._originals, whatever_mode=True) & _frozen(_parts_of(self._replicas[client]))
+    def _frozen_originals(self) -> dict[str, Tensor]:
+        """Return the first values of what was passed as frozen, by its name in replicas."""
+        frozen = _frozen(self._originals, whatever_mode=True)
         given = {f"{part}.{name}": t for part, net in self._originals.items() for name, t in net.state_dict().items()}
+        return {name: tensor for name, tensor in given.items() if name in frozen}
+
+    def _find_untouched(self, client: str, given: Mapping[str, Tensor]) -> frozenset[str]:
+        """Return entries passed as frozen that still have their first values; a checkpoint may have replaced some."""
+        if not given:
+            return frozenset()
         own = self._replicas[client].state_dict()
         return frozenset(
             name
-            for name in frozen
-            if name in given and torch.equal(own[name].cpu(), given[name].to("cpu", own[name].dtype))
+            for name in given.keys() & _frozen(_parts_of(self._replicas[client]))
+            if torch.equal(own[name].cpu(), given[name].to("cpu", own[name].dtype))
         )
 
     @torch.no_grad()

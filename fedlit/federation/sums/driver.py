@@ -109,7 +109,7 @@ class Sums:
 
     def _without_lost(self, recipe: Recipe, error: QuorumError) -> LostClientsError:
         messenger = self._messenger
-        lost = [name for name in messenger.rank_of if messenger.is_lost(name)]
+        lost = messenger.lost
         return LostClientsError(
             f"the sum over channel {recipe.channel!r} of round {messenger.round_idx} cannot be had without {lost}, who "
             f"have dropped out ({error}): start these again, and all go back to their checkpoints, by themselves under "

@@ -193,7 +193,7 @@ class Totals:
         roster = self._messenger.rank_of
         versions = self._versions.setdefault(channel, dict.fromkeys(roster, 0))
         newest = max(versions.values()) + 1
-        absent = {*absent, *(name for name in roster if self._messenger.is_lost(name))}
+        absent = {*absent, *self._messenger.lost}
         versions.update({name: newest for name in roster if name not in absent})
         if digest is not None:
             self.received.note(channel, newest, digest)
