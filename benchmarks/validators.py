@@ -14,8 +14,11 @@ lost, of 8   The same where 8 methods are compared, on average over 200 draws of
 lost, rounds  The same where the method is given and the score chooses the round; averaged over methods.
 worst  The most that is lost on a target and seed by choosing in the pool: what a collapsed model would show in.
 
-"chance" takes any model of the pool, and "last" the last round of any method. Choose between scores on DEVELOPMENT;
-that ``trust`` has the sources' accuracy in it was chosen with all four in view.
+"chance" takes any model of the pool, and "last" the last round of any method. As in ``fit --select best``, methods that
+train predictions to be certain (`trains_on_information`) are not ranked, so that no score takes them, though the best
+model may be theirs, but for "trust, all ranked"; and of methods whose model changes at the end the last round alone is
+in the pool. Choose between scores on DEVELOPMENT; that ``trust`` has the sources' accuracy in it was chosen with all
+four in view.
 """
 
 from __future__ import annotations
@@ -27,14 +30,16 @@ import random
 import statistics
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import yaml
 from scipy.stats import spearmanr
 
 from fedlit.callbacks.report import RunFolder, read_runs
+from fedlit.callbacks.selection import trains_on_information
 from fedlit.papers.experiments import CONFIGS, Results, fit, show, spread
 
 OFFICE = ("amazon", "caltech10", "dslr", "webcam")
@@ -69,6 +74,7 @@ SCORES = {
     "class means": "validator/class_means",
     "trust": "validator/trust",
 }
+ALL_RANKED = "trust, all ranked"
 DRAWN, DRAWS = 8, 200
 """Methods in a smaller comparison, and how many of those."""
 GUARD = 0.7
@@ -89,6 +95,15 @@ def scores_of(points: list[Point]) -> dict[str, list[float]]:
     found["neighbourhood x class means"] = [a * max(b, 0.0) for a, b in zip(neighbourhood, match, strict=True)]
     found["calibrated x neighbourhood x class means"] = [a * max(b, 0.0) for a, b in zip(product, match, strict=True)]
     return found
+
+
+@cache
+def _requires(name: str) -> tuple[bool, bool]:
+    """Whether scores rank a method of configs/methods or SourceOnly, and whether its model changes at the end."""
+    path = CONFIGS / f"methods/{name}.yaml"
+    model = yaml.safe_load(path.read_text())["model"] if path.exists() else {"class_path": f"fedlit.methods.{name}"}
+    ranked = trains_on_information(model["class_path"], model.get("init_args", {})) is None
+    return ranked, bool(locate(model["class_path"]).requires.changes_at_end)  # type: ignore[union-attr]
 
 
 def methods() -> list[str]:
@@ -152,16 +167,20 @@ def validations(run: RunFolder) -> list[Point]:
 
 def judge(pooled: dict[str, list[Point]]) -> dict[str, Point]:
     """By score: its correlation with the oracle over a pool, and what is lost by choosing with it."""
-    points = [point for own in pooled.values() for point in own]
+    ends = {name for name in pooled if _requires(name)[1]}
+    pooled = {name: own[-1:] if name in ends else own for name, own in pooled.items()}
+    points = [point for name, own in pooled.items() for point in own if _requires(name)[0]]
     oracle = [point[ORACLE] for point in points]
     correlations = {
         name: float(spearmanr(scores, oracle).statistic) if len(set(scores)) > 1 else 0.0
         for name, scores in scores_of(points).items()
     }
+    every = [(point[SCORES["trust"]], point[ORACLE]) for own in pooled.values() for point in own]
+    correlations[ALL_RANKED] = float(spearmanr(every).statistic)
     generator = random.Random(0)
     draws = [generator.sample(sorted(pooled), min(DRAWN, len(pooled))) for _ in range(DRAWS)]
     of_eight = [lost({name: pooled[name] for name in names}) for names in draws]
-    by_round = [lost({name: own}) for name, own in pooled.items()]
+    by_round = [lost({name: own}) for name, own in pooled.items() if _requires(name)[0]]
     return {
         name: {
             "correlation": correlations.get(name, 0.0),
@@ -176,14 +195,18 @@ def judge(pooled: dict[str, list[Point]]) -> dict[str, Point]:
 def lost(pooled: dict[str, list[Point]]) -> dict[str, float]:
     """By score: accuracy below that of a pool's best model, of the one with the highest score; of equal ones the first.
 
-    "chance" and "last" are means over all models and over the last of each method.
+    "chance" and "last" are means over all models and over the last of each method. Models that scores do not rank are
+    not taken.
     """
+    everything = [point for own in pooled.values() for point in own]
+    best = max(point[ORACLE] for point in everything)
+    pooled = {name: own for name, own in pooled.items() if _requires(name)[0]}
     points = [point for own in pooled.values() for point in own]
-    best = max(point[ORACLE] for point in points)
     taken = {
         name: points[max(range(len(points)), key=scores.__getitem__)][ORACLE]
         for name, scores in scores_of(points).items()
     }
+    taken[ALL_RANKED] = max(everything, key=lambda point: point[SCORES["trust"]])[ORACLE]
     taken["chance"] = statistics.fmean(point[ORACLE] for point in points)
     taken["last"] = statistics.fmean(own[-1][ORACLE] for own in pooled.values())
     return {name: best - accuracy for name, accuracy in taken.items()}

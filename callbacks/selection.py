@@ -145,9 +145,7 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
             if curve:
                 at = max(curve) if changes_at_end(run) else max(curve, key=lambda round_idx: curve[round_idx])
                 match = run.curves.get(MATCH, {}).get(at)
-                settings = (run.config.get(f"model.{key}") for key in ("class_path", "init_args.refine"))
-                ranked = not trains_on_information(*settings)
-                candidates.append(Candidate(run.title, at, curve[at], path, match, ranked))
+                candidates.append(Candidate(run.title, at, curve[at], path, match, not _is_certain(run)))
             else:
                 without.append(run.title)
         if not candidates:
@@ -195,18 +193,34 @@ def adapts_nothing(run: RunFolder) -> bool:
 
 def changes_at_end(run: RunFolder) -> bool:
     """Whether the last round is another model than those before: a refined one, or one whose method ends so."""
-    ends = _requires(run.config.get("model.class_path"), "changes_at_end")
+    ends = bool(_requires(run.config.get("model.class_path"), "changes_at_end"))
     return ends or any(run.curves.get("refine/taken", {}).values())
 
 
-def trains_on_information(class_path: object, refine: object) -> bool:
-    """Whether a method's loss has the certainty of the target's predictions, so that scores of that do not rank it."""
-    return _requires(class_path, "trains_on_information") or refine == "network"
+def trains_on_information(class_path: object, arguments: Mapping[str, Any]) -> str | None:
+    """The reason why scores of certainty do not rank a method: its loss has that of the target's predictions.
+
+    Returns:
+        What brings it in, such as ``"refine=network"`` or the name of an argument; ``""`` if nothing has to, and
+        ``None`` if the loss has no such term.
+    """
+    trains = _requires(class_path, "trains_on_information")
+    if isinstance(trains, str) and arguments.get(trains) is not None:
+        return trains
+    if arguments.get("refine") == "network":
+        return "refine=network"
+    return "" if trains is True else None
 
 
-def _requires(class_path: object, name: str) -> bool:
+def _is_certain(run: RunFolder) -> bool:
+    prefix = "model.init_args."
+    arguments = {key.removeprefix(prefix): value for key, value in run.config.items() if key.startswith(prefix)}
+    return trains_on_information(run.config.get("model.class_path"), arguments) is not None
+
+
+def _requires(class_path: object, name: str) -> Any:
     """A field of a method's `Requires`; false for what is no method of fedlit's kind."""
-    return bool(getattr(getattr(locate(str(class_path)), "requires", None), name, False))
+    return getattr(getattr(locate(str(class_path)), "requires", None), name, False)
 
 
 def _is_of(run: RunFolder, method: str) -> bool:

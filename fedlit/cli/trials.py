@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report.federations import facts_of
@@ -28,8 +28,19 @@ from fedlit.cli.plan import Plan, print_table, say
 from fedlit.cli.sweep import SweepFile
 from fedlit.tables import Column, Figure, Row, Table, show
 
-Method = tuple[str, Any, bool]
-"""The class of a method, its ``refine``, and whether the target has labels."""
+
+class Method(NamedTuple):
+    """What makes a method of its own of settings."""
+
+    class_path: str
+    refine: Any
+    labels: bool  # whether the target has any
+    certain: str | None  # see `trains_on_information`
+
+    def __str__(self) -> str:
+        """Its class."""
+        return self.class_path.rpartition(".")[2]
+
 
 _AXES = {"seed_everything": "seed", "data.target": "target"}
 """Parameters whose values are no settings to choose among, but what settings are tried on."""
@@ -61,9 +72,9 @@ _OF_INFORMATION = (
 
 def method_of(parsed: Parsed) -> Method:
     """Settings with the same value are of one method, which scores of a single method may compare."""
-    arguments = parsed.arguments
-    refine = (arguments.model.get("init_args") or {}).get("refine")
-    return arguments.model.class_path, refine, bool((arguments.data.get("init_args") or {}).get("target_labels"))
+    model, own = parsed.arguments.model, parsed.arguments.model.get("init_args") or {}
+    labels = bool((parsed.arguments.data.get("init_args") or {}).get("target_labels"))
+    return Method(model.class_path, own.get("refine"), labels, trains_on_information(model.class_path, own))
 
 
 def not_ranked(metric: str | None) -> str:
@@ -122,7 +133,7 @@ class Ranking:
 
     def _certain(self, group: Group) -> bool:
         """Whether trust does not rank a group, which trains its predictions to be certain."""
-        return self.by_trust and len(self.methods) > 1 and trains_on_information(*group.method[:2])
+        return self.by_trust and len(self.methods) > 1 and group.method.certain is not None
 
     def best(self) -> list[str]:
         """A sentence for each target, and one on their average where all settings were tried on all of them."""
@@ -171,12 +182,12 @@ class Ranking:
         return [f"best{self._of(firsts[taken])} {where}: {firsts[taken].label}, {means[taken]:.4g}"]
 
     def _of(self, group: Group) -> str:
-        return "" if self.between else f" of {_class(group)}"
+        return "" if self.between else f" of {group.method}"
 
     def _taken(self, scores: Sequence[float], groups: Sequence[Group]) -> int | None:
         """Position of the best; in trust the one that adapts nothing has a margin, and what is near 0 is none."""
         if self.by_trust:
-            return choose(scores, [_class(group) == FLOOR for group in groups])
+            return choose(scores, [str(group.method) == FLOOR for group in groups])
         best = max if self.sweep.file.maximises else min
         return best(range(len(scores)), key=scores.__getitem__)
 
@@ -206,10 +217,6 @@ class Ranking:
                 Row(cells, last=self.groups[place : place + 1] == [] or self.groups[place].target != group.target)
             )
         return Table(columns, rows, title)
-
-
-def _class(group: Group) -> str:
-    return group.method[0].rpartition(".")[2]
 
 
 def _target_labels(trained: Mapping[int, tuple[str, Parsed]]) -> dict[int, str]:
@@ -329,9 +336,9 @@ class Sweep(Plan):
 
     def _refuse_what_is_trained_on(self, methods: Iterable[Method]) -> None:
         """End, if trials are ranked by what their loss maximises."""
-        for path, refine, _ in methods:
-            if self.file.metric in _OF_INFORMATION and trains_on_information(path, refine):
-                name = path.split(".")[-1] + (" with refine=network" if refine == "network" else "")
+        for method in methods:
+            if self.file.metric in _OF_INFORMATION and method.certain is not None:
+                name = " with ".join(filter(None, (str(method), method.certain)))
                 sys.exit(
                     f"fedlit: {name} trains its predictions to be certain, so that {self.file.metric} does not rank "
                     f"it: write metric: {{name: {TRUST}, goal: maximize}}, and "

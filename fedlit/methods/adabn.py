@@ -81,7 +81,10 @@ class AdaBN(SourceOnly):
     """
 
     requires: ClassVar[Requires] = Requires(
-        unlabelled_target=True, matches_distributions=True, adaptation_weight="entropy_weight"
+        unlabelled_target=True,
+        matches_distributions=True,
+        trains_on_information="mixing",
+        adaptation_weight="entropy_weight",
     )
 
     def __init__(

@@ -27,7 +27,7 @@ class Requires:
         matches_distributions: It aligns the features of all clients whatever their classes; a run warns at its start if
             sources have unequal class shares.
         trains_on_information: Its loss has the certainty or diversity of the target's predictions, so that scores of
-            these do not rank it.
+            these do not rank it. The name of an argument: if that is not ``None``.
         changes_at_end: The target's model changes when the run ends, so that only the last round's is the method's.
         adaptation_weight: Name of the argument that weighs the adaptation; the warning of a collapse mentions it.
         participation: Clients that are present in a round, unless the strategy sets another rule.
@@ -40,7 +40,7 @@ class Requires:
     class_weights: bool = True
     sources: bool = True
     matches_distributions: bool = False
-    trains_on_information: bool = False
+    trains_on_information: bool | str = False
     changes_at_end: bool = False
     adaptation_weight: str = ""
     participation: Participation = field(default_factory=Everyone)

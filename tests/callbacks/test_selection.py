@@ -92,6 +92,12 @@ def test_a_method_that_trains_on_what_trust_measures_is_not_ranked():
     refined = left("FedAvg", {1: 0.8})
     refined = dataclasses.replace(refined, config={**refined.config, "model.init_args.refine": "network"})
     assert select(runs | {"FedAvg": refined})[0].chosen == found.chosen
+    adabn = left("AdaBN", {1: 0.8})  # takes statistics alone, unless it mixes them and lowers entropy
+    mixed = dataclasses.replace(adabn, config={**adabn.config, "model.init_args.mixing": "learned"})
+    for run, name in ((adabn, "AdaBN"), (mixed, "FedMMD")):
+        chosen = select(runs | {"AdaBN": run})[0].chosen
+        assert chosen is not None
+        assert chosen.method == name
     (alone,) = select({"SHOT": runs["SHOT"]})
     assert alone.chosen is not None  # there is nothing to compare
 

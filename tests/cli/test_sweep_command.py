@@ -358,12 +358,11 @@ def test_another_class_and_a_refined_model_are_other_methods(other):
 
 def test_a_method_is_not_ranked_by_what_it_trains_on():
     words = ["${env}", "${program}", "fit", "--config=data/heart_disease", "${args}"]
-    parameters = {"config": {"values": ["methods/fedavg", "methods/shot"]}}
     metric = {"name": "target/score", "goal": "maximize"}
-    path = written(command=words, parameters=parameters, metric=metric)
-    assert "fedlit: SHOT trains its predictions to be certain, so that target/score does not rank it" in refusal(
-        "sweep", path
-    )
+    for method, name in (("shot", "SHOT"), ("adabn_autodial", "AdaBN with mixing")):
+        parameters = {"config": {"values": ["methods/fedavg", f"methods/{method}"]}}
+        said = refusal("sweep", written(command=words, parameters=parameters, metric=metric))
+        assert f"fedlit: {name} trains its predictions to be certain, so that target/score does not rank it" in said
 
 
 def test_settings_are_not_ranked_over_data_of_other_contents():
