@@ -100,7 +100,10 @@ class Selection:
         """The selection in sentences, and how clear it is."""
         missing = f". Without a score: {', '.join(self.without)}" if self.without else ""
         unranked = [each.method for each in self.candidates if not each.ranked]
-        missing += f". Not ranked, as they train predictions to be certain: {', '.join(unranked)}" if unranked else ""
+        if self.chosen is not None and not self.chosen.ranked:
+            missing += ". Take it with care: all train predictions to be certain, which trust takes for a good sign"
+        elif unranked:
+            missing += f". Not ranked, as they train predictions to be certain: {', '.join(unranked)}"
         if self.chosen is None:
             return (
                 f"nothing is selected for {self.target} (seed {self.seed}): {self.refusal}{missing.removeprefix('.')}"
@@ -155,7 +158,8 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
         chosen = None if taken is None else compared[taken]
         candidates.sort(key=lambda each: (not each.ranked, -each.trust))  # keeps the order of equal ones
         in_doubt = chosen is not None and chosen is not candidates[0]
-        floors = {name: run.title for run in group.values() for name in (FLOOR, "FedAvg") if _is_of(run, name)}
+        plain = [run for run in group.values() if not run.config.get("model.init_args.refine")]
+        floors = {name: run.title for run in reversed(plain) for name in (FLOOR, "FedAvg") if _is_of(run, name)}
         safe = floors.get(FLOOR, floors.get("FedAvg"))
         selections.append(Selection(target, seed, chosen, candidates, without, in_doubt, safe))
     return selections
@@ -187,8 +191,8 @@ def trust_of(run: RunFolder) -> dict[int, float]:
 
 
 def adapts_nothing(run: RunFolder) -> bool:
-    """Whether a run is of SourceOnly, whatever its name in tables."""
-    return _is_of(run, FLOOR)
+    """Whether a run is of SourceOnly, whatever its name in tables; refined, it adapts to the target."""
+    return _is_of(run, FLOOR) and not run.config.get("model.init_args.refine")
 
 
 def changes_at_end(run: RunFolder) -> bool:

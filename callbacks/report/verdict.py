@@ -78,6 +78,14 @@ def ranking(runs: Sequence[RunFolder]) -> list[Block]:
     lacking = dict.fromkeys(run.title for run in runs if run.name not in compared)
     if lacking:
         lines.append(f"Not compared, as runs of them have not logged {TRUST}: {', '.join(lacking)}.")
+    unranked = dict.fromkeys(
+        each.method for selection in selections for each in selection.candidates if not each.ranked
+    )
+    if unranked:
+        lines.append(
+            "Trust takes certain predictions for a good sign, so that methods which train for them come after all "
+            f"others: {', '.join(unranked)}."
+        )
     lines += [
         f"{run.title} on {run.target} (seed {run.seed}) is a network of what {len(run.members)} "
         "models predict together, and not ranked."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -46,6 +47,9 @@ NAME = "combined"
 
 _LEAST = 0.005
 """Weight below which members are named without it."""
+
+_LEARNT = 0.8
+"""Share of samples on which a network has to name the combination's class to be called one that has learnt it."""
 
 _TEACHER, _PREDICTIONS = "teacher.pt", "predictions.csv"
 
@@ -143,8 +147,13 @@ class _Distilled(Plan):
         write_whole(folder / COMBINATION, text)
         run, left_out = read_runs([folder])[0], json.loads(text)["left_out"]
         agreement = run.curves.get("target/agreement", {})
-        share = f"{[*agreement.values()][-1]:.1%} of the target's training samples" if agreement else ""
-        lost = f", which names the combination's class on {share}" if share else ""
+        share = [*agreement.values()][-1] if agreement else math.nan
+        lost = f", which names the combination's class on {share:.1%} of the target's training samples"
+        if not share >= _LEARNT:
+            lost += (
+                f", less than {_LEARNT:.0%}: it has not learnt the combination, so train it for more rounds "
+                "(trainer.max_epochs), or at another learning rate, or take what the file says"
+            )
         return [
             f"combined for {run.target} (seed {run.seed}): {_sentence(run.members)}",
             *(f"left out: {method}: {reason}" for method, reason in left_out.items()),

@@ -6,6 +6,7 @@ network; the last layer is fitted to them in closed form when the run ends; the 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +19,8 @@ from torch import Tensor
 from fedlit import FederatedModule, Requires, Run
 from fedlit.checks import check
 from fedlit.federation import Client, RosterError
-from fedlit.run.refinement import NoRefinementError, looked_at, put_in_
+from fedlit.run.local import evaluating
+from fedlit.run.refinement import NoRefinementError, features_of, put_in_
 
 
 class TargetDistillation(FederatedModule):
@@ -99,13 +101,18 @@ class TargetDistillation(FederatedModule):
         """Fit the last layer, and report how far the network is from what it was given."""
         numbers: dict[str, dict[str, float]] = {}
         if self.federation.is_local(self.target) and self._probabilities is not None:
+            network = self.replicas[self.target]
+            before = copy.deepcopy(network.state_dict())
             try:
-                layers, features, _ = looked_at(run)
-                outputs = put_in_(run, layers, features, self._probabilities.double())
-                same = outputs.argmax(dim=1) == self._probabilities.argmax(dim=1)
-                numbers[self.target.name] = {"agreement": float(same.double().mean())}
+                layers, features, _ = features_of(run)  # which may tell classes apart though one alone is predicted
+                put_in_(run, layers, features, self._probabilities.double())
             except NoRefinementError as reason:
+                network.load_state_dict(before)
                 rank_zero_warn(f"{type(self).__name__} leaves the network as the last round made it: {reason}")
+            with evaluating(network):
+                predicted = torch.cat([network(each).argmax(dim=1).cpu() for each in run.samples.inputs(self.target)])
+            same = predicted == self._probabilities.argmax(dim=1)
+            numbers[self.target.name] = {"agreement": float(same.double().mean())}
         reported = self.federation.report(numbers, ["agreement"]).get(self.target.name, {})
         run.log({f"target/{name}": number for name, number in reported.items()}, self.target)
 

@@ -60,6 +60,9 @@ _LEAST_VARIANCE = 1e-3
 _LEAST_SHARE = 1e-3
 """Of a class, where shares are blurred, and of the sources that are not left out."""
 
+_MOST_UNKNOWN = 0.1
+"""Share of a source's samples that may be of classes of no other source, where it is left out."""
+
 _LEAST_STEPS = 64
 """Of the grid of a backend, in the mean square of a feature that it can tell from 0."""
 
@@ -80,7 +83,7 @@ class FedAnalytic(ClosedForm):
             ``"qda_diagonal"`` Gaussian classes with variances of their own and independent features.
         penalty: Of the ridge's squared weights, next to mean squared errors, positive. ``"leave_one_out"`` takes the
             candidate whose heads of all other sources have the least squared error on each source, summed up over
-            sources; these then receive the mean, too.
+            the sources of whose samples 90% are of classes that others have; sources then receive the mean, too.
         shrinkage: Of covariance or variances, in (0, 1]: see `linear_discriminant` and `diagonal_discriminant`.
         class_shares: Priors of Gaussian classes: the sources' ``"samples"``, or ``"equal"`` ones.
         num_frequencies: Number N of random Fourier features (2N numbers) that take the features' place, for boundaries
@@ -95,7 +98,8 @@ class FedAnalytic(ClosedForm):
         kwargs: See `FederatedModule`.
 
     Raises:
-        RosterError: See `ClosedForm`; and if there is or takes part one source, which cannot be left out.
+        RosterError: See `ClosedForm`; and if there is or takes part one source, which cannot be left out, or all
+            sources have classes of their own.
 
     Notes:
         The moments of p features and C classes are p (p + 3) / 2 + (p + 1) C numbers, 834,000 for 1,280 features and
@@ -255,18 +259,21 @@ class FedAnalytic(ClosedForm):
         for mean in received.values():
             there = mean["there"].double().cpu()
             if not there > 0:  # on the target's process; the next exchange raises it on all
-                way_out = "give a number as penalty"
-                self.federation.fail(
-                    RosterError(f"no source's classes are at another source, to leave it out: {way_out}")
-                )
+                text = "no source has at least 90% of its samples in classes of other sources, to be left out"
+                self.federation.fail(RosterError(f"{text}: give a number as penalty"))
             self._errors = mean["errors"].double().cpu() / there
 
     def _left_out(self, client: Client, mean: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-        """Return squared errors on a source's moments by heads of all others, by penalty, and that it has any."""
+        """Return squared errors on a source's moments by heads of all others, by penalty, and that it has any.
+
+        A source does not count if more than a tenth of its samples are of classes that no other has: heads of the
+        others are wrong there whatever the penalty, and least so if they say nothing.
+        """
         own = self.moments(client)
         others = {name: mean[name].double() - share * own[name].double() for name in own}
-        weight = others["by_class"][-1].sum()
-        if not own["by_class"][-1].any() or weight < _LEAST_SHARE:  # all classes of one of both are left out
+        shares, weight = own["by_class"][-1].double(), others["by_class"][-1].sum()
+        unknown = shares[others["by_class"][-1] <= _LEAST_SHARE * weight].sum()
+        if weight < _LEAST_SHARE or not shares.any() or unknown > _MOST_UNKNOWN * shares.sum():
             nothing = torch.zeros(len(PENALTIES) + 1, dtype=torch.float64)
             return {"errors": nothing[1:], "there": nothing[0]}
         path = RidgePath(self._moments_of({name: each / weight for name, each in others.items()}))

@@ -286,11 +286,17 @@ def _loss(logits: Tensor, refined: Tensor) -> Tensor:
     return information_maximisation_loss(logits) + PSEUDO_LABELS * known
 
 
-def looked_at(run: Run) -> tuple[list[nn.Linear], Tensor, Tensor]:
-    """Return `_outputs` of all the target's samples, with class probabilities in float64 in place of outputs."""
+def features_of(run: Run) -> tuple[list[nn.Linear], Tensor, Tensor]:
+    """Return the target's final linear layers, their inputs for all of its samples, and its outputs, all finite."""
     layers, features, outputs = _outputs(run, run.target, run.samples.inputs(run.target))
     if not bool(features.isfinite().all() and outputs.isfinite().all()):
         raise NoRefinementError("its features or predictions are not finite")
+    return layers, features, outputs
+
+
+def looked_at(run: Run) -> tuple[list[nn.Linear], Tensor, Tensor]:
+    """As `features_of`, with class probabilities in float64 in place of outputs, which have to be of two classes."""
+    layers, features, outputs = features_of(run)
     p = outputs.double().softmax(dim=1)
     predicted = {*p.argmax(dim=1).tolist()}
     if len(predicted) < 2:

@@ -83,15 +83,34 @@ def test_members_of_a_combination_are_trusted_and_match_the_sources_classes():
     assert [each.method for each in members_of(found, 10)] == ["FedMMD", "FedDAN", "FADA"]
 
 
+def refined(run, how):
+    return dataclasses.replace(run, config={**run.config, "model.init_args.refine": how})
+
+
+def test_a_refined_model_is_neither_the_safe_one_nor_that_which_adapts_nothing():
+    recipe = refined(left("SourceOnly", {1: 0.001}, name="recipe"), "predictions")
+    runs = {"SourceOnly": left("SourceOnly", {1: 0.001}), "recipe": recipe, "FedAvg": left("FedAvg", {1: 0.001})}
+    (found,) = select(runs)
+    assert found.safe == "SourceOnly"
+    assert select({"recipe": recipe, "FedAvg": runs["FedAvg"]})[0].safe == "FedAvg"
+    close = {"FedMMD": left("FedMMD", {1: 0.4}), "recipe": refined(left("SourceOnly", {1: 0.39}), "predictions")}
+    assert select(close)[0].chosen == Candidate("FedMMD", 1, 0.4, "FedMMD")
+
+
+def test_where_all_train_predictions_to_be_certain_the_choice_says_so():
+    (found,) = select({"SHOT": left("SHOT", {1: 0.9}), "net": refined(left("FedAvg", {1: 0.8}), "network")})
+    assert str(found).endswith(
+        "Take it with care: all train predictions to be certain, which trust takes for a good sign"
+    )
+
+
 def test_a_method_that_trains_on_what_trust_measures_is_not_ranked():
     runs = {name: left(name, {1: trust}) for name, trust in (("SHOT", 0.9), ("FedMMD", 0.4), ("FedDAN", 0.1))}
     (found,) = select(runs)
     assert found.chosen == Candidate("FedMMD", 1, 0.4, "FedMMD")
     assert [each.method for each in found.candidates] == ["FedMMD", "FedDAN", "SHOT"]
     assert str(found).endswith("75% less. Not ranked, as they train predictions to be certain: SHOT")
-    refined = left("FedAvg", {1: 0.8})
-    refined = dataclasses.replace(refined, config={**refined.config, "model.init_args.refine": "network"})
-    assert select(runs | {"FedAvg": refined})[0].chosen == found.chosen
+    assert select(runs | {"FedAvg": refined(left("FedAvg", {1: 0.8}), "network")})[0].chosen == found.chosen
     adabn = left("AdaBN", {1: 0.8})  # takes statistics alone, unless it mixes them and lowers entropy
     mixed = dataclasses.replace(adabn, config={**adabn.config, "model.init_args.mixing": "learned"})
     for run, name in ((adabn, "AdaBN"), (mixed, "FedMMD")):

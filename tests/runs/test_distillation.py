@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD
 
 from fedlit.federation import RosterError
@@ -58,6 +58,44 @@ def test_it_begins_with_the_weights_of_the_file(tmp_path: Path) -> None:
     trainer(1).fit(again, loader(shards(3, NUMBER)))
     body = {name: tensor for name, tensor in weights(again, "c2").items() if name.startswith("extractor")}
     assert same(body, {name: state[name] for name in body})
+
+
+def test_a_network_that_names_one_class_is_fitted_all_the_same(tmp_path: Path) -> None:
+    """Its features tell the classes apart, though its last layer does not."""
+    file = tmp_path / "teacher.pt"
+    teach(file)
+    module = make(file)
+    trainer(1).fit(module, loader(shards(3, NUMBER)))
+    state = weights(module, "c2")
+    state |= {"classifier.weight": torch.zeros(2, 16), "classifier.bias": torch.tensor([5.0, -5.0])}
+    teach(file, start=state)
+    again, its = make(file, optimizer=lambda p: SGD(p, lr=1e-6)), trainer(1)
+    its.fit(again, loader(shards(3, NUMBER)))
+    assert float(its.callback_metrics["target/agreement"]) > 0.9
+
+
+def test_agreement_is_told_of_a_network_without_a_linear_last_layer(tmp_path: Path) -> None:
+    p = teach(tmp_path / "teacher.pt")
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+        def forward(self, features: Tensor) -> Tensor:
+            return features[:, :2] * self.scale
+
+    torch.manual_seed(0)
+    module = TargetDistillation(
+        NAMES, "c2", 2, MLP(5, [16]), Scaled(), teacher=str(tmp_path / "teacher.pt"), optimizer=lambda p: SGD(p, lr=0.1)
+    )
+    its = trainer(2)
+    with pytest.warns(UserWarning, match="leaves the network as the last round made it: no linear layer"):
+        its.fit(module, loader(shards(3, NUMBER)))
+    predicted = module.replicas["c2"](shards(3, NUMBER)["c2"].tensors[0]).argmax(dim=1)
+    assert float(its.callback_metrics["target/agreement"]) == pytest.approx(
+        float((predicted == p.argmax(dim=1)).double().mean())
+    )
 
 
 def test_it_goes_on_from_a_checkpoint_without_the_file(tmp_path: Path) -> None:

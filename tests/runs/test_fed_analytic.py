@@ -277,6 +277,33 @@ def test_errors_are_of_the_sources_that_could_be_left_out():
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-2, atol=1e-2)
 
 
+def test_a_source_of_classes_that_no_other_has_does_not_count_where_it_is_left_out():
+    """Heads of the others are wrong on them, and least so with a penalty that leaves nothing of the head."""
+    data = domains((40, 23, 35, 31))
+    x, y = data["c"].tensors
+    data["c"] = TensorDataset(x, y + CLASSES)
+    errors = []
+    for penalty in PENALTIES:
+        squared = 0.0
+        for name in "ab":
+            rows, labels = pooled(data, but=name)
+            model = Ridge(alpha=penalty * len(rows)).fit(rows, np.eye(2 * CLASSES)[labels])
+            x, y = (each.numpy() for each in data[name].tensors)
+            squared += np.square(np.eye(2 * CLASSES)[y] - model.predict(normalize(x))).sum()
+        errors.append(squared)
+    module = FedAnalytic([*data], "t", 2 * CLASSES, Raw(), penalty="leave_one_out")
+    trainer(1, precision="64-true").fit(module, loader(data, 8))
+    assert module.chosen_penalty == PENALTIES[int(np.argmin(errors))] < PENALTIES[-1]
+
+
+def test_where_all_sources_have_classes_of_their_own_none_is_left_out():
+    data = domains((40, 23, 35, 31))
+    for place, name in enumerate("abc"):
+        data[name] = TensorDataset(data[name].tensors[0], torch.full((len(data[name]),), place))
+    with pytest.raises(RosterError, match=r"no source has at least 90% of its samples .* give a number as penalty"):
+        fit(data, penalty="leave_one_out")
+
+
 def test_a_blurred_mean_takes_a_fixed_penalty():
     noise = {"differential_privacy": GaussianMechanism(1.0, noise_multiplier=1e-3)}
     with pytest.raises(ValueError, match="give a number as penalty"):
