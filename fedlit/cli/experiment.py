@@ -327,16 +327,7 @@ class Experiment(Plan):
                 "fedlit: select chooses among methods: name others in compare, or, for the round of one method, "
                 "monitor validator/trust (--trainer.callbacks+=Validators --trainer.callbacks+=TrustedRound)"
             )
-        if self.parsed.arguments.select == "combine":
-            trainer = self.parsed.arguments.trainer
-            if trainer.enable_checkpointing is False:
-                sys.exit(
-                    "fedlit: select=combine reads the methods' checkpoints: give --trainer.enable_checkpointing true"
-                )
-            if not self.in_one_process:
-                sys.exit(
-                    "fedlit: select=combine trains a network of the target in one process: give --trainer.devices 1"
-                )
+        self._check_select()
         axes: dict[str, Sequence[object]] = {"seeds": self.seeds, "targets": self.targets}
         for axis, values in axes.items():
             if twice := _twice(values):
@@ -344,6 +335,26 @@ class Experiment(Plan):
         for seed in self.seeds:
             if seed is not None and not 0 <= seed <= max_seed_value:
                 sys.exit(f"fedlit: seeds must be between 0 and {max_seed_value}, got {seed}")
+
+    def _check_select(self) -> None:
+        """End before anything is trained of which nothing could be selected."""
+        arguments = self.parsed.arguments
+        if arguments.select is None:
+            return
+        if (arguments.data.get("init_args") or {}).get("val_fraction") == 0:
+            sys.exit(
+                "fedlit: select compares models on validation samples, and data.val_fraction is 0: give "
+                "--data.val_fraction 0.2"
+            )
+        if arguments.select == "combine":
+            if arguments.trainer.enable_checkpointing is False:
+                sys.exit(
+                    "fedlit: select=combine reads the methods' checkpoints: give --trainer.enable_checkpointing true"
+                )
+            if not self.in_one_process:
+                sys.exit(
+                    "fedlit: select=combine trains a network of the target in one process: give --trainer.devices 1"
+                )
 
     @cached_property
     def by_method(self) -> dict[Method, Parsed]:

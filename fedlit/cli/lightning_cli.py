@@ -49,6 +49,7 @@ from fedlit.module import FederatedModule
 from fedlit.privacy import PrivacyError
 from fedlit.remote import Seat
 from fedlit.run.checkpoint_files import files_of
+from fedlit.run.tasks import Regression
 from fedlit.strategy import FederatedStrategy
 
 CLEAR_ERRORS = (
@@ -257,6 +258,11 @@ class FedlitCLI(LightningCLI):
         """What ``select`` needs beside the callbacks given: a score in each validation, and the model that has most."""
         if self._get(self.config, "select") is None:
             return []
+        if isinstance(getattr(self.model, "task", None), Regression):
+            sys.exit(
+                "fedlit: select compares class probabilities, and no score compares models of regression without "
+                "labels of the target: leave select out"
+            )
         validators = [each for each in given if isinstance(each, Validators)]
         if validators and not any("trust" in each.names for each in validators):
             sys.exit("fedlit: select compares models by 'trust': add it to the names of Validators")

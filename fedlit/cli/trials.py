@@ -41,6 +41,10 @@ class Method(NamedTuple):
         """Its class."""
         return self.class_path.rpartition(".")[2]
 
+    def is_plain(self, name: str) -> bool:
+        """Whether it is a class of this name that is not refined, which would adapt to the target."""
+        return str(self) == name and not self.refine
+
 
 _AXES = {"seed_everything": "seed", "data.target": "target"}
 """Parameters whose values are no settings to choose among, but what settings are tried on."""
@@ -187,13 +191,15 @@ class Ranking:
     def _taken(self, scores: Sequence[float], groups: Sequence[Group]) -> int | None:
         """Position of the best; in trust the one that adapts nothing has a margin, and what is near 0 is none."""
         if self.by_trust:
-            return choose(scores, [str(group.method) == FLOOR for group in groups])
+            return choose(scores, [group.method.is_plain(FLOOR) for group in groups])
         best = max if self.sweep.file.maximises else min
         return best(range(len(scores)), key=scores.__getitem__)
 
     def _distrust(self, groups: Sequence[Group]) -> str:
         highest = max(0.0, *(group.score for group in groups))
-        return f"the highest {TRUST} is {highest:.2g}, and models that have learnt nothing reach {NO_TRUST:g} by chance"
+        text = f"the highest {TRUST} is {highest:.2g}, and models that have learnt nothing reach {NO_TRUST:g} by chance"
+        safe = [group.label for name in (FLOOR, "FedAvg") for group in groups if group.method.is_plain(name)]
+        return f"{text}. Until then {safe[0]} is the safe one" if safe else text
 
     def table(self) -> Table:
         """Groups, the best of each target first, as far as they may be compared."""

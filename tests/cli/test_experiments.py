@@ -130,6 +130,11 @@ def test_a_selection_needs_several_methods_and_trust():
     density = ["--trainer.callbacks+=Validators", "--trainer.callbacks.init_args.names=[density]"]
     words = ["--select=best", "--compare=[fedlit.methods.SourceOnly]", *density]
     assert "select compares models by 'trust'" in refusal("fit", *TINY, *words)
+    words = [*TINY, "--select=best", "--compare=[fedlit.methods.SourceOnly]"]
+    said = refusal("fit", *words, "--data.val_fraction=0")
+    assert "select compares models on validation samples, and data.val_fraction is 0" in said
+    said = refusal("fit", "--config=experiments/heart_rate_fed_mmd", *words[-2:])
+    assert "no score compares models of regression without labels" in said
 
 
 def test_methods_are_combined_into_one_network(capsys):
