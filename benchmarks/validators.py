@@ -97,13 +97,25 @@ def scores_of(points: list[Point]) -> dict[str, list[float]]:
     return found
 
 
-@cache
-def _requires(name: str) -> tuple[bool, bool]:
-    """Whether scores rank a method of configs/methods or SourceOnly, and whether its model changes at the end."""
+def model_of(name: str) -> dict[str, Any]:
+    """Class and arguments of an entry of configs/methods, or of SourceOnly."""
     path = CONFIGS / f"methods/{name}.yaml"
-    model = yaml.safe_load(path.read_text())["model"] if path.exists() else {"class_path": f"fedlit.methods.{name}"}
-    ranked = trains_on_information(model["class_path"], model.get("init_args", {})) is None
-    return ranked, bool(locate(model["class_path"]).requires.changes_at_end)  # type: ignore[union-attr]
+    model: dict[str, Any] = yaml.safe_load(path.read_text())["model"] if path.exists() else {}
+    return model or {"class_path": f"fedlit.methods.{name}"}
+
+
+@cache
+def is_ranked(name: str) -> bool:
+    """Whether scores rank a method."""
+    model = model_of(name)
+    return trains_on_information(model["class_path"], model.get("init_args", {})) is None
+
+
+@cache
+def changes_at_end(name: str) -> bool:
+    """Whether a method's model is another one when the run ends."""
+    method: Any = locate(model_of(name)["class_path"])
+    return bool(method.requires.changes_at_end)
 
 
 def methods() -> list[str]:
@@ -167,9 +179,8 @@ def validations(run: RunFolder) -> list[Point]:
 
 def judge(pooled: dict[str, list[Point]]) -> dict[str, Point]:
     """By score: its correlation with the oracle over a pool, and what is lost by choosing with it."""
-    ends = {name for name in pooled if _requires(name)[1]}
-    pooled = {name: own[-1:] if name in ends else own for name, own in pooled.items()}
-    points = [point for name, own in pooled.items() for point in own if _requires(name)[0]]
+    pooled = {name: own[-1:] if changes_at_end(name) else own for name, own in pooled.items()}
+    points = [point for name, own in pooled.items() for point in own if is_ranked(name)]
     oracle = [point[ORACLE] for point in points]
     correlations = {
         name: float(spearmanr(scores, oracle).statistic) if len(set(scores)) > 1 else 0.0
@@ -180,7 +191,7 @@ def judge(pooled: dict[str, list[Point]]) -> dict[str, Point]:
     generator = random.Random(0)
     draws = [generator.sample(sorted(pooled), min(DRAWN, len(pooled))) for _ in range(DRAWS)]
     of_eight = [lost({name: pooled[name] for name in names}) for names in draws]
-    by_round = [lost({name: own}) for name, own in pooled.items() if _requires(name)[0]]
+    by_round = [lost({name: own}) for name, own in pooled.items() if is_ranked(name)]
     return {
         name: {
             "correlation": correlations.get(name, 0.0),
@@ -200,7 +211,7 @@ def lost(pooled: dict[str, list[Point]]) -> dict[str, float]:
     """
     everything = [point for own in pooled.values() for point in own]
     best = max(point[ORACLE] for point in everything)
-    pooled = {name: own for name, own in pooled.items() if _requires(name)[0]}
+    pooled = {name: own for name, own in pooled.items() if is_ranked(name)}
     points = [point for own in pooled.values() for point in own]
     taken = {
         name: points[max(range(len(points)), key=scores.__getitem__)][ORACLE]

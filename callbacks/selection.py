@@ -34,6 +34,9 @@ With two classes even random networks may have more: those that separate them by
 MATCH = "validator/class_means"
 """The score that sees classes that are mixed up or left out; `Validators` log it."""
 
+SAFE = (FLOOR, "FedAvg")
+"""Methods to take where none is trusted, unless refined: the first that there is."""
+
 LEAST_MATCH = 0.7
 """Share of the highest match below which a model is no member of a combination of more than two classes."""
 
@@ -158,9 +161,7 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
         chosen = None if taken is None else compared[taken]
         candidates.sort(key=lambda each: (not each.ranked, -each.trust))  # keeps the order of equal ones
         in_doubt = chosen is not None and chosen is not candidates[0]
-        plain = [run for run in group.values() if not run.config.get("model.init_args.refine")]
-        floors = {name: run.title for run in reversed(plain) for name in (FLOOR, "FedAvg") if _is_of(run, name)}
-        safe = floors.get(FLOOR, floors.get("FedAvg"))
+        safe = next((run.title for name in SAFE for run in group.values() if _is_plain(run, name)), None)
         selections.append(Selection(target, seed, chosen, candidates, without, in_doubt, safe))
     return selections
 
@@ -192,7 +193,7 @@ def trust_of(run: RunFolder) -> dict[int, float]:
 
 def adapts_nothing(run: RunFolder) -> bool:
     """Whether a run is of SourceOnly, whatever its name in tables; refined, it adapts to the target."""
-    return _is_of(run, FLOOR) and not run.config.get("model.init_args.refine")
+    return _is_plain(run, FLOOR)
 
 
 def changes_at_end(run: RunFolder) -> bool:
@@ -227,7 +228,10 @@ def _requires(class_path: object, name: str) -> Any:
     return getattr(getattr(locate(str(class_path)), "requires", None), name, False)
 
 
-def _is_of(run: RunFolder, method: str) -> bool:
+def _is_plain(run: RunFolder, method: str) -> bool:
+    """Whether a run is of a class of this name, and not refined."""
+    if run.config.get("model.init_args.refine"):
+        return False
     path = run.config.get("model.class_path")
     return run.method == method if path is None else str(path).rpartition(".")[2] == method
 

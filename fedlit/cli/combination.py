@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -146,19 +145,23 @@ class _Distilled(Plan):
         text = (place / COMBINATION).read_text(encoding="utf-8")
         write_whole(folder / COMBINATION, text)
         run, left_out = read_runs([folder])[0], json.loads(text)["left_out"]
-        agreement = run.curves.get("target/agreement", {})
-        share = [*agreement.values()][-1] if agreement else math.nan
-        lost = f", which names the combination's class on {share:.1%} of the target's training samples"
-        if not share >= _LEARNT:
-            lost += (
-                f", less than {_LEARNT:.0%}: it has not learnt the combination, so train it for more rounds "
-                "(trainer.max_epochs), or at another learning rate, or take what the file says"
-            )
+        agreement = [*run.curves.get("target/agreement", {}).values()]
+        lost = _agreement(agreement[-1]) if agreement else ""  # which reports may leave out
         return [
             f"combined for {run.target} (seed {run.seed}): {_sentence(run.members)}",
             *(f"left out: {method}: {reason}" for method, reason in left_out.items()),
             f"network of the combination: '{folder}'{lost}; what each model says: '{place / _PREDICTIONS}'",
         ]
+
+
+def _agreement(share: float) -> str:
+    text = f", which names the combination's class on {share:.1%} of the target's training samples"
+    if share >= _LEARNT:
+        return text
+    return (
+        f"{text}, less than {_LEARNT:.0%}: it has not learnt the combination, so train it for more rounds "
+        "(trainer.max_epochs), or at another learning rate, or take what the file says"
+    )
 
 
 def _write(selection: Selection, place: Path, base: str) -> str:

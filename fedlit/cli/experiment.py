@@ -322,12 +322,8 @@ class Experiment(Plan):
                 f"fedlit: two methods of this experiment are called {min(map(str, twice))!r}: give an entry of compare "
                 "a name of its own, or leave it out (--compare null trains the configured method alone)"
             )
-        if self.parsed.arguments.select is not None and len(self.methods) == 1:
-            sys.exit(
-                "fedlit: select chooses among methods: name others in compare, or, for the round of one method, "
-                "monitor validator/trust (--trainer.callbacks+=Validators --trainer.callbacks+=TrustedRound)"
-            )
-        self._check_select()
+        if self.parsed.arguments.select is not None:
+            self._check_select()
         axes: dict[str, Sequence[object]] = {"seeds": self.seeds, "targets": self.targets}
         for axis, values in axes.items():
             if twice := _twice(values):
@@ -339,8 +335,11 @@ class Experiment(Plan):
     def _check_select(self) -> None:
         """End before anything is trained of which nothing could be selected."""
         arguments = self.parsed.arguments
-        if arguments.select is None:
-            return
+        if len(self.methods) == 1:
+            sys.exit(
+                "fedlit: select chooses among methods: name others in compare, or, for the round of one method, "
+                "monitor validator/trust (--trainer.callbacks+=Validators --trainer.callbacks+=TrustedRound)"
+            )
         if (arguments.data.get("init_args") or {}).get("val_fraction") == 0:
             sys.exit(
                 "fedlit: select compares models on validation samples, and data.val_fraction is 0: give "

@@ -18,7 +18,7 @@ from fedlit.callbacks.report.federations import facts_of
 from fedlit.callbacks.report.run_folder import differences
 from fedlit.callbacks.run_record import METRICS
 from fedlit.callbacks.run_summary import FLOOR, accuracies
-from fedlit.callbacks.selection import NO_TRUST, TRUST, choose, trains_on_information
+from fedlit.callbacks.selection import NO_TRUST, SAFE, TRUST, choose, trains_on_information
 from fedlit.callbacks.shared import grouped
 from fedlit.cli.arguments import normalise, refuse_linked, refuse_nameless, type_true
 from fedlit.cli.experiment import Experiment, name_of
@@ -198,7 +198,7 @@ class Ranking:
     def _distrust(self, groups: Sequence[Group]) -> str:
         highest = max(0.0, *(group.score for group in groups))
         text = f"the highest {TRUST} is {highest:.2g}, and models that have learnt nothing reach {NO_TRUST:g} by chance"
-        safe = [group.label for name in (FLOOR, "FedAvg") for group in groups if group.method.is_plain(name)]
+        safe = [group.label for name in SAFE for group in groups if group.method.is_plain(name)]
         return f"{text}. Until then {safe[0]} is the safe one" if safe else text
 
     def table(self) -> Table:

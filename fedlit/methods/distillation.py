@@ -6,7 +6,6 @@ network; the last layer is fitted to them in closed form when the run ends; the 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +19,7 @@ from fedlit import FederatedModule, Requires, Run
 from fedlit.checks import check
 from fedlit.federation import Client, RosterError
 from fedlit.run.local import evaluating
-from fedlit.run.refinement import NoRefinementError, features_of, put_in_
+from fedlit.run.refinement import NoRefinementError, copied, features_of, put_in_, restore_
 
 
 class TargetDistillation(FederatedModule):
@@ -102,16 +101,16 @@ class TargetDistillation(FederatedModule):
         numbers: dict[str, dict[str, float]] = {}
         if self.federation.is_local(self.target) and self._probabilities is not None:
             network = self.replicas[self.target]
-            before = copy.deepcopy(network.state_dict())
+            before = copied(network)
             try:
                 layers, features, _ = features_of(run)  # which may tell classes apart though one alone is predicted
-                put_in_(run, layers, features, self._probabilities.double())
+                outputs = put_in_(run, layers, features, self._probabilities.double())
             except NoRefinementError as reason:
-                network.load_state_dict(before)
                 rank_zero_warn(f"{type(self).__name__} leaves the network as the last round made it: {reason}")
-            with evaluating(network):
-                predicted = torch.cat([network(each).argmax(dim=1).cpu() for each in run.samples.inputs(self.target)])
-            same = predicted == self._probabilities.argmax(dim=1)
+                restore_(network, before)
+                with evaluating(network), self.trainer.precision_plugin.forward_context():
+                    outputs = torch.cat([network(inputs).cpu() for inputs in run.samples.inputs(self.target)])
+            same = outputs.argmax(dim=1) == self._probabilities.argmax(dim=1)
             numbers[self.target.name] = {"agreement": float(same.double().mean())}
         reported = self.federation.report(numbers, ["agreement"]).get(self.target.name, {})
         run.log({f"target/{name}": number for name, number in reported.items()}, self.target)

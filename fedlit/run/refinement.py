@@ -183,7 +183,7 @@ def propose(run: Run, passes: Iterator[int], of_network: bool) -> Proposal:
     if samples < LEAST_SAMPLES:
         raise NoRefinementError(f"it has {samples} training samples, and neighbourhoods take {LEAST_SAMPLES}")
     network = run.replicas[target]
-    before = _copied(network)
+    before = copied(network)
     layers, features, p = looked_at(run)
     inputs = _vectors(run)
     # vectors are compared as they come: there, neighbours are of one class more often than among trained features
@@ -194,14 +194,14 @@ def propose(run: Run, passes: Iterator[int], of_network: bool) -> Proposal:
         refined = refine_labels(p, first)
         outputs = put_in_(run, layers, features, refined)
         if of_network:
-            _restore_(network, before)
+            restore_(network, before)
             then, refined = train_on_(run, layers, refined, graph, passes)
             outputs = put_in_(run, layers, then, refined)
-        after = _copied(network)
+        after = copied(network)
         # refined predictions have a confidence that says nothing; what neighbours say of those before does
         temperature = temperature_at(outputs, min(SUREST, neighbour_agreement(p.argmax(dim=1), first)))
     finally:
-        _restore_(network, before)
+        restore_(network, before)
     classes.append(F.one_hot(refined.argmax(dim=1), p.shape[1]).double())
     weights, biases = zip(*(_fitted(features, labels, GUARD_STRENGTH) for labels in classes), strict=True)
     return Proposal(Heads(torch.stack(weights), torch.stack(biases)), after, temperature)
@@ -323,12 +323,14 @@ def _fitted(features: Tensor, labels: Tensor, strength: float) -> tuple[Tensor, 
     return weight.float(), (bias - weight @ mean).float()
 
 
-def _copied(network: nn.Module) -> dict[str, Any]:
+def copied(network: nn.Module) -> dict[str, Any]:
+    """Return a copy of a network's state."""
     return copy.deepcopy(network.state_dict())
 
 
 @torch.no_grad()
-def _restore_(network: nn.Module, state: Mapping[str, Any]) -> None:
+def restore_(network: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give a network a state that was `copied`, in its own tensors."""
     if any(name.endswith("_extra_state") or not isinstance(part, Tensor) for name, part in state.items()):
         network.load_state_dict(copy.deepcopy(state))
         return
@@ -373,7 +375,7 @@ def decide_(run: Run, proposal: Proposal, accuracies: Mapping[str, Tensor] | Non
     before, after = accuracies["right"].tolist()
     taken = after >= LEFT * before
     if taken:
-        _restore_(run.replicas[run.target], proposal.state)
+        restore_(run.replicas[run.target], proposal.state)
         # another one belonged to the old classifier
         run.outputs.temperature, run.outputs.is_refined = proposal.temperature, True
     else:

@@ -52,8 +52,7 @@ class Turns:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._pays = False
-        self._names: set[str] = set()  # of clients in the last step
-        self._there_now: _There = ((), [], [])
+        self._there_now: _There = ((), [], [])  # in the last step
         self.unfinished: list[str | None] = []
         self.client: str | None = None
         self.is_first = self.is_last = True
@@ -62,7 +61,6 @@ class Turns:
     def start_(self) -> None:
         """Begin a run."""
         self._pays = _is_large(self._run) and not _sees_all(self._run)
-        self._names.clear()
         self._there_now = ((), [], [])
         self.unfinished = []
 
@@ -161,11 +159,11 @@ class Turns:
         if self._there_now[0] is not learners or self._there_now[1] is not everybody:  # looked up once for a round
             names = {client.name for client in learners}
             there = [group for group in everybody if group["client"] in names] or everybody
-            gone = self._names - names
+            gone = {client.name for client in self._there_now[0]} - names
             for group in everybody if gone else ():
                 for param in group["params"] if group["client"] in gone else ():
                     param.grad = None
-            self._names, self._there_now = names, (learners, everybody, there)
+            self._there_now = learners, everybody, there
         return self._there_now[2]
 
 
