@@ -93,7 +93,7 @@ class Selection:
 
     target: str  # name of the client adapted to
     seed: str  # of the runs
-    chosen: Candidate | None  # the model to take; ``None`` if no candidate has more trust than `NO_TRUST`
+    chosen: Candidate | None  # the model to take; ``None`` if none that is ranked has more trust than `NO_TRUST`
     candidates: Sequence[Candidate]  # all methods that have a score, by falling trust
     without: Sequence[str]  # methods without a score in any round
     in_doubt: bool  # whether ``chosen`` is SourceOnly, taken as the trust of the others is hardly higher
@@ -103,9 +103,7 @@ class Selection:
         """The selection in sentences, and how clear it is."""
         missing = f". Without a score: {', '.join(self.without)}" if self.without else ""
         unranked = [each.method for each in self.candidates if not each.ranked]
-        if self.chosen is not None and not self.chosen.ranked:
-            missing += ". Take it with care: all train predictions to be certain, which trust takes for a good sign"
-        elif unranked:
+        if unranked and len(unranked) < len(self.candidates):
             missing += f". Not ranked, as they train predictions to be certain: {', '.join(unranked)}"
         if self.chosen is None:
             return (
@@ -127,6 +125,11 @@ class Selection:
     def refusal(self) -> str:
         """The reason why no model is selected; for a selection without ``chosen``."""
         safe = "" if self.safe is None else f" Until then {self.safe} is the safe one."
+        if not any(each.ranked for each in self.candidates):
+            return (
+                "all methods train predictions to be certain, which trust takes for a good sign. Compare them with "
+                f"one that does not, such as {FLOOR}, which is the safe one"
+            )
         return (
             f"the highest trust is {max(0.0, self.candidates[0].trust):.2g}, and models that have learnt nothing reach "
             f"{NO_TRUST:g} by chance. Train for more rounds, give more validation samples (data.val_fraction), or a "
@@ -138,7 +141,8 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
     """Select the most trusted round of the most trusted method, for each target and seed with a score.
 
     SourceOnly, which adapts nothing and receives nothing from the target, is taken instead if it has at least 95 % of
-    the highest trust. Where no trust is above `NO_TRUST`, no model is chosen. Runs are by the path of their folder.
+    the highest trust. Where no trust is above `NO_TRUST`, no model is chosen, and neither where all of several methods
+    train predictions to be certain. Runs are by the path of their folder.
     """
     groups: dict[tuple[str, str], dict[str, RunFolder]] = {}
     for path, run in runs.items():
@@ -156,7 +160,8 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
                 without.append(run.title)
         if not candidates:
             continue
-        compared = [each for each in candidates if each.ranked] or candidates
+        alone = len({each.method for each in candidates}) < 2  # its rounds are compared, not methods
+        compared = [each for each in candidates if each.ranked or alone]
         taken = choose([each.trust for each in compared], [adapts_nothing(group[each.run]) for each in compared])
         chosen = None if taken is None else compared[taken]
         candidates.sort(key=lambda each: (not each.ranked, -each.trust))  # keeps the order of equal ones
@@ -177,9 +182,9 @@ def members_of(selection: Selection, num_classes: int) -> list[Candidate]:
 
 
 def choose(trust: Sequence[float], adapts_nothing: Sequence[bool]) -> int | None:
-    """Position of the model to take, or ``None`` if none is trusted; at least one model has a ``trust``."""
-    first = max(range(len(trust)), key=trust.__getitem__)
-    if not trust[first] > NO_TRUST:
+    """Position of the model to take, or ``None`` if none is trusted."""
+    first = max(range(len(trust)), key=trust.__getitem__, default=None)
+    if first is None or not trust[first] > NO_TRUST:
         return None
     floors = [position for position, is_floor in enumerate(adapts_nothing) if is_floor]
     floor = max(floors, key=trust.__getitem__, default=first)

@@ -72,9 +72,9 @@ class Validators(SourceStatistics):
     neighbours). From the sources' validation samples, weighted by their resemblance to the target's: ``iwv`` (accuracy
     by importance-weighted validation) and ``dev`` (accuracy by deep embedded validation, with less variance);
     unweighted: ``calibrated`` (``information`` at the temperature that fits the sources' labels) and
-    ``class_means`` (similarity of means of predicted classes to means of the sources' classes, by angle). To compare
-    different methods: ``trust`` (product of ``calibrated``, ``neighbourhood``, ``class_means`` and the sources'
-    accuracy).
+    ``class_means`` (similarity of means of predicted classes to means of the sources' classes, by angle). And
+    ``trust`` (the one that compares methods: product of ``calibrated``, ``neighbourhood``, ``class_means`` and the
+    sources' accuracy).
 
     By themselves ``diversity`` also rewards underconfident models, ``density`` those that predict everything alike, and
     ``information`` overconfident methods; ``trust`` does not. It assumes that a model does for the sources what it does

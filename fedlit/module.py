@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -54,8 +55,8 @@ class FederatedModule(ClientOptimisation, Phase):
     Metrics, equal on all processes: ``source/NAME/loss`` and ``target/loss`` (training loss, mean over the round),
     ``train/loss`` (their mean over clients), ``.../grad_norm`` (before clipping, where gradients are clipped),
     ``source/NAME/acc`` and ``source/acc`` (validation accuracy of each source's replica, and their mean),
-    ``target/score`` (label-free, the default to select by: mutual information between the target's inputs and predicted
-    classes, in [0, 1]). In regression ``r2`` (share of variance explained, at most 1), ``rmse`` and ``mae`` (root mean
+    ``target/score`` (label-free, of rounds and settings of one method: mutual information between the target's inputs
+    and predicted classes, in [0, 1]). In regression ``r2`` (share of variance explained, at most 1), ``rmse`` and ``mae`` (root mean
     squared and mean absolute error, in the labels' unit) replace ``acc``; of several numbers they are means over these,
     and ``source/NAME/rmse/NUMBER`` is that of one. There is no score, training losses are of standardised labels
     (``scale_labels``), and ``source/NAME/eval_loss`` is the mean squared error in the labels' unit.
@@ -323,6 +324,11 @@ class FederatedModule(ClientOptimisation, Phase):
                 "data module target_labels (a number of samples, or a share such as 1.0)"
             )
         run = self.run
+        if self.target.labelled and self.requires.ignores_target_labels:
+            rank_zero_warn(
+                f"{run.name} makes nothing of the labels that target {self.target.name!r} has: leave out target_labels "
+                "of the data, or take a method that trains on them, such as FedAvg or FedDA"
+            )
         if run.offload is not None:
             for client in self.federation.local_clients:
                 run.offload.keep_weights_(client.name, self.replicas[client])  # in whatever precision they are now

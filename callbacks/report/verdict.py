@@ -113,6 +113,8 @@ def _line(target: str, selections: Sequence[Selection]) -> str:
 
 def _row(selection: Selection) -> list[str]:
     chosen = selection.chosen
+    if chosen is None and not any(each.ranked for each in selection.candidates):
+        return [selection.target, selection.seed, "none: none is ranked", *["-"] * 4]
     if chosen is None:
         highest = f"at most {selection.candidates[0].trust:.4f}"
         return [selection.target, selection.seed, "none: too little trust", "-", highest, "-", "-"]

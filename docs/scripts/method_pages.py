@@ -28,6 +28,7 @@ HOOKS = ("loss", "losses", "on_run_start", "on_round_start", "on_round_end", "on
 EXCEPTIONS = {
     "Oracle": "needed, all of them",
     "FedMME": "a few are advised; the target trains on unlabelled samples too",
+    "FedAnalytic": "none are used, nor other samples of the target",
     "SourceOnly": "none are used",
 }
 """What methods check by themselves."""
@@ -54,6 +55,8 @@ def page(method: type[FederatedModule]) -> str:
     name, requires = method.__name__, method.requires
     adapts = (requires.target_labels, requires.unlabelled_target)
     labels = EXCEPTIONS.get(name, LABELS[adapts])
+    if requires.ignores_target_labels:
+        labels = labels.replace("none;", "none are used;")
     facts = [
         ("source", citation(method)),
         ("target labels", labels),

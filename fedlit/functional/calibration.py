@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlit.checks import check, check_at_least, check_between
-from fedlit.functional.checks import check_finite, check_samples, check_shape
+from fedlit.functional.checks import check_entries, check_finite, check_samples, check_shape
 
 LOWEST, HIGHEST = 0.05, 20.0
 """Range of temperatures."""
@@ -78,6 +78,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         labels: y, int64, shape (n,).
     """
     _check("logits", logits, labels)
+    check_finite("logits", logits)
     z = logits.double()
     own = z.gather(1, labels[:, None]).squeeze(1)
     # the sum is convex in 1 / T: bisection follows its derivative to 0
@@ -163,3 +164,5 @@ def _check(name: str, outputs: Tensor, labels: Tensor) -> None:
     check_samples(name, outputs)
     check_at_least(name, len(outputs), 1, "sample")
     check_shape("labels", labels, len(outputs), way_out="give one per sample")
+    fits = not labels.is_floating_point() and bool(((labels >= 0) & (labels < outputs.shape[1])).all())
+    check_entries(fits, "labels", f"integers from 0 to {outputs.shape[1] - 1}, the columns of {name}", labels)

@@ -82,6 +82,7 @@ class AdaBN(SourceOnly):
 
     requires: ClassVar[Requires] = Requires(
         unlabelled_target=True,
+        ignores_target_labels=True,
         matches_distributions=True,
         trains_on_information="mixing",
         adaptation_weight="entropy_weight",

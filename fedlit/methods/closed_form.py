@@ -44,7 +44,9 @@ class ClosedForm(FederatedModule):
             absent in it.
     """
 
-    requires: ClassVar[Requires] = Requires(unlabelled_target=True, tasks=("classification",), class_weights=False)
+    requires: ClassVar[Requires] = Requires(
+        unlabelled_target=True, ignores_target_labels=True, tasks=("classification",), class_weights=False
+    )
     problem: ClassVar[str]
     """What is solved, in errors."""
     solution: ClassVar[tuple[str, ...]]
@@ -236,12 +238,12 @@ class ClosedForm(FederatedModule):
         """Start with empty sums, and warn if nobody trains the extractor; a resumed run may have nothing left to do."""
         super().on_fit_start()
         self.forget_()
-        rounds = self.trainer.max_epochs or 0
-        if not self.warmup_rounds and rounds > 1 and any(p.requires_grad for p in self.originals[0].parameters()):
+        if not self.warmup_rounds and any(p.requires_grad for p in self.originals[0].parameters()):
+            rounds = max(2, self.trainer.max_epochs or 0)
             rank_zero_warn(
-                f"{type(self).__name__} takes its extractor as it is and stops after one round of {rounds}: one that "
-                "is not pretrained stays at its first weights. "
-                f"Give warmup_rounds={rounds - 1}, in which FedAvg trains it"
+                f"{type(self).__name__} takes its extractor as it is and stops after one round: one that is not "
+                f"pretrained stays at its first weights. Give warmup_rounds={rounds - 1} of {rounds} rounds "
+                "(max_epochs), in which FedAvg trains it; or freeze a pretrained one (requires_grad_(False))"
             )
         if self.federation.round_idx > self.warmup_rounds:
             self.trainer.should_stop = True

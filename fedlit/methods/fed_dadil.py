@@ -136,7 +136,9 @@ class FedDaDiL(FederatedModule):
     """
 
     replicas: Replicas[DictionaryReplica]
-    requires: ClassVar[Requires] = Requires(unlabelled_target=True, tasks=("classification",), class_weights=False)
+    requires: ClassVar[Requires] = Requires(
+        unlabelled_target=True, ignores_target_labels=True, tasks=("classification",), class_weights=False
+    )
     replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=STAYS_LOCAL, frozen_statistics=True)
     alternative_names: ClassVar[tuple[str, ...]] = ("reconstruction", "ensemble")
     watched_by: ClassVar[tuple[str, ...]] = ("fedlit.callbacks.DictionaryPictures",)

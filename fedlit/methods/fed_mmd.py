@@ -86,7 +86,10 @@ class FedMMD(FederatedModule):
 
     replicas: Replicas[MomentReplica]
     requires: ClassVar[Requires] = Requires(
-        unlabelled_target=True, matches_distributions=True, adaptation_weight="mmd_weight"
+        unlabelled_target=True,
+        ignores_target_labels=True,
+        matches_distributions=True,
+        adaptation_weight="mmd_weight",
     )
     replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=STAYS_LOCAL, apart="FedMMD sends classifiers alone")
 

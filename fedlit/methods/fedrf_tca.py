@@ -85,6 +85,7 @@ class FedRFTCA(FederatedModule):
     replicas: Replicas[AlignedReplica]
     requires: ClassVar[Requires] = Requires(
         unlabelled_target=True,
+        ignores_target_labels=True,
         tasks=("classification",),
         matches_distributions=True,
         adaptation_weight="mmd_weight",

@@ -82,7 +82,11 @@ class FedRFTCAClosedForm(ClosedForm):
 
     replicas: Replicas[AlignedReplica]
     requires: ClassVar[Requires] = Requires(
-        unlabelled_target=True, tasks=("classification",), class_weights=False, matches_distributions=True
+        unlabelled_target=True,
+        ignores_target_labels=True,
+        tasks=("classification",),
+        class_weights=False,
+        matches_distributions=True,
     )
     replica_spec: ClassVar[ReplicaSpec] = ReplicaSpec(local=STAYS_LOCAL, frozen_statistics=True)
     problem: ClassVar[str] = "RF-TCA"

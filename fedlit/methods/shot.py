@@ -66,7 +66,11 @@ class SHOT(ThenAlone):
 
     replicas: Replicas[Replica]
     requires: ClassVar[Requires] = Requires(
-        unlabelled_target=True, tasks=("classification",), class_weights=False, trains_on_information=True
+        unlabelled_target=True,
+        ignores_target_labels=True,
+        tasks=("classification",),
+        class_weights=False,
+        trains_on_information=True,
     )
 
     def __init__(self, *args: Any, pseudo_weight: float = 0.3, label_smoothing: float = 0.1, **kwargs: Any) -> None:
@@ -128,7 +132,9 @@ class T3A(SourceOnly):
         kwargs: See `FederatedModule`; the network ends in a linear layer.
     """
 
-    requires: ClassVar[Requires] = Requires(unlabelled_target=True, tasks=("classification",), changes_at_end=True)
+    requires: ClassVar[Requires] = Requires(
+        unlabelled_target=True, ignores_target_labels=True, tasks=("classification",), changes_at_end=True
+    )
 
     def __init__(self, *args: Any, num_kept: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

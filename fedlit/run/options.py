@@ -21,6 +21,7 @@ class Requires:
     Args:
         target_labels: It needs labels of the target; a run without them is refused at its start.
         unlabelled_target: The target trains on its unlabelled samples too, rather than on labelled ones alone.
+        ignores_target_labels: It makes nothing of labels of the target; a run with some warns at its start.
         tasks: Tasks that it can be trained for.
         class_weights: Its loss is that of its task, in which classes can have weights.
         sources: Sources train; otherwise the target does alone, standardises labels by its own, and sends nothing.
@@ -36,6 +37,7 @@ class Requires:
 
     target_labels: bool = False
     unlabelled_target: bool = False
+    ignores_target_labels: bool = False
     tasks: tuple[TaskName, ...] = ("classification", "regression")
     class_weights: bool = True
     sources: bool = True

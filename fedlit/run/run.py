@@ -98,6 +98,11 @@ class Run:
         return tuple(client for client in self.clients if client.labelled)
 
     @cached_property
+    def uses_target_labels(self) -> bool:
+        """Whether the target has labels that the method makes something of."""
+        return self.target.labelled and not self.requires.ignores_target_labels
+
+    @cached_property
     def _places(self) -> dict[str, int]:
         return {client.name: place for place, client in enumerate(self.clients)}
 

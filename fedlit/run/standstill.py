@@ -33,7 +33,7 @@ class Standstill:
         self._waiting = {name: None for name, params in self._trainable.items() if params}  # in roster order
         self._trained: set[str] = set()
         target, self._put_away = run.target, run.release
-        own = run.replicas[target].parameters() if target.name in self._trainable and not target.labelled else ()
+        own = run.replicas[target].parameters() if target.name in self._trainable and not run.uses_target_labels else ()
         # a loss without labels moves features alone: at a target whose extractor is frozen, nothing may be left to move
         self._excused = {target.name} if any(not param.requires_grad for param in own) else set[str]()
         self._by_itself = not run.module.automatic_optimization

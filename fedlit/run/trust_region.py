@@ -52,7 +52,7 @@ class TrustRegion(Component):
     @contextmanager
     def limited(self, run: Run) -> Iterator[None]:
         """Shorten the step that is taken inside, if it exceeds its share."""
-        if run.clock.warming_up or run.target.labelled or not run.federation.is_local(run.target):
+        if run.clock.warming_up or run.uses_target_labels or not run.federation.is_local(run.target):
             yield
             return
         extractor = cast(nn.Module, run.replicas[run.target].extractor)

@@ -97,10 +97,12 @@ def test_a_refined_model_is_neither_the_safe_one_nor_that_which_adapts_nothing()
     assert select(close)[0].chosen == Candidate("FedMMD", 1, 0.4, "FedMMD")
 
 
-def test_where_all_train_predictions_to_be_certain_the_choice_says_so():
-    (found,) = select({"SHOT": left("SHOT", {1: 0.9}), "net": refined(left("FedAvg", {1: 0.8}), "network")})
-    assert str(found).endswith(
-        "Take it with care: all train predictions to be certain, which trust takes for a good sign"
+def test_where_all_methods_train_predictions_to_be_certain_none_is_chosen():
+    (found,) = select({"SHOT": left("SHOT", {1: 0.9}), "FedMME": left("FedMME", {1: 0.8})})
+    assert found.chosen is None
+    assert str(found) == (
+        "nothing is selected for fonts (seed 0): all methods train predictions to be certain, which trust takes for a "
+        "good sign. Compare them with one that does not, such as SourceOnly, which is the safe one"
     )
 
 

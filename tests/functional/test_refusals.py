@@ -88,6 +88,9 @@ REFUSED: list[tuple[str, Callable[[], Any]]] = [
     ("count", lambda: fn.auto_beta([BATCH], [BATCH])),
     # calibration
     ("labels", lambda: fn.fit_temperature(ones(4, 3), zeros(3).long())),
+    *(("labels", partial(fn.fit_temperature, ones(4, 3), labels)) for labels in (3 * ones(4).long(), -ones(4).long())),
+    ("labels", lambda: fn.brier_score(ones(4, 3), ones(4))),
+    ("logits", lambda: fn.fit_temperature(tensor([[NAN, 1.0]]), zeros(1).long())),
     ("logits", lambda: fn.losses_at(ones(0, 3), zeros(0).long(), fn.temperature_grid())),
     ("number", lambda: fn.temperature_grid(2)),
     ("losses", lambda: fn.best_temperature(fn.temperature_grid(), zeros(40))),

@@ -370,3 +370,29 @@ def test_first_weights_do_not_depend_on_the_device(method: type[FederatedModule]
         pl.Trainer(**QUIET, max_epochs=1, limit_val_batches=0, strategy=once).fit(module, data)
         found.append(weights(module, data.target))
     assert same(*found)
+
+
+NO_LABELS_NEEDED = [name for name, row in METHODS.items() if not row[0].requires.target_labels and name != "SourceOnly"]
+
+
+@pytest.mark.parametrize("name", one_of_each(NO_LABELS_NEEDED))
+def test_a_method_says_that_it_makes_nothing_of_labels_of_the_target(name: str) -> None:
+    method, arguments, of_data = METHODS[name]
+    def trained(shift: int) -> FederatedModule:
+        data = digits(**{**of_data, "target_labels": 30})
+        data.setup("fit")
+        given = data.train_dataloader()
+        samples = given.datasets["fonts"]
+        shifted = [(x, (y + shift) % 10 if y >= 0 else y) for x, y in (samples[i] for i in range(len(samples)))]
+        given.datasets = {**given.datasets, "fonts": shifted}
+        module = build(method, data, **STATEFUL, **arguments)
+        trainer(3).fit(module, given, data.val_dataloader())
+        return module
+
+    ignores, said = method.requires.ignores_target_labels, "makes nothing of the labels that target 'fonts' has"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        module = trained(0)
+    assert any(said in str(each.message) for each in caught) == ignores
+    other = trained(1)
+    assert all(same(weights(module, each), weights(other, each)) for each in CLIENTS) == ignores
