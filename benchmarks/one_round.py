@@ -5,8 +5,8 @@ Run from the repository root: python benchmarks/one_round.py [--data office_calt
 
 Rows are the data's recipe, whose 200 rounds are steps of one regression over all sources, and `FedAnalytic` on the same
 features with the heads ridge and LDA, each as it is and refined at the target. Every domain is the unlabelled target in
-turn (of HAPT six people). Nothing is random but the order of sums: one seed. Accuracy and the expected calibration
-error (15 bins) are those on all samples of the target, an oracle.
+turn (of HAPT six people). One seed: it draws the regression's first weights alone. Accuracy and the expected
+calibration error (15 bins) are those on all samples of the target, an oracle.
 """
 
 from __future__ import annotations

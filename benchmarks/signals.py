@@ -5,7 +5,7 @@ Run from the repository root, with ../shared/data: python benchmarks/signals.py 
 ``--methods`` those rows of "methods" and "cost" alone are made anew.
 
 methods   ``configs/experiments/hapt_baselines.yaml``: a small network on windows of 6 channels, 29 sources; SourceOnly,
-    FedAvg and nine methods, 10 rounds.
+    FedAvg and ten methods, 10 rounds.
 features  ``configs/experiments/hapt_features.yaml``: the recipe on 91 numbers of each window.
 cost      Each method and the recipe at one target in a process of its own: CPU seconds, and the most memory that it
     takes, with Python, torch and the windows of all clients.
@@ -19,6 +19,7 @@ training does not see: an oracle, by which nothing was chosen.
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -58,6 +59,7 @@ def cost(asked: Sequence[str]) -> dict[str, dict[str, int]]:
         with kept_in(None, "cost") as place:
             command = [str(Path(sys.executable).with_name("fedlit")), "fit", *some(experiment, ()), *ONE]
             if isinstance(method, dict):
+                command += [f"--trainer.{key}={json.dumps(value)}" for key, value in method.get("trainer", {}).items()]
                 model = {key: method[key] for key in ("class_path", "init_args")}
                 file = Path(place, "method.yaml")
                 file.write_text(yaml.safe_dump({"model": model}))

@@ -643,6 +643,7 @@ def by_size(results: Results) -> str:
         (name, number): [f"{row[f'{number}, {label}']:.1f}" for label in names]
         for name, row in results["sizes"].items()
         for number in SIZES
+        if f"{number}, as predicted" in row
     }
     return grid("target, samples", names, [(f"{name}, {number:,}", each) for (name, number), each in cells.items()])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from numbers import Integral
 from typing import Any, NoReturn
 
 
@@ -60,20 +61,35 @@ def check_at_least(
     way_out: str = "",
     error: type[Exception] = ArgumentError,
 ) -> None:
-    """Refuse a number below ``minimum``, infinity and NaN; ``unit`` follows the minimum: ``"1 round"``."""
-    check(minimum <= value < math.inf, argument, f"at least {minimum:g} {unit}".rstrip(), value, way_out, error)
+    """Refuse what is no number, or below ``minimum``, infinity and NaN; ``unit`` follows the minimum: ``"1 round"``."""
+    fits = _is_in(minimum, value, math.inf) and value < math.inf
+    check(fits, argument, f"at least {minimum:g} {unit}".rstrip(), value, way_out, error)
 
 
 def check_positive(argument: str, value: float, way_out: str = "", error: type[Exception] = ArgumentError) -> None:
-    """Refuse a number that is not positive and finite."""
-    check(0 < value < math.inf, argument, "positive and finite", value, way_out, error)
+    """Refuse what is no number, or not positive and finite."""
+    check(_is_in(0, value, math.inf) and 0 < value < math.inf, argument, "positive and finite", value, way_out, error)
 
 
 def check_between(
     argument: str, value: float, low: float, high: float, way_out: str = "", error: type[Exception] = ArgumentError
 ) -> None:
-    """Refuse a number outside ``[low, high]``."""
-    check(low <= value <= high, argument, f"from {low:g} to {high:g}", value, way_out, error)
+    """Refuse what is no number in ``[low, high]``."""
+    check(_is_in(low, value, high), argument, f"from {low:g} to {high:g}", value, way_out, error)
+
+
+def check_count(argument: str, value: object, minimum: int, unit: str = "", way_out: str = "") -> None:
+    """Refuse what is no integer of at least ``minimum``; ``unit`` follows the minimum, as in `check_at_least`."""
+    fits = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= minimum
+    check(fits, argument, f"an integer of at least {minimum} {unit}".rstrip(), value, way_out)
+
+
+def _is_in(low: float, value: object, high: float) -> bool:
+    """Whether a value is a number in ``[low, high]``; what does not compare with numbers is none."""
+    try:
+        return bool(low <= value <= high)  # type: ignore[operator]
+    except TypeError:
+        return False
 
 
 def check_one_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -20,7 +19,7 @@ from fedlit.federation.client import make_roster
 from fedlit.federation.labels import TaskName, guard
 from fedlit.federation.ledger import SERVER
 from fedlit.models import Replica, make_classifier
-from fedlit.models.copies import check_copyable, check_tied, forget_compiled_
+from fedlit.models.copies import check_copyable, check_tied, copied, forget_compiled_
 from fedlit.models.recomputed import recompute_
 from fedlit.run import checkpoint as checkpoints
 from fedlit.run.component import Phase
@@ -56,10 +55,10 @@ class FederatedModule(ClientOptimisation, Phase):
     ``train/loss`` (their mean over clients), ``.../grad_norm`` (before clipping, where gradients are clipped),
     ``source/NAME/acc`` and ``source/acc`` (validation accuracy of each source's replica, and their mean),
     ``target/score`` (label-free, of rounds and settings of one method: mutual information between the target's inputs
-    and predicted classes, in [0, 1]). In regression ``r2`` (share of variance explained, at most 1), ``rmse`` and ``mae`` (root mean
-    squared and mean absolute error, in the labels' unit) replace ``acc``; of several numbers they are means over these,
-    and ``source/NAME/rmse/NUMBER`` is that of one. There is no score, training losses are of standardised labels
-    (``scale_labels``), and ``source/NAME/eval_loss`` is the mean squared error in the labels' unit.
+    and predicted classes, in [0, 1]). In regression ``r2`` (share of variance explained, at most 1), ``rmse`` and
+    ``mae`` (root mean squared and mean absolute error, in the labels' unit) replace ``acc``; of several numbers they
+    are means over these, and ``source/NAME/rmse/NUMBER`` is that of one. There is no score, training losses are of
+    standardised labels (``scale_labels``), and ``source/NAME/eval_loss`` is the mean squared error in the labels' unit.
 
     Args:
         clients: The roster, at least two names or `Client` objects.
@@ -100,12 +99,13 @@ class FederatedModule(ClientOptimisation, Phase):
             in units of their spread, positive; longer steps are shortened, and shares fall over the planned rounds.
             Takes two more passes through the extractor in each of the target's steps. ``None`` is no limit.
         vectorize: Train all local clients in one vectorised call; pays for many clients with tiny equal networks. Equal
-            to training one by one within float tolerance; with dropout, the numbers drawn depend on placement.
+            to training one by one within float tolerance; with dropout, the numbers drawn depend on placement. Shorter
+            batches are padded, so that networks in which samples of a batch meet (BatchNorm) are refused then.
         recompute: Run extractors a second time in the backward pass, in place of keeping their activations of all
             clients until then: less memory for a third more time, and the same weights to the last bit. For methods
-            that exchange in a local step; others keep the activations of one client at a time. Extractors that leave
-            their inputs as they are, draw random numbers from torch's default generators alone, and whose outputs do
-            not depend on what calls leave in other attributes than buffers.
+            that exchange in a local step; others keep the activations of one client at a time. Extractors
+            may draw from default generators and those that are attributes of a layer; one whose second output differs
+            otherwise is an error, as is one that changes its inputs in place.
 
     Raises:
         RosterError: If the clients make no federation.
@@ -200,7 +200,7 @@ class FederatedModule(ClientOptimisation, Phase):
 
     def build_replica(self) -> nn.Module:
         """Return the modules of one client; called once per client, each time from the same random state."""
-        return Replica(*copy.deepcopy(self.originals))
+        return Replica(*copied(self.originals))
 
     def build_target(self, replica: Any) -> nn.Module:
         """Return the target's modules, made from those of `build_replica`; default: the same."""

@@ -242,6 +242,7 @@ class FederatedStrategy(DDPStrategy):
 
     def _offload(self, module: FederatedModule) -> None:
         if self.state_dir is None:
+            module.run.offload = None  # of an earlier run
             return
         device = self.root_device
         check(device.type == "cpu", "state_dir", f"left out on {device}", self.state_dir, "files are the CPU's memory")

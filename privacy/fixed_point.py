@@ -37,7 +37,8 @@ class FixedPoint:
 
     def __init__(self, fraction_bits: int = 20, bound: float = 32.0) -> None:
         rule = f"an integer from 0 to {_MAX_FRACTION_BITS}"
-        check(fraction_bits in range(_MAX_FRACTION_BITS + 1), "fraction_bits", rule, fraction_bits)
+        fits = fraction_bits in range(_MAX_FRACTION_BITS + 1) and not isinstance(fraction_bits, bool)
+        check(fits, "fraction_bits", rule, fraction_bits)
         check_positive("bound", bound)
         self.fraction_bits = int(fraction_bits)
         self.bound = float(bound)

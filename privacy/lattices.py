@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedlit.checks import check_at_least, check_between
+from fedlit.checks import check_between, check_count
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import DecodeError, KeyCheckError, RangeError
 from fedlit.privacy.fixed_point import FixedPoint
@@ -137,6 +137,7 @@ class BFV(VectorAggregation):
     parameters = BFV_PARAMETERS
 
     def __init__(self, codec: FixedPoint | None = None, max_clients: int = 64) -> None:
+        check_count("max_clients", max_clients, 2)
         check_between("max_clients", max_clients, 2, _MAX_CLIENTS)
         super().__init__(codec, max_clients)
         self.codec.check_headroom(self.max_clients, self.parameters.plain_modulus // 2, "the plaintexts of BFV")
@@ -175,7 +176,7 @@ class CKKS(VectorAggregation):
     parameters = CKKS_PARAMETERS
 
     def __init__(self, codec: FixedPoint | None = None, max_clients: int = 64) -> None:
-        check_at_least("max_clients", max_clients, 2)
+        check_count("max_clients", max_clients, 2)
         super().__init__(codec, max_clients)
         self.codec.check_headroom(self.max_clients, int(_CAPACITY * self.codec.scale), "the plaintexts of CKKS")
         half_step, error = 0.5 / self.codec.scale, self._noise_bound(self.max_clients)

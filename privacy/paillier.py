@@ -15,7 +15,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from fedlit.checks import check_at_least
+from fedlit.checks import check_count
 from fedlit.privacy.base import Description
 from fedlit.privacy.errors import DecodeError, KeyCheckError
 from fedlit.privacy.fixed_point import FixedPoint
@@ -68,7 +68,7 @@ class Paillier(SharedKeyAggregation):
         workers: int | None = None,
     ) -> None:
         check_settings(key_bits, insecure_test_keys, workers)
-        check_at_least("max_clients", max_clients, 2)
+        check_count("max_clients", max_clients, 2)
         self.codec = FixedPoint() if codec is None else codec
         self.key_bits = key_bits
         self.max_clients = max_clients

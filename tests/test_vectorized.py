@@ -113,3 +113,24 @@ def test_networks_that_cannot_be_stacked_are_refused(change: Any, word: str) -> 
     changed = change(replicas)
     with pytest.raises(ValueError, match=word):
         StackedReplicas(changed if isinstance(changed, dict) else replicas)
+
+
+class Centred(nn.Linear):
+    """Subtracts the mean of the batch, which no buffer shows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(dim=0))
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(3, track_running_stats=False), Centred(3, 3)], ids=["norm", "own"])
+def test_networks_in_which_samples_of_a_batch_meet_are_refused_where_batches_differ(
+    layer: nn.Module, generator: torch.Generator
+) -> None:
+    def stacked() -> StackedReplicas:
+        return StackedReplicas({name: nn.Sequential(copy.deepcopy(layer), nn.Linear(3, 4).double()) for name in NAMES})
+
+    layer.double()
+    replicas = stacked()
+    replicas.losses(batch(generator, a=3, b=3, c=3))  # nothing is padded
+    with pytest.raises(ValueError, match="compute a sample's output from its whole batch, as shorter batches are pad"):
+        replicas.losses(batch(generator, a=3, b=2, c=3))

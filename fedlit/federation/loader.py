@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedlit.checks import check, check_at_least, check_one_of, refuse
+from fedlit.checks import check, check_at_least, check_count, check_one_of, refuse
 from fedlit.federation.batch_parts import Entry, Parts
 from fedlit.federation.client import Facts
 from fedlit.federation.data_loaders import ClientLoader, ClientSamples, Cut, Stage, open_loader
@@ -84,6 +84,7 @@ class FederatedLoader:
         least_batches: int = 0,
         seed: int | None = None,
     ) -> None:
+        check_count("num_workers", num_workers, 0)
         self.datasets = dict(datasets)
         self.training = training
         self.drop_last = drop_last
@@ -378,6 +379,8 @@ class FederatedLoader:
 
     def _batches(self, round_idx: int, start: int, clients: Collection[str]) -> Iterator[dict[str, Any]]:
         steps = self.batches_in(round_idx)
+        for name in self._readers.keys() - set(clients):  # workers of all clients would add up over the rounds
+            self._readers[name].rest()
         readers = {name: self._reader(name, round_idx).read(round_idx, start, steps) for name in clients}
         for batch_idx in range(start, steps):
             step = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -62,17 +62,9 @@ class Reader:
         self.augments = getattr(dataset, "augments", True) and not reads_tensors(dataset)
         self.fetch = fetch_of(dataset)
         self.pins = self.given is not None and self.given.workers["pin_memory"] and torch.cuda.is_available()
-        if self.fetch is None:
-            self.sampler = _RoundSampler()
-            workers = {"num_workers": loader.num_workers} if self.given is None else self.given.workers
-            self.workers = DataLoader(
-                _SeededItems(client, dataset),
-                batch_sampler=self.sampler,
-                collate_fn=Collate(client, dataset),
-                persistent_workers=workers["num_workers"] > 0,
-                generator=torch.Generator(),  # its own: a DataLoader draws a seed from torch's generator otherwise
-                **workers,
-            )
+        self.dataset = dataset
+        self._workers = {"num_workers": loader.num_workers} if self.given is None else self.given.workers
+        self.samples: DataLoader[Any] | None = None
         self._orders: dict[int, Sequence[Tensor]] = {}  # a sampler with a state would draw another if asked again
 
     def read(self, round_idx: int, start: int, steps: int) -> Iterator[Any]:
@@ -82,8 +74,23 @@ class Reader:
         first_pass = numbers.start // self.per_pass
         self._orders = {pass_idx: order for pass_idx, order in self._orders.items() if pass_idx >= first_pass}
         if self.fetch is None:
-            self.sampler.batches = [(self._stream(number), self.positions(number).tolist()) for number in numbers]
-            yield from self.workers
+            if self.samples is None:
+                self.samples = DataLoader(
+                    _SeededItems(self.client, self.dataset),
+                    batch_sampler=_RoundSampler(),
+                    collate_fn=Collate(self.client, self.dataset),
+                    persistent_workers=self._workers["num_workers"] > 0,
+                    generator=torch.Generator(),  # its own: a DataLoader draws a seed from torch's generator otherwise
+                    **self._workers,
+                )
+            sampler = cast(_RoundSampler, self.samples.batch_sampler)
+            sampler.batches = [(self._stream(number), self.positions(number).tolist()) for number in numbers]
+            try:
+                yield from self.samples
+            except RuntimeError as error:  # torch's of a process that was killed names none
+                if "DataLoader worker" not in str(error):
+                    raise
+                raise RuntimeError(f"samples of client {self.client!r}: {error}") from error
             return
         for number in numbers:
             with torch_streams() if self.augments else nullcontext():
@@ -91,6 +98,10 @@ class Reader:
                     enter_stream(*self._stream(number))
                 batch = self.fetch(self.positions(number))
             yield tree_map_only(Tensor, Tensor.pin_memory, batch) if self.pins else batch
+
+    def rest(self) -> None:
+        """End worker processes until the next round of the client."""
+        self.samples = None
 
     def number(self, round_idx: int, batch_idx: int, steps: int) -> int:
         """Number of a batch among those of all rounds."""

@@ -30,6 +30,7 @@ from fedlit.federation import Channel, Client, Open
 from fedlit.federation.nested import Inputs, num_samples
 from fedlit.methods.combined_updates import UPDATE_ALONE, Update, WeighedUpdates
 from fedlit.models import AdversarialReplica, DisentanglingReplica, feature_width, make_discriminator, part_of
+from fedlit.models.copies import copied
 from fedlit.models.disentangling import DISENTANGLING
 from fedlit.module import Batch
 from fedlit.run.replicas import Replicas
@@ -127,7 +128,7 @@ class FADA(WeighedUpdates):
 
     def build_replica(self) -> AdversarialReplica:
         """Return extractor, classifier, the source's identifier, and networks that disentangle features."""
-        extractor, classifier = copy.deepcopy(self.originals)
+        extractor, classifier = copied(self.originals)
         identifiers = nn.ModuleList([make_discriminator(feature_width(extractor), self.hidden)])
         if self.disentangle:
             return DisentanglingReplica(extractor, classifier, identifiers, self.num_classes, self.hidden)

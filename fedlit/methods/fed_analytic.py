@@ -2,7 +2,8 @@
 
 Sums of features, their outer products and the labels add up over clients, so that each head is that of the pooled data,
 however they are dealt out. AFL's clients send solutions of their own, whose merge by its absolute aggregation law has
-the same result; sums need none of its inversions, and travel through a secure mean.
+the same result; sums need none of its inversions, and travel through a secure mean. FedCGS (Guan, Zhou and Gu, AAAI
+2025, arXiv 2503.06962) sends the same sums, and its Gaussian classes of one covariance are the head ``"lda"``.
 
 Differences from the papers:
 
@@ -15,7 +16,6 @@ Differences from the papers:
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -41,6 +41,7 @@ from fedlit.functional.discriminant import MIN_PRIOR
 from fedlit.methods.closed_form import ClosedForm
 from fedlit.models import feature_width
 from fedlit.models.closed_form import ClosedFormHead
+from fedlit.models.copies import copied
 from fedlit.models.replica import Replica
 from fedlit.run.replicas import Replicas
 from fedlit.run.weights import Weighting
@@ -324,7 +325,7 @@ class FedAnalytic(ClosedForm):
 
     def build_replica(self) -> nn.Module:
         """The extractor as given, frequencies from the seed, and room for the head."""
-        extractor, classifier = copy.deepcopy(self.originals)
+        extractor, classifier = copied(self.originals)
         if self.num_frequencies:
             width = feature_width(extractor)
             drawn = sample_frequencies(self.num_frequencies, width, self.bandwidth, self.kernel, self.federation.seed)

@@ -16,7 +16,6 @@ Differences from the paper, where it leaves something open or does not work as p
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -40,6 +39,7 @@ from fedlit.federation.streams import stable_seed
 from fedlit.functional import balanced_weights, joint_ot_loss, nearest_class_mean, wasserstein_barycenter
 from fedlit.functional.wasserstein import LabelCost, check_entropy, check_label_cost
 from fedlit.models import Dictionary, DictionaryReplica, feature_width
+from fedlit.models.copies import copied
 from fedlit.models.dictionary import STAYS_LOCAL
 from fedlit.module import Batch, FederatedModule
 from fedlit.run.component import RUN_SETTINGS, Phase, PhaseSettings
@@ -421,7 +421,7 @@ class FedDaDiL(FederatedModule):
 
     def build_replica(self) -> nn.Module:
         """Return copies of encoder and classifier, and a dictionary."""
-        extractor, classifier = copy.deepcopy(self.originals)
+        extractor, classifier = copied(self.originals)
         dictionary = Dictionary(self.num_atoms, self.atom_size, self.width, self.num_classes)
         return DictionaryReplica(extractor, classifier, dictionary, self.unit_norm, self.predict_with == "ensemble")
 

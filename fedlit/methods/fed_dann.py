@@ -19,7 +19,6 @@ loss passes 10; one client trains per round; the round is chosen by test accurac
 
 from __future__ import annotations
 
-import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -40,6 +39,7 @@ from fedlit.functional import reversal_weight as scheduled
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.shared import divided
 from fedlit.models import AdversarialReplica, feature_width, make_discriminator
+from fedlit.models.copies import copied
 from fedlit.module import Batch
 from fedlit.run.param_groups import check_ratio
 from fedlit.run.replicas import Replicas
@@ -94,7 +94,7 @@ class DomainAdversarial(FedAvg, ABC):
 
     def build_replica(self) -> AdversarialReplica:
         """Extractor, classifier and D."""
-        networks = copy.deepcopy(self.originals)
+        networks = copied(self.originals)
         return AdversarialReplica(*networks, make_discriminator(self.judged_width(), self.hidden))
 
     def judged_width(self) -> int:

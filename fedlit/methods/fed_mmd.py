@@ -16,7 +16,6 @@ Differences from the paper, where it leaves something open or does not work as p
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 import warnings
@@ -34,6 +33,7 @@ from fedlit.federation import Channel, ChannelError, Client, FederatedLoader, Op
 from fedlit.methods.shared import Message, exchange_means, send_classifiers, sources_in_step
 from fedlit.models import Committee, MomentReplica, feature_width
 from fedlit.models.committee import STAYS_LOCAL
+from fedlit.models.copies import copied
 from fedlit.module import Batch
 from fedlit.run.component import Phase
 from fedlit.run.replicas import Replicas
@@ -414,7 +414,7 @@ class FedMMD(FederatedModule):
 
     def build_replica(self) -> nn.Module:
         """Return copies of extractor and classifier."""
-        return MomentReplica(*copy.deepcopy(self.originals), self.unit_norm)
+        return MomentReplica(*copied(self.originals), self.unit_norm)
 
     def build_target(self, replica: MomentReplica) -> Committee:
         """Return the target's replica with room for all sources' classifiers."""

@@ -10,7 +10,6 @@ chosen on labelled target samples.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -25,6 +24,7 @@ from fedlit.federation.labels import GuardedLabels, known_labels
 from fedlit.functional import minimax_entropy_loss
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica, feature_width
+from fedlit.models.copies import copied
 from fedlit.run.options import ReplicaSpec, Requires
 from fedlit.run.replicas import Replicas
 
@@ -93,7 +93,7 @@ class FedMME(FedAvg):
 
     def build_replica(self) -> CosineReplica:
         """A network whose logits are cosines."""
-        return CosineReplica(*copy.deepcopy(self.originals), self.temperature)
+        return CosineReplica(*copied(self.originals), self.temperature)
 
     def on_fit_start(self) -> None:
         """Warn where no label of the target holds the classifier's directions."""

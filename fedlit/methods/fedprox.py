@@ -6,7 +6,6 @@ proportion to their data; inexact local solutions are given by the local steps, 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ from fedlit.checks import check_at_least
 from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Anchor, Replica
+from fedlit.models.copies import copied
 from fedlit.run.replicas import Replicas
 
 
@@ -45,7 +45,7 @@ class FedProx(FedAvg):
 
     def build_replica(self) -> AnchoredReplica:
         """A network and its anchor."""
-        return AnchoredReplica(*copy.deepcopy(self.originals))
+        return AnchoredReplica(*copied(self.originals))
 
     def on_round_start(self, run: Run) -> None:
         """Fetch the current model, and remember it as the anchor."""

@@ -17,7 +17,6 @@ all, and messages lose their graph); the draw of S_t can be everybody; nothing i
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -34,6 +33,7 @@ from fedlit.functional import Kernel, alignment_loss, sample_frequencies
 from fedlit.methods.shared import exchange_means, send_classifiers
 from fedlit.models import AlignedReplica, VotingReplica, feature_width
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
+from fedlit.models.copies import copied
 from fedlit.module import Batch
 from fedlit.run.replicas import NORMS, Replicas
 from fedlit.run.weights import Weighting
@@ -264,7 +264,7 @@ class FedRFTCA(FederatedModule):
 
     def build_replica(self) -> nn.Module:
         """Return copies of extractor and classifier, frequencies from the seed, and W with orthogonal columns."""
-        extractor, classifier = copy.deepcopy(self.originals)
+        extractor, classifier = copied(self.originals)
         width = feature_width(extractor)
         sample = partial(sample_frequencies, self.num_frequencies, width, self.bandwidth, self.kernel)
         aligner = nn.Linear(2 * self.num_frequencies, self.num_components, bias=False)

@@ -12,7 +12,6 @@ are kept, its faults not: see `jda`.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -37,6 +36,7 @@ from fedlit.functional import (
 from fedlit.methods.closed_form import ClosedForm
 from fedlit.models import AlignedReplica, feature_width
 from fedlit.models.aligned import STAYS_LOCAL, check_widths
+from fedlit.models.copies import copied
 from fedlit.run.replicas import Replicas
 from fedlit.run.weights import Weighting
 
@@ -171,7 +171,7 @@ class FedRFTCAClosedForm(ClosedForm):
 
     def build_replica(self) -> nn.Module:
         """The extractor as given, frequencies from the seed, and room for aligner and classifier."""
-        extractor, classifier = copy.deepcopy(self.originals)
+        extractor, classifier = copied(self.originals)
         width = feature_width(extractor)
         sample = partial(sample_frequencies, self.num_frequencies, width, self.bandwidth, self.kernel)
         aligner = nn.Linear(2 * self.num_frequencies, self.num_components, bias=False)

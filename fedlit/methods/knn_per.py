@@ -6,7 +6,6 @@ data (Jiang et al., ICLR 2024, report the best on the test data). The datastore 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ from fedlit import ReplicaSpec, Requires, Run
 from fedlit.checks import check_at_least, check_between
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
+from fedlit.models.copies import copied
 from fedlit.run.local import evaluating
 from fedlit.run.replicas import Replicas
 
@@ -118,7 +118,7 @@ class KNNPer(FedAvg):
 
     def build_replica(self) -> MemorisingReplica:
         """A network and an empty datastore."""
-        return MemorisingReplica(*copy.deepcopy(self.originals), self.lam, self.num_neighbors)
+        return MemorisingReplica(*copied(self.originals), self.lam, self.num_neighbors)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """As FedAvg; what was memorised is out of date from here on."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from fedlit.federation import Channel, Client, DivergedError, Open, Summed
 from fedlit.functional import mean_pair_distance
 from fedlit.methods.shared import check_moves_features, exchange_means, sources_in_step, sum_difference
 from fedlit.models import MatchingReplica, feature_width
-from fedlit.models.copies import check_tied
+from fedlit.models.copies import check_tied, copied
 from fedlit.models.matching import STAYS_LOCAL
 from fedlit.module import Batch
 from fedlit.run.replicas import Replicas
@@ -274,7 +273,7 @@ class MomentMatching(FederatedModule):
 
     def build_replica(self) -> nn.Module:
         """Return copies of extractor and classifier, with buffers for received means."""
-        return MatchingReplica(*copy.deepcopy(self.originals), self.num_moments())
+        return MatchingReplica(*copied(self.originals), self.num_moments())
 
     def on_round_start(self, run: Run) -> None:
         """Let clients that were absent fetch the current model."""

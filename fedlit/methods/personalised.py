@@ -27,6 +27,7 @@ from fedlit.federation import Client
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.shared import divided
 from fedlit.models import Anchor, Replica
+from fedlit.models.copies import copied
 from fedlit.run.replicas import Replicas
 
 
@@ -37,7 +38,7 @@ class PersonalReplica(Replica):
 
     def __init__(self, extractor: nn.Module, classifier: nn.Module) -> None:
         super().__init__(extractor, classifier)
-        self.personal = Replica(*copy.deepcopy((extractor, classifier)))
+        self.personal = Replica(*copied((extractor, classifier)))
         # Whether v has started; in a warm-up there is w alone.
         self.register_buffer("personalised", torch.tensor(False))
 
@@ -143,7 +144,7 @@ class APFL(Personalised):
 
     def build_replica(self) -> PersonalReplica:
         """Both models, and how they are mixed."""
-        return MixedReplica(*copy.deepcopy(self.originals), self.alpha)
+        return MixedReplica(*copied(self.originals), self.alpha)
 
 
 class AnchoredPersonalReplica(PersonalReplica):
@@ -178,7 +179,7 @@ class Ditto(Personalised):
 
     def build_replica(self) -> AnchoredPersonalReplica:
         """Both models, and the anchor."""
-        return AnchoredPersonalReplica(*copy.deepcopy(self.originals))
+        return AnchoredPersonalReplica(*copied(self.originals))
 
     def on_round_start(self, run: Run) -> None:
         """Fetch the current w, and remember it."""

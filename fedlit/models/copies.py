@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+Networks = TypeVar("Networks", bound=tuple[nn.Module, ...])
 
 _COMPILED = "_compiled_call_impl"
 """Attribute of a module after its ``compile()``."""
@@ -58,6 +61,63 @@ def check_copyable(part: str, network: nn.Module) -> None:
             "torch.compile(network), whose copies are, or call it in none",
             stacklevel=2,
         )
+
+
+def copied(networks: Networks) -> Networks:
+    """Return a deep copy of networks whose parameters have the memory of theirs until either are written to."""
+    known: dict[int, Any] = {}
+    for param in {param for network in networks for param in network.parameters()}:
+        plain = lazily_copied(param.detach()) if type(param) is nn.Parameter else None
+        if plain is not None:
+            known[id(param)] = nn.Parameter(plain, param.requires_grad)
+    return copy.deepcopy(networks, known)
+
+
+def share_(own: Tensor, given: Tensor) -> bool:
+    """Let a parameter have the values of another tensor, in the same memory until either is written to.
+
+    Returns:
+        Whether it has; not where it is no parameter, they differ in form, or memory cannot be shared so.
+    """
+    if not (type(own) is nn.Parameter and _is_plain(own)):  # other tensors may be there twice, under two names
+        return False
+    form = own.shape, own.dtype, own.stride()
+    plain = lazily_copied(given.detach()) if form == (given.shape, given.dtype, given.stride()) else None
+    if plain is not None:
+        own.data = plain
+    return plain is not None
+
+
+def memory_of(tensor: object) -> Hashable:
+    """Return what is equal for tensors of one form in the same memory; ``None`` for any other object."""
+    address = getattr(torch._C, "_data_address", None)  # data_ptr(), which is public, gives each memory of its own
+    if address is None or not isinstance(tensor, Tensor) or not _is_plain(tensor):
+        return None
+    return address(tensor), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def lazily_copied(tensor: Tensor) -> Tensor | None:
+    """Return a tensor in the memory of another one, until either is written to; ``None`` where they cannot share it."""
+    lazily = getattr(torch, "_lazy_clone", None)  # not a public name
+    if lazily is None or not _is_plain(tensor):
+        return None
+    try:
+        plain: Tensor = lazily(tensor)
+    except RuntimeError:  # memory of several processes
+        return None
+    return plain
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is of torch's own classes, on a CPU, and has all of its memory, which torch has allocated.
+
+    Memory of NumPy, of files (`torch.load`) and of safetensors is not, has no allocator, and ends the process if it is
+    shared lazily and then written to.
+    """
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return False
+    size, storage = tensor.numel() * tensor.element_size(), tensor.untyped_storage()
+    return size > 0 and not tensor.is_inference() and storage.resizable() and storage.nbytes() == size
 
 
 def forget_compiled_(network: nn.Module) -> None:

@@ -29,7 +29,8 @@ def recompute_(replica: nn.Module) -> None:
         replica: Changed in place; state dicts and copies are as before.
 
     Raises:
-        ValueError: If an extractor is compiled.
+        ValueError: If an extractor is compiled, or there is none.
+        RuntimeError: In the backward pass, if the second call has another output.
     """
     inside: set[nn.Module] = set()
     for module in replica.modules():
@@ -42,6 +43,9 @@ def recompute_(replica: nn.Module) -> None:
             refuse("recompute", rule, type(extractor).__name__, way_out)
         inside.update(extractor.modules())
         extractor.forward = _Recomputed(extractor)
+    if not inside:
+        rule = "False with replicas that have no module named extractor, as nothing would be run again"
+        refuse("recompute", rule, True, "name the network so")
 
 
 class _Recomputed:
@@ -51,9 +55,16 @@ class _Recomputed:
         self.network = network
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        first: list[list[tuple[Tensor, Tensor]]] = []
+
         def forward(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = tree_map(lambda leaf: leaf, (args, kwargs))  # it may change dictionaries and lists
-            return type(self.network).forward(self.network, *args, **kwargs)
+            found = type(self.network).forward(self.network, *args, **kwargs)
+            if first:
+                self._check_equal(first[0], _marks(found))
+            elif torch.is_grad_enabled():
+                first.append(_marks(found))
+            return found
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             return nullcontext(), _AsBefore(copied, drawn)
@@ -72,6 +83,32 @@ class _Recomputed:
                 "make new tensors (inplace=False), or give recompute=False"
             )
         return found
+
+    def _check_equal(self, first: list[tuple[Tensor, Tensor]], second: list[tuple[Tensor, Tensor]]) -> None:
+        """Refuse another output than that of the first call, but for rounding, which not every device repeats."""
+        for (mark, size), (again, _) in zip(first, second, strict=True):
+            if bool((mark - again).abs() > _ROUNDING * size):
+                raise RuntimeError(
+                    f"{type(self.network).__name__} has another output when it is run again, so that gradients would "
+                    "be wrong: let it draw from torch's default generator, and keep no state beside parameters and "
+                    "buffers, or give recompute=False"
+                )
+
+
+_ROUNDING = 1e-5
+"""Difference that rounding makes, in units of the sum of absolute values."""
+
+
+@torch.no_grad()
+def _marks(outputs: Any) -> list[tuple[Tensor, Tensor]]:
+    """Return a number for each output tensor that differs where its entries or their order do, and its size."""
+    found = []
+    for each in tree_leaves(outputs):
+        if isinstance(each, Tensor) and (each.is_floating_point() or each.is_complex()) and each.numel():
+            numbers = (torch.view_as_real(each) if each.is_complex() else each).double().flatten()
+            ramp = torch.linspace(0.5, 1.5, len(numbers), dtype=numbers.dtype, device=numbers.device)
+            found.append((numbers @ ramp, numbers.abs().sum()))
+    return found
 
 
 @dataclass(frozen=True)

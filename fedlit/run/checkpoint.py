@@ -6,17 +6,18 @@ Lightning saves all clients together: `split` puts each one's share under its na
 from __future__ import annotations
 
 import re
-from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedlit.federation import FederationError, RosterError
+from fedlit.models.copies import lazily_copied, memory_of, share_
 from fedlit.run.checkpoint_files import PROCESS
 from fedlit.run.clock import is_share
 from fedlit.run.optimisation import changes
@@ -183,6 +184,7 @@ def load_by_client(module: Any, state: Mapping[str, Any], strict: bool, assign: 
     for key, each in (getattr(state, "_metadata", None) or {}).items():
         client, rest = _in_client(key)
         vars(parts[client]).setdefault("_metadata", {})[rest] = each
+    first: dict[Any, Tensor] = {}
     replicas = module.replicas
     module.replicas = type(replicas)()
     try:
@@ -191,9 +193,14 @@ def load_by_client(module: Any, state: Mapping[str, Any], strict: bool, assign: 
         module.replicas = replicas
     for name, replica in replicas.named_children():
         try:
-            part = replica.load_state_dict(parts.pop(name, {}), False, assign)
+            part = replica.load_state_dict(loaded := parts.pop(name, {}), False, assign)
         except RuntimeError as error:
             raise RuntimeError(f"client {name!r}: {error}") from error
+        if module.run.offload is None:
+            own = replica.state_dict(keep_vars=True)
+            for key in loaded.keys() & own.keys():  # what clients have once in a file, they have once here
+                if (other := first.setdefault(id(loaded[key]), own[key])) is not own[key]:
+                    share_(own[key], other)
         found.missing_keys.extend(f"{REPLICAS}{name}.{key}" for key in part.missing_keys)
         found.unexpected_keys.extend(f"{REPLICAS}{name}.{key}" for key in part.unexpected_keys)
     found.unexpected_keys.extend(f"{REPLICAS}{name}.{key}" for name, part in parts.items() for key in part)
@@ -230,6 +237,7 @@ def split(checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
         else:
             left[key] = tensor
     checkpoint["state_dict"] = left
+    _keep_once([state["weights"] for state in own.values()])
     if "optimizer_states" in checkpoint:
         optimizers = [_groups_by_client(optimizer) for optimizer in checkpoint.pop("optimizer_states")]
         for name, state in own.items():
@@ -242,6 +250,22 @@ def split(checkpoint: dict[str, Any], clients: Sequence[str]) -> None:
             schedules[place] = None
             for name, state in schedule.items() if own else ():
                 own[name].setdefault("lr_schedulers", {})[place] = state
+
+
+def _keep_once(clients: Sequence[dict[str, Any]]) -> None:
+    """Replace weights that clients have in one memory by one tensor, which a file has once.
+
+    It is a copy that shares the memory, too: writing to a file gives what is written memory of its own.
+    """
+    users = Counter(memory_of(weight) for weights in clients for weight in weights.values())
+    once: dict[Hashable, Tensor | None] = {None: None}
+    for weights in clients:
+        for key, weight in weights.items():
+            where = memory_of(weight)
+            if users[where] > 1 and where not in once:
+                once[where] = lazily_copied(weight)
+            if (kept := once.get(where)) is not None:
+                weights[key] = kept
 
 
 def join(checkpoint: dict[str, Any], clients: Collection[str]) -> None:

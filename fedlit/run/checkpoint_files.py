@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,13 @@ PROCESS = "process"
 """Key of the process that wrote a file."""
 
 _LITTLE = 1 << 20
-"""Free bytes below which a disk is full."""
+"""Bytes that a disk with space takes."""
+
+_REASONS = {
+    errno.ENOSPC: "no space is left on the disk of",
+    errno.EDQUOT: "the disk quota is used up by",
+    errno.EFBIG: "the system's limit of file sizes (ulimit -f) is below",
+}
 
 _PART = re.compile(r"\.part[1-9]\d*$")
 
@@ -47,13 +52,23 @@ class StreamedCheckpointIO(TorchCheckpointIO):
             torch.save(checkpoint, unfinished)
             os.replace(unfinished, file)
         except BaseException as error:
-            is_full = shutil.disk_usage(file.parent).free < _LITTLE
+            # torch's writer has a RuntimeError of its own where the system takes no more
+            why = _refusal(unfinished) if isinstance(error, OSError | RuntimeError) else None
             unfinished.unlink(missing_ok=True)
-            # torch's writer has a RuntimeError of its own for a full disk
-            if is_full and isinstance(error, OSError | RuntimeError):
-                text = f"no space is left on the disk of {file}: an earlier file of its name is as it was"
-                raise OSError(errno.ENOSPC, text, str(file)) from error
+            if why is not None:
+                text = f"{_REASONS[why]} {file}: an earlier file of its name is as it was"
+                raise OSError(why, text, str(file)) from error
             raise
+
+
+def _refusal(unfinished: Path) -> int | None:
+    """Return the system's number for the reason that a file cannot grow, if it is one of space."""
+    try:
+        with unfinished.open("ab") as file:
+            file.write(bytes(_LITTLE))
+    except OSError as error:
+        return error.errno if error.errno in _REASONS else None
+    return None
 
 
 def part_of(path: str | Path, rank: int) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedlit.checks import refuse
 from fedlit.federation.streams import enter_stream, torch_streams
+from fedlit.models.copies import memory_of, share_
 
 if TYPE_CHECKING:
     from fedlit.run.run import Run
@@ -23,36 +24,25 @@ def build(run: Run) -> None:
     with torch.device("cpu"), torch_streams():  # Lightning's is the Trainer's device, whose draws are others
         enter_stream(federation.seed, "lazy weights")
         materialise(run)
-        frozen = _untrained(run)
+        parts = zip(("extractor", "classifier"), run.originals, strict=True)
+        same = {name: param for part, network in parts for name, param in network.named_parameters(prefix=part)}
         for client in federation.local_clients:
             enter_stream(federation.seed, "initial weights")
             run.replicas[client.name] = replica = run.module.build_replica()
-            _share_frozen_(frozen, replica)
+            for name, param in replica.named_parameters():  # of copies that a method has made by itself
+                first, where = same.setdefault(name, param), memory_of(param)
+                differs = where is not None and where != memory_of(first)
+                if differs and _equal(param, first) and not share_(param, first):
+                    same[name] = param  # the first one's memory is a file's, say; this one's others can have
             if run.offload is not None and client.name != target:
                 run.offload.keep_weights_(client.name, run.replicas[client.name])
     if target in run.replicas:
         run.replicas[target] = run.module.build_target(run.replicas[target])
 
 
-def _untrained(run: Run) -> dict[str, nn.Parameter]:
-    """Return weights that are not trained, by their names in replicas."""
-    parts = zip(("extractor", "classifier"), run.originals, strict=True)
-    params = [item for part, network in parts for item in network.named_parameters(prefix=part)]
-    return {
-        name: param
-        for name, param in params
-        if type(param) is nn.Parameter and not (param.requires_grad or param.is_meta) and param.layout is torch.strided
-    }
-
-
-def _share_frozen_(frozen: Mapping[str, nn.Parameter], replica: nn.Module) -> None:
-    """Let copies of weights that are not trained share their memory, each until it is written to."""
-    lazily = getattr(torch, "_lazy_clone", torch.clone)  # not a public name: a release without it copies
-    own = dict(replica.named_parameters()) if frozen else {}
-    for name, param in frozen.items():
-        copied = own.get(name, param)
-        if copied is not param and not copied.requires_grad and torch.equal(copied, param):
-            copied.data = lazily(param.data)
+def _equal(weight: Tensor, other: Tensor) -> bool:
+    alike = (weight.shape, weight.dtype, weight.device) == (other.shape, other.dtype, other.device)
+    return alike and not weight.is_meta and torch.equal(weight, other)
 
 
 def initial_networks(run: Run, client: str | None) -> list[nn.Module]:

@@ -59,6 +59,9 @@ class _Slot:
         return torch.frombuffer(view, dtype=like.dtype, count=like.numel()).as_strided(like.size(), like.stride())
 
 
+_MORE = ": give a folder on a disk with more"
+
+
 class DiskOffload:
     """Keep tensors of local clients in mapped files, in place: their pages leave memory when they are released.
 
@@ -73,10 +76,12 @@ class DiskOffload:
         folder: As given, with the home folder in the place of ``~``.
 
     Raises:
-        ValueError: If no file can be written in it, or the system is not Linux.
+        ValueError: If it is no path, no file can be written in it, or the system is not Linux.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        is_path = isinstance(folder, str | os.PathLike) and bool(os.fspath(folder))
+        check(is_path, "state_dir", "the path of a folder", folder, "give '.' for the current one")
         self.folder = Path(folder).expanduser()
         check(sys.platform == "linux", "state_dir", "left out on this system, as it needs Linux", str(folder))
         try:
@@ -85,6 +90,12 @@ class DiskOffload:
         except OSError as error:
             way_out = f"give a folder on a local disk ({error.strerror})"
             refuse("state_dir", "a folder that can be written in", str(folder), way_out)
+        if _is_in_memory(self.folder):
+            warnings.warn(
+                f"state_dir {str(self.folder)!r} is on a file system in memory, where files save none: give a folder "
+                "on a local disk",
+                stacklevel=2,
+            )
         self._free: _Extent | None = None  # what is left of the last mapping
         self._extents: dict[str, list[_Extent]] = {}
         self._slots: dict[str, dict[Hashable, list[_Slot]]] = {}
@@ -124,7 +135,9 @@ class DiskOffload:
                 self._keep_(group["client"], states)
             except OSError as error:
                 self._full = True
-                warnings.warn(f"{error.strerror}: states of optimisers stay in memory from now on", stacklevel=2)
+                what = str(error.strerror).removesuffix(_MORE)
+                where = "" if str(self.folder) in what else f"state_dir {str(self.folder)!r}: "
+                warnings.warn(f"{where}{what}: states of optimisers stay in memory from now on", stacklevel=2)
                 return
 
     def release(self, client: str) -> None:
@@ -178,12 +191,23 @@ class DiskOffload:
                     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                         raise
                     text = f"state_dir {str(self.folder)!r} has no space for {length >> 20} MiB of client {client!r}"
-                    raise OSError(error.errno, text, str(self.folder)) from error
+                    raise OSError(error.errno, f"{text}{_MORE}", str(self.folder)) from error
                 memory = mmap.mmap(file.fileno(), length)
             self._free = _Extent(memory, torch.frombuffer(memory, dtype=torch.uint8).data_ptr(), 0, length)
         extent = replace(self._free, size=size)
         self._free = replace(self._free, start=self._free.start + size, size=self._free.size - size)
         return extent
+
+
+def _is_in_memory(folder: Path) -> bool:
+    """Whether a folder's file system has its files in memory, as the system's list of mounts says."""
+    try:
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return False
+    kinds = {Path(place): kind for _, place, kind, *_ in mounts}
+    place = folder.resolve()
+    return next((kinds[each] for each in (place, *place.parents) if each in kinds), "") in ("tmpfs", "ramfs")
 
 
 def _give_back() -> None:

@@ -100,7 +100,7 @@ class Run:
     @cached_property
     def uses_target_labels(self) -> bool:
         """Whether the target has labels that the method makes something of."""
-        return self.target.labelled and not self.requires.ignores_target_labels
+        return bool(self.target.labelled) and not self.requires.ignores_target_labels
 
     @cached_property
     def _places(self) -> dict[str, int]:

@@ -17,6 +17,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from fedlit.checks import refuse
 from fedlit.federation.labels import UNLABELLED
 from fedlit.federation.streams import enter_stream, torch_streams
+from fedlit.run.local import evaluating
 from fedlit.run.tasks import Classification
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class StackedReplicas:
                 param.data = part
             self.params.append(own)
         self._forward = vmap(self._call, randomness="different")
+        self._has_padded = False
         self._asked = [False] * len(self.names)  # clients in the last `losses`
         self._active = [False] * len(self.names)  # clients with a gradient since `zero_grad`
 
@@ -80,6 +82,9 @@ class StackedReplicas:
         for name in self.names:
             x, y = batch.get(name, nothing)[:2]
             missing = longest - len(y)
+            if missing and len(y) and not self._has_padded:
+                self._has_padded = True
+                _check_padding(self.network, x, missing)
             inputs.append(torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x)
             labels.append(F.pad(y, (0, missing), value=UNLABELLED) if missing else y)
         self._asked = [name in batch for name in self.names]
@@ -117,6 +122,22 @@ class StackedReplicas:
         self._active = [False] * len(self.names)
         for whole in self.stacked.values():
             whole.grad = None
+
+
+@torch.no_grad()
+def _check_padding(network: nn.Module, x: Tensor, missing: int) -> None:
+    """Refuse a network whose outputs for a batch depend on samples that are put behind it."""
+    norms = [name for name, module in network.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    padded = torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
+    with evaluating(network), torch_streams(x.device):
+        outputs, again, alone = network(padded), network(padded), network(x)
+    is_random = not torch.equal(outputs, again)
+    differs = (outputs[: len(x)] - alone).abs().max() > 1e-3 * (1 + alone.abs().max())
+    if norms or (bool(differs) and not is_random):
+        _refuse(
+            "compute a sample's output from its whole batch, as shorter batches are padded",
+            "leave vectorize out, or use GroupNorm in place of BatchNorm",
+        )
 
 
 def _layout(module: nn.Module) -> list[tuple[str, torch.Size]]:

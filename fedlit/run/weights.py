@@ -15,7 +15,7 @@ from fedlit.checks import check_one_of, refuse
 from fedlit.federation import Client, RosterError
 from fedlit.federation.errors import about
 from fedlit.models import part_of
-from fedlit.models.copies import check_part
+from fedlit.models.copies import check_part, share_
 from fedlit.run.batchnorm import as_second_moments, as_variances, variances_of
 from fedlit.run.component import Component
 from fedlit.run.replicas import NORMS
@@ -280,8 +280,9 @@ class SharedWeights(Component):
         """Write received weights into local replicas: ``{client: {name: tensor}}``; see `to_average`."""
         for client, message in received.items():
             own, state = self.of(client, frozen_too=True), as_variances(message)
-            if state:  # a part that is frozen as a whole is an empty message
-                torch._foreach_copy_([own[name] for name in state], list(state.values()))
+            copied = [name for name in state if self._run.offload is not None or not share_(own[name], state[name])]
+            if copied:
+                torch._foreach_copy_([own[name] for name in copied], [state[name] for name in copied])
             for name in [name for name in state if name.endswith("running_var")]:
                 own[name].clamp_(min=0)  # the noise of differential privacy may bring it below
             if self._remembers:

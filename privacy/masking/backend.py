@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal, final
 
-from fedlit.checks import check, check_at_least, check_one_of, refuse
+from fedlit.checks import check, check_count, check_one_of, refuse
 from fedlit.privacy.base import Description, SecureAggregation
 from fedlit.privacy.errors import QuorumError
 from fedlit.privacy.fixed_point import FixedPoint
@@ -65,6 +65,8 @@ class PairwiseMasking(SecureAggregation):
         colluders: int = 1,
     ) -> None:
         check_one_of("modulus_bits", modulus_bits, (32, 64, None))
+        kinds = "null, an integer or a fraction such as 0.7"
+        check(threshold is None or isinstance(threshold, int | float), "threshold", kinds, threshold)
         check(
             not isinstance(threshold, float) or 0.5 < threshold <= 1,
             "threshold",
@@ -74,8 +76,8 @@ class PairwiseMasking(SecureAggregation):
         )
         check(not isinstance(threshold, int) or threshold >= 2, "threshold", "at least 2 as a number", threshold)
         if neighbours is not None:
-            check_at_least("neighbours", neighbours, 2)
-        check_at_least("colluders", colluders, 0, "client(s)")
+            check_count("neighbours", neighbours, 2)
+        check_count("colluders", colluders, 0)
         self.codec = FixedPoint() if codec is None else codec
         self.modulus_bits = modulus_bits
         self.threshold = threshold

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal, final
 
-from fedlit.checks import check_at_least
+from fedlit.checks import check_at_least, check_count
 from fedlit.privacy.base import Description, RoundId, SecureAggregation
 from fedlit.privacy.errors import KeyCheckError, QuorumError, RangeError
 from fedlit.privacy.fixed_point import FixedPoint
@@ -75,7 +75,7 @@ class ThresholdPaillier(SecureAggregation):
         fewest = max(2, colluders + 1)
         check_at_least("threshold", fewest if threshold is None else threshold, fewest, f"with {colluders} colluders")
         check_settings(key_bits, insecure_test_keys, workers)
-        check_at_least("max_clients", max_clients, 2)
+        check_count("max_clients", max_clients, 2)
         self.threshold = threshold
         self.dealer = dealer
         self.codec = FixedPoint() if codec is None else codec

@@ -298,7 +298,8 @@ def test_pinned_memory_is_that_of_each_clients_loader(monkeypatch: pytest.Monkey
     apart = DataLoader(Rows(6, lambda row: (torch.ones(2), row % 2)), 2, pin_memory=True, num_workers=1)
     made = FederatedLoader.from_loaders({"c": apart})
     assert len(list(made)) == 3
-    workers = made._readers["c"].workers  # torch pins what comes of them
+    workers = made._readers["c"].samples  # torch pins what comes of them
+    assert workers is not None
     assert (workers.pin_memory, workers.num_workers, workers.persistent_workers) == (True, 1, True)
 
     pinned: list[int] = []

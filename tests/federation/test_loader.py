@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
@@ -219,6 +220,35 @@ def test_workers_change_nothing_not_even_augmentation() -> None:
         return planned(["a", "t"], noisy, rounds_per_epoch=2, loader={"num_workers": num_workers})
 
     assert_equal_batches(batches(0), batches(2))
+
+
+def test_worker_processes_are_those_of_clients_that_are_present() -> None:
+    present = [["a"], ["b"], ["a", "t"]]
+
+    def batches(num_workers: int) -> FederatedLoader:
+        made = {"num_workers": num_workers}
+        return planned(make=noisy, rounds_per_epoch=3, learners=lambda round_idx: present[round_idx], loader=made)
+
+    def busy(made: FederatedLoader) -> list[str]:
+        return sorted(name for name, reader in made._readers.items() if reader.samples is not None)
+
+    loader, steps, found = batches(1), [], []
+    before = {each.pid for each in multiprocessing.active_children()}
+    for step in loader:
+        steps.append(step)
+        started = [each for each in multiprocessing.active_children() if each.pid not in before]
+        found.append((busy(loader), len(started)))
+    assert [(names, len(names)) for names, _ in found] == found
+    assert [names for names, _ in dict.fromkeys((tuple(names), count) for names, count in found)] == [
+        ("a",), ("b",), ("a", "t")
+    ]  # fmt: skip
+    assert_equal_batches(steps, batches(0))
+
+
+@pytest.mark.parametrize("workers", ["2", None, 1.5, -1, True])
+def test_numbers_of_workers_that_are_none_are_refused(workers: Any) -> None:
+    with pytest.raises(ValueError, match="num_workers must be an integer of at least 0, got"):
+        FederatedLoader({"a": numbered(4)}, num_workers=workers)
 
 
 @pytest.mark.parametrize("make", [numbered, noisy, Batched])

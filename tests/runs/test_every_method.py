@@ -378,6 +378,7 @@ NO_LABELS_NEEDED = [name for name, row in METHODS.items() if not row[0].requires
 @pytest.mark.parametrize("name", one_of_each(NO_LABELS_NEEDED))
 def test_a_method_says_that_it_makes_nothing_of_labels_of_the_target(name: str) -> None:
     method, arguments, of_data = METHODS[name]
+
     def trained(shift: int) -> FederatedModule:
         data = digits(**{**of_data, "target_labels": 30})
         data.setup("fit")

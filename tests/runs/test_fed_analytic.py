@@ -173,7 +173,9 @@ def test_any_number_and_partition_of_clients_has_the_same_head(kwargs):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("kwargs", [{}, {"penalty": "leave_one_out"}, {"head": "qda_diagonal"}], ids=str)
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"penalty": "leave_one_out"}, {"head": "lda"}, {"head": "qda_diagonal"}], ids=str
+)
 def test_under_every_backend_the_head_is_that_of_the_open_sum(name, kwargs):
     """Small keys: of arithmetic, not of secrecy."""
     data = domains((40, 23, 35, 31), seed=5)

@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,7 @@ def _full(fd: int, offset: int, size: int) -> None:
 def test_a_full_disk_is_named_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", _full)
     run = trainer(1, strategy={"state_dir": str(tmp_path)})
-    with pytest.raises(OSError, match=r"state_dir '.*' has no space for 16 MiB of client 'c0'"):
+    with pytest.raises(OSError, match=r"state_dir '.*' has no space for 16 MiB of client 'c0': give a folder on a"):
         run.fit(module_of(), loader(unequal(8, 8, 8), 4))
 
 
@@ -247,6 +248,32 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         run.fit(module_of(), loader(unequal(8, 8, 8), 4))
 
 
+@pytest.mark.parametrize("folder", ["", 5, True, ["x"]])
+def test_what_is_no_path_is_refused(folder: Any) -> None:
+    with pytest.raises(ValueError, match="state_dir must be the path of a folder, got"):
+        trainer(1, strategy={"state_dir": folder}).fit(module_of(), loader(unequal(8, 8, 8), 4))
+
+
+def test_a_folder_in_memory_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_text
+    mounts = f"/dev/sda / ext4 rw 0 0\ntmpfs {tmp_path.resolve()} tmpfs rw 0 0\n"
+    monkeypatch.setattr(Path, "read_text", lambda file: mounts if str(file) == "/proc/mounts" else read(file))
+    with pytest.warns(UserWarning, match="is on a file system in memory, where files save none: give a folder on a"):
+        DiskOffload(tmp_path / "inside")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DiskOffload(tmp_path.parent)
+
+
+def test_a_run_without_files_after_one_with_them_keeps_its_states_in_memory(tmp_path: Path) -> None:
+    plain, module = module_of(), module_of()
+    for folder, each in ((None, plain), (str(tmp_path), module)):
+        trainer(1, strategy={"state_dir": folder}).fit(each, loader(unequal(8, 8, 8), 4))
+        trainer(1).fit(each, loader(unequal(8, 8, 8), 4))
+    assert module.run.offload is None
+    assert all(same(weights(plain, name), weights(module, name)) for name in ("c0", "c1", "c2"))
+
+
 def test_files_are_refused_on_a_gpu_and_beside_stacked_networks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,21 +290,43 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     path, files = tmp_path / "run.ckpt", StreamedCheckpointIO()
     files.save_checkpoint({"round": 1}, path)
 
-    class Usage:
-        free = 0
-
     def fails(content: object, file: Path) -> None:
-        file.write_bytes(b"half")
+        os.close(os.open(file, os.O_CREAT))
         raise RuntimeError("unexpected pos 704 vs 598")  # torch's words for a full disk
 
     monkeypatch.setattr(torch, "save", fails)
     with pytest.raises(RuntimeError, match="unexpected pos"):
         files.save_checkpoint({"round": 2}, path)
-    monkeypatch.setattr("fedlit.run.checkpoint_files.shutil.disk_usage", lambda folder: Usage)
-    with pytest.raises(OSError, match=r"no space is left on the disk of .*run.ckpt: an earlier file of its name is as"):
-        files.save_checkpoint({"round": 2}, path)
+    for number, words in ((errno.ENOSPC, "no space is left on the disk of"), (errno.EDQUOT, "the disk quota is used")):
+        with monkeypatch.context() as full:
+            full.setattr(Path, "open", partial(_refuses, number))
+            with pytest.raises(OSError, match=rf"{words} .*run.ckpt: an earlier file of its name is as") as caught:
+                files.save_checkpoint({"round": 2}, path)
+        assert caught.value.errno == number
     assert [each.name for each in tmp_path.iterdir()] == ["run.ckpt"]
     assert torch.load(path) == {"round": 1}
+
+
+def _refuses(number: int, *_: Any) -> Any:
+    raise OSError(number, os.strerror(number))
+
+
+def test_a_checkpoint_above_the_systems_limit_of_sizes_names_it(tmp_path: Path) -> None:
+    script = f"""
+import resource, torch
+from fedlit.run.checkpoint_files import StreamedCheckpointIO
+files = StreamedCheckpointIO()
+files.save_checkpoint({{"round": 1}}, {str(tmp_path / "run.ckpt")!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+try:
+    files.save_checkpoint({{"weights": torch.zeros(1_000_000)}}, {str(tmp_path / "run.ckpt")!r})
+except OSError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "the system's limit of file sizes (ulimit -f) is below" in done.stdout
+    assert [each.name for each in tmp_path.iterdir()] == ["run.ckpt"]
+    assert torch.load(tmp_path / "run.ckpt") == {"round": 1}
 
 
 class Rotating(SGD):

@@ -44,6 +44,41 @@ def test_numbers_of_every_method_are_those_without(name: str) -> None:
     assert all(same(found[0][client], found[1][client]) for client in CLIENTS)
 
 
+class Helper:
+    """A generator that is no attribute of a layer."""
+
+    def __init__(self) -> None:
+        self.rng = torch.Generator().manual_seed(0)
+
+
+class Drifting(MLP):
+    """Adds what it draws from a generator that is nobody's attribute, or scales with what is no buffer."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(64, [16])
+        self.where, self.scale, self.helper = where, 1.0, Helper()
+        self.nested = ((torch.Generator().manual_seed(0),),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.where == "attribute":
+            self.scale *= 0.9
+            return self.scale * super().forward(x)
+        rng = self.helper.rng if self.where == "helper" else self.nested[0][0]
+        return super().forward(x + 0.1 * torch.randn(x.shape, generator=rng))
+
+
+@pytest.mark.parametrize("where", ["helper", "nested", "attribute"])
+def test_an_output_that_differs_the_second_time_is_refused(where: str) -> None:
+    data = digits()
+    with pytest.raises(RuntimeError, match="Drifting has another output when it is run again"):
+        trainer(1).fit(build(FedAvg, data, extractor=Drifting(where), recompute=True), data)
+
+
+def test_a_replica_without_an_extractor_is_refused() -> None:
+    with pytest.raises(ValueError, match="recompute must be False with replicas that have no module named extractor"):
+        recompute_(nn.ModuleDict({"net": nn.Linear(2, 2)}))
+
+
 class Kept(nn.Module):
     """A layer of which autograd keeps something until the backward pass; calls and kept things are counted."""
 
