@@ -1,10 +1,14 @@
 """Many clients, and many samples: what a round costs by those who are present, a masked sum by client, and refinement.
 
-Run: python benchmarks/scale.py [--parts present masked refine] [--out benchmarks/scale.json]
+Run: python benchmarks/scale.py [--parts present networks copies masked refine] [--out benchmarks/scale.json]
 
 present  FedAvg of a 64-16-10 MLP, of whose clients 50 sources and the target train in each of six rounds of two local
          steps: CPU seconds to the first batch, by client too, CPU milliseconds of the median round, the peak of the
          process's memory, and CPU seconds and size of a checkpoint, in kilobytes by client.
+networks FedAvg of ResNet-18 (32 pixels, batches of 8, SGD without momentum), of whose clients five sources and the
+         target take one local step in each of three rounds: the peak of the process's memory beyond what it had
+         before, CPU seconds to the first batch, and the size of a checkpoint.
+copies   The same, where each client has its weights in memory of its own, as in a torch that cannot share them.
 masked   A masked sum of 1,000 numbers, all parties in one process, default settings, a tenth of the clients lost
          after they have shared their secrets: CPU milliseconds by client of agreeing on keys, once in a federation, and
          of the sum, and whether it is that of integers.
@@ -22,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +40,18 @@ from fedlit.data import FederatedLoader
 from fedlit.federation import Fraction
 from fedlit.functional import refine_labels
 from fedlit.methods import FedAvg
-from fedlit.models import MLP
+from fedlit.models import MLP, ResNet
 from fedlit.privacy import FixedPoint, PairwiseMasking, RoundId
 from fedlit.privacy.driver import Parties
 from measures import environment, mebibytes, seconds
 
-SIZES = {"present": [50, 500, 4000, 10000], "masked": [50, 200, 1000], "refine": [16000, 100000]}
+SIZES = {
+    "present": [50, 500, 4000, 10000],
+    "networks": [10, 100, 1000],
+    "copies": [10, 100],
+    "masked": [50, 200, 1000],
+    "refine": [16000, 100000],
+}
 PRESENT, ROUNDS = 50, 6
 
 
@@ -88,6 +99,36 @@ def present(number: int) -> dict[str, float]:
     }
 
 
+def networks(number: int) -> dict[str, float]:
+    """Train ResNets with so many clients of which five take part in a round."""
+    torch.manual_seed(0)
+    samples = TensorDataset(torch.randn(8, 3, 32, 32), torch.randint(10, (8,)))
+    names, marks = [f"client{index}" for index in range(number)], Marks()
+    options: dict[str, Any] = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar"], False)
+    options |= {"enable_model_summary": False, "accelerator": "cpu", "max_epochs": 3, "callbacks": [marks]}
+    strategy = FederatedStrategy(num_threads=1, participation=Fraction(5 / (number - 1)))
+    before, start = mebibytes("VmHWM"), time.process_time()
+    module = FedAvg(names, names[-1], 10, ResNet(18, weights=None), optimizer=partial(torch.optim.SGD, lr=0.01))
+    trainer = pl.Trainer(strategy=strategy, **options)
+    trainer.fit(module, FederatedLoader(dict.fromkeys(names, samples), 8, seed=0))
+    peak = mebibytes("VmHWM") - before
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "run.ckpt")
+        trainer.save_checkpoint(file)
+        size = file.stat().st_size
+    return {
+        "peak_mib": round(peak),
+        "set_up_s": round(marks.marks[0] - start, 1),
+        "checkpoint_mib": round(size / 2**20),
+    }
+
+
+def copies(number: int) -> dict[str, float]:
+    """`networks`, each client's in memory of its own."""
+    del torch._lazy_clone  # type: ignore[attr-defined]
+    return networks(number)
+
+
 def masked(number: int) -> dict[str, float]:
     """One masked sum, of which a tenth of the clients is lost."""
     torch.manual_seed(0)
@@ -127,6 +168,9 @@ def refine(number: int) -> dict[str, float]:
     return {"s": round(spent, 1), "accuracy_before": accuracies[0], "accuracy_after": accuracies[1]}
 
 
+PARTS = {"present": present, "networks": networks, "copies": copies, "masked": masked, "refine": refine}
+
+
 def main() -> None:
     """Print the figures and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -137,7 +181,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if options.one:
         part, number = options.one
-        print(json.dumps({"present": present, "masked": masked, "refine": refine}[part](int(number))))
+        print(json.dumps(PARTS[part](int(number))))
         return
     results = json.loads(options.out.read_text())["results"] if options.out.exists() else {}
     for part in options.parts:

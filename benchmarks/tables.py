@@ -902,6 +902,17 @@ def scale_present(results: Results) -> str:
     return grid("clients", ["set-up, s", "a round, ms", "peak, MiB", "checkpoint, s", "kB by client"], rows)
 
 
+def scale_networks(results: Results) -> str:
+    """Memory and files of ResNets of which five clients are present in a round."""
+    names = {"networks": "", "copies": ", each in memory of its own"}
+    rows = [
+        (f"{int(number):,}{name}", [f"{case['set_up_s']:.1f}", f"{case['peak_mib']:,}", f"{case['checkpoint_mib']:,}"])
+        for part, name in names.items()
+        for number, case in results[part].items()
+    ]
+    return grid("clients of ResNet-18", ["set-up, s", "peak, MiB", "checkpoint, MiB"], rows)
+
+
 def scale_masked(results: Results) -> str:
     """Cost of a masked sum by client."""
     rows = [
@@ -1133,7 +1144,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "vanishing": {"faults": vanishing},
     "memory": {"clients": memory_clients, "state_dir": memory_state_dir, "sums": memory_sums},
     "peers": {"ways": peers_ways},
-    "scale": {"present": scale_present, "masked": scale_masked},
+    "scale": {"present": scale_present, "networks": scale_networks, "masked": scale_masked},
     "rounds": {"cost": rounds_cost},
     "versions": {"ratios": versions_ratios},
     "gpu": {"resnet": gpu_resnet, "methods": gpu_methods},

@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from fedlit.checks import ArgumentError, check, check_at_least, check_between, check_one_of, check_positive, refuse
+from fedlit.checks import (
+    ArgumentError,
+    check,
+    check_at_least,
+    check_between,
+    check_count,
+    check_one_of,
+    check_positive,
+    refuse,
+)
 from fedlit.federation import RosterError
 from refused import refused
 
@@ -30,9 +40,10 @@ def test_errors_of_other_types_carry_the_same() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        *(lambda value=value: check_positive("x", value) for value in (0, -1.0, math.nan, math.inf)),
-        *(lambda value=value: check_between("x", value, 0, 1) for value in (-0.1, 1.1, math.nan)),
-        *(lambda value=value: check_at_least("x", value, 2) for value in (1, math.nan, math.inf)),
+        *(lambda value=value: check_positive("x", value) for value in (0, -1.0, math.nan, math.inf, "1", None)),
+        *(lambda value=value: check_between("x", value, 0, 1) for value in (-0.1, 1.1, math.nan, "1", None)),
+        *(lambda value=value: check_at_least("x", value, 2) for value in (1, math.nan, math.inf, "3", None, [3])),
+        *(lambda value=value: check_count("x", value, 1) for value in (0, 1.0, True, "1", None, math.nan)),
         lambda: check_one_of("x", "y", ("ordered", "random")),
     ],
 )
@@ -46,4 +57,6 @@ def test_what_holds_passes() -> None:
     check_positive("x", 1e-300)
     check_between("x", 1, 0, 1)
     check_at_least("x", 2, 2)
+    check_count("x", 1, 1)
+    check_count("x", np.int64(3), 1)
     check_one_of("x", None, (None, 1))

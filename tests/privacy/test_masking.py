@@ -17,11 +17,14 @@ from torch import Tensor
 
 from cuts import drawn
 from fedlit.privacy import (
+    BFV,
+    CKKS,
     AuthenticationError,
     DecodeError,
     FixedPoint,
     InputError,
     KeyCheckError,
+    Paillier,
     PairwiseMasking,
     PrivacyError,
     QuorumError,
@@ -31,6 +34,7 @@ from fedlit.privacy import (
     Tags,
     Terms,
     TermsError,
+    ThresholdPaillier,
 )
 from fedlit.privacy.links import KEY_BYTES, TAG_BYTES, KeyPair, digest, pack_fields, unpack_fields
 from fedlit.privacy.masking.graph import default_degree, draw, drawn_in, log2_failure
@@ -707,6 +711,28 @@ def test_rounds_that_bear_too_few_colluders_are_refused_unless_asked_for_by_name
     PairwiseMasking(threshold=0.7).check_round(5)
     assert PairwiseMasking(colluders=3).min_clients == 6
     assert "of 5 clients, 2 may collude with it" in PairwiseMasking().describe_round(5).collusion
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        *(("threshold", value) for value in ("0.9", [0.7], True)),
+        *(("neighbours", value) for value in (2.5, "3", True)),
+        *(("colluders", value) for value in (1.5, "1", None)),
+    ],
+)
+def test_arguments_of_another_type_are_refused(argument: str, value: Any) -> None:
+    with refused(argument):
+        PairwiseMasking(**{argument: value})
+
+
+@pytest.mark.parametrize("kind", [BFV, CKKS, Paillier, ThresholdPaillier])
+@pytest.mark.parametrize("number", [2.5, "64", True, None])
+def test_numbers_of_clients_that_are_none_are_refused(kind: Any, number: Any) -> None:
+    with refused("max_clients"):
+        kind(max_clients=number)
+    with refused("fraction_bits"):
+        FixedPoint(True)
 
 
 @pytest.mark.parametrize("vanished", ["c3", None])
