@@ -68,7 +68,7 @@ class RunSummary:
         oracle_confusion: Test samples by true class (row) and predicted class (column).
         oracle_reliability: In 10 equal bins of the predicted class's probability: number of test samples, mean
             probability, and share that is right.
-        classes: Names of the classes, in the order of `oracle_confusion`; empty without it.
+        classes: Names of the classes, in the order of `oracle_confusion`; empty in regression.
         temperature: Divisor of logits, if `Calibration` fitted one.
         noised: Whether clients' numbers, the oracle's too, carry noise of differential privacy (``reports`` of the
             strategy), and may lie outside the ranges above.
@@ -113,7 +113,7 @@ class RunSummary:
     def only_class(self) -> str | None:
         """The only predicted class of a model that has collapsed or not learnt; ``None`` if there are several."""
         columns = [sum(column) for column in zip(*self.oracle_confusion or [], strict=True)]
-        predicted = [name for name, count in zip(self.classes, columns, strict=True) if count]
+        predicted = [name for name, count in zip(self.classes, columns, strict=False) if count]
         return predicted[0] if len(columns) > 1 and len(predicted) == 1 else None
 
     @property
@@ -219,7 +219,7 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
     clinic = {name: metric(f"oracle/target/{name}") for names in measured for name in names}
     seen = [pair for pair in oracle.history if all(map(math.isfinite, pair))]
     confusion = oracle.confusion
-    classes = [] if confusion is None else class_names(trainer, module)
+    classes = [] if isinstance(module.task, Regression) else class_names(trainer, module)
     return RunSummary(
         method=method or type(module).__name__,
         target=module.target.name,
@@ -255,7 +255,7 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         oracle_auc=metric("oracle/target/auc"),
         oracle_class_accuracy={
             name: row[place] / sum(row)
-            for place, (name, row) in enumerate(zip(classes, confusion or [], strict=True))
+            for place, (name, row) in enumerate(zip(classes, confusion or [], strict=False))
             if sum(row)
         },
         oracle_confusion=confusion,

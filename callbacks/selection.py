@@ -96,7 +96,8 @@ class Selection:
     chosen: Candidate | None  # the model to take; ``None`` if none that is ranked has more trust than `NO_TRUST`
     candidates: Sequence[Candidate]  # all methods that have a score, by falling trust
     without: Sequence[str]  # methods without a score in any round
-    in_doubt: bool  # whether ``chosen`` is SourceOnly, taken as the trust of the others is hardly higher
+    in_doubt: bool  # whether ``chosen`` is SourceOnly, though others have more trust: hardly more, or of two classes
+    two_classes: bool = False  # of which trust says little; see `choose`
     safe: str | None = None  # the method that adapts nothing or least, to take where none is trusted; if there is one
 
     def __str__(self) -> str:
@@ -113,12 +114,14 @@ class Selection:
         text = f"selected for {self.target} (seed {self.seed}): {chosen.method} after round {chosen.round_idx}"
         text += f", trust {chosen.trust:.3f}, in '{chosen.run}'"
         if self.in_doubt:
-            text += f". {best.method} has {best.trust:.3f}, hardly more: in doubt the one that adapts nothing"
+            why = "which says little of two classes" if self.two_classes else "hardly more"
+            text += f". {best.method} has {best.trust:.3f}, {why}: in doubt the one that adapts nothing"
         elif len(self.candidates) > 1 and self.candidates[1].ranked:
             second = self.candidates[1]
             share = 1 - max(0.0, second.trust) / best.trust
             text += f". Next: {second.method} after round {second.round_idx}, {share:.0%} less"
             text += ", too little to be sure of" if share <= MARGIN else ""
+            text += f". Of two classes trust says little: compare with {FLOOR}" if self.two_classes else ""
         return text + missing
 
     @property
@@ -141,8 +144,8 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
     """Select the most trusted round of the most trusted method, for each target and seed with a score.
 
     SourceOnly, which adapts nothing and receives nothing from the target, is taken instead if it has at least 95 % of
-    the highest trust. Where no trust is above `NO_TRUST`, no model is chosen, and neither where all of several methods
-    train predictions to be certain. Runs are by the path of their folder.
+    the highest trust, or there are two classes. Where no trust is above `NO_TRUST`, no model is chosen, and neither
+    where all of several methods train predictions to be certain. Runs are by the path of their folder.
     """
     groups: dict[tuple[str, str], dict[str, RunFolder]] = {}
     for path, run in runs.items():
@@ -162,12 +165,14 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
             continue
         alone = len({each.method for each in candidates}) < 2  # its rounds are compared, not methods
         compared = [each for each in candidates if each.ranked or alone]
-        taken = choose([each.trust for each in compared], [adapts_nothing(group[each.run]) for each in compared])
+        two_classes = any(run.summary is not None and len(run.summary.classes) == 2 for run in group.values())
+        floors = [adapts_nothing(group[each.run]) for each in compared]
+        taken = choose([each.trust for each in compared], floors, two_classes)
         chosen = None if taken is None else compared[taken]
         candidates.sort(key=lambda each: (not each.ranked, -each.trust))  # keeps the order of equal ones
         in_doubt = chosen is not None and chosen is not candidates[0]
         safe = next((run.title for name in SAFE for run in group.values() if _is_plain(run, name)), None)
-        selections.append(Selection(target, seed, chosen, candidates, without, in_doubt, safe))
+        selections.append(Selection(target, seed, chosen, candidates, without, in_doubt, two_classes, safe))
     return selections
 
 
@@ -181,14 +186,17 @@ def members_of(selection: Selection, num_classes: int) -> list[Candidate]:
     return [each for each in selection.candidates if each.match is None or each.match >= least]
 
 
-def choose(trust: Sequence[float], adapts_nothing: Sequence[bool]) -> int | None:
-    """Position of the model to take, or ``None`` if none is trusted."""
+def choose(trust: Sequence[float], adapts_nothing: Sequence[bool], two_classes: bool = False) -> int | None:
+    """Position of the model to take, or ``None`` if none is trusted.
+
+    Of two classes, whose means are opposite directions, the match of means says nothing: what adapts nothing is taken.
+    """
     first = max(range(len(trust)), key=trust.__getitem__, default=None)
     if first is None or not trust[first] > NO_TRUST:
         return None
     floors = [position for position, is_floor in enumerate(adapts_nothing) if is_floor]
     floor = max(floors, key=trust.__getitem__, default=first)
-    return floor if trust[floor] >= (1 - MARGIN) * trust[first] else first
+    return floor if two_classes or trust[floor] >= (1 - MARGIN) * trust[first] else first
 
 
 def trust_of(run: RunFolder) -> dict[int, float]:

@@ -107,7 +107,9 @@ def _line(target: str, selections: Sequence[Selection]) -> str:
         taken = [f"{name} with {which}" for name, which in zip(taken, of_seeds, strict=True)]
     text = f"By {TRUST}, without labels of the target: on {target} take {'; '.join(taken)}."
     if any(each.in_doubt for each in selections):
-        text += " SourceOnly is taken where no other is trusted by 5% more."
+        of_two = any(each.two_classes for each in selections)
+        why = "as trust says little of two classes" if of_two else "where no other is trusted by 5% more"
+        text += f" SourceOnly is taken {why}."
     return text if len(seeds) == 1 else f"{text} Seeds do not agree."
 
 

@@ -104,6 +104,7 @@ class Ranking:
         self.between = self.by_trust or len(self.methods) < 2
         """Whether all settings may be compared, and not those of each method alone."""
         self.goal = "the highest" if sweep.file.maximises else "the lowest"
+        self.two_classes = len(self.methods) > 1 and any(len(run.classes) == 2 for run in done.values())
         labels = _target_labels({number: (run.target, sweep.configuration(number)) for number, run in done.items()})
         self.targets = [*dict.fromkeys(labels.values())]
         settings = grouped(done, lambda number: (labels[number], done[number].method))
@@ -166,6 +167,7 @@ class Ranking:
             return f"no settings are named on {target}: {self._distrust(groups)}"
         group = groups[taken]
         why = f", of which no other has 5% more {self.metric}" if taken else ""
+        why = ", as trust says little of two classes" if taken and self.two_classes else why
         return (
             f"best{self._of(group)} on {target} by {self.metric} ({self.goal}, no label of the target needed): "
             f"{group.label}{why}, {group.score:.4g}; its first run is '{self.sweep.folder.folder_of(group.numbers[0])}'"
@@ -191,7 +193,7 @@ class Ranking:
     def _taken(self, scores: Sequence[float], groups: Sequence[Group]) -> int | None:
         """Position of the best; in trust the one that adapts nothing has a margin, and what is near 0 is none."""
         if self.by_trust:
-            return choose(scores, [group.method.is_plain(FLOOR) for group in groups])
+            return choose(scores, [group.method.is_plain(FLOOR) for group in groups], self.two_classes)
         best = max if self.sweep.file.maximises else min
         return best(range(len(scores)), key=scores.__getitem__)
 

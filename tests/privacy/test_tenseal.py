@@ -255,3 +255,11 @@ def test_a_swapped_public_half_fails_the_enrolment() -> None:
     deal = {**unpack_fields(relayed["b"]), "public": backend.generate_keys()[1]}
     with pytest.raises(PrivacyError):
         clients["b"].receive("keys", pack_fields(deal))
+
+
+@pytest.mark.parametrize(("kind", "most"), [(BFV, 255), (CKKS, 186)])
+def test_how_many_clients_fit_the_default_grid(kind: Any, most: int) -> None:
+    assert kind(max_clients=most).max_clients == most
+    with pytest.raises(RangeError, match="lower fraction_bits"):
+        kind(max_clients=most + 1)
+    assert BFV(FixedPoint(18), max_clients=1000).max_clients == 1000
