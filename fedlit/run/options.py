@@ -21,7 +21,6 @@ class Requires:
     Args:
         target_labels: It needs labels of the target; a run without them is refused at its start.
         unlabelled_target: The target trains on its unlabelled samples too, rather than on labelled ones alone.
-        ignores_target_labels: It makes nothing of labels of the target; a run with some warns at its start.
         tasks: Tasks that it can be trained for.
         class_weights: Its loss is that of its task, in which classes can have weights.
         sources: Sources train; otherwise the target does alone, standardises labels by its own, and sends nothing.
@@ -33,11 +32,11 @@ class Requires:
         adaptation_weight: Name of the argument that weighs the adaptation; the warning of a collapse mentions it.
         participation: Clients that are present in a round, unless the strategy sets another rule.
         trains_when_absent: Absent clients go on training, without messages.
+        ignores_target_labels: It makes nothing of labels of the target; a run with some warns at its start.
     """
 
     target_labels: bool = False
     unlabelled_target: bool = False
-    ignores_target_labels: bool = False
     tasks: tuple[TaskName, ...] = ("classification", "regression")
     class_weights: bool = True
     sources: bool = True
@@ -47,6 +46,7 @@ class Requires:
     adaptation_weight: str = ""
     participation: Participation = field(default_factory=Everyone)
     trains_when_absent: bool = False
+    ignores_target_labels: bool = False
 
     @property
     def adapts(self) -> bool:
