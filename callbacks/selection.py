@@ -121,7 +121,8 @@ class Selection:
             share = 1 - max(0.0, second.trust) / best.trust
             text += f". Next: {second.method} after round {second.round_idx}, {share:.0%} less"
             text += ", too little to be sure of" if share <= MARGIN else ""
-            text += f". Of two classes trust says little: compare with {FLOOR}" if self.two_classes else ""
+            if self.two_classes and chosen.method != self.safe:
+                text += f". Of two classes trust says little: compare with {FLOOR}"
         return text + missing
 
     @property

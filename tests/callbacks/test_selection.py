@@ -112,6 +112,8 @@ def test_of_two_classes_the_one_that_adapts_nothing_is_taken():
     (found,) = select({"FedMMD": runs["FedMMD"], "FedDAN": of_two(left("FedDAN", {1: 0.1}))})
     assert found.chosen == Candidate("FedMMD", 1, 0.4, "FedMMD")
     assert str(found).endswith("75% less. Of two classes trust says little: compare with SourceOnly")
+    (found,) = select({name: of_two(left(name, {1: t})) for name, t in (("FedMMD", 0.1), ("SourceOnly", 0.4))})
+    assert str(found).endswith("Next: FedMMD after round 1, 75% less")
     (found,) = select({name: of_two(left(name, {1: 0.001})) for name in ("FedMMD", "SourceOnly")})
     assert found.chosen is None
 
