@@ -22,7 +22,7 @@ from fedlit.federation import KEYS
 from fedlit.federation.documents import fingerprint
 from fedlit.module import FederatedModule
 from fedlit.privacy import Description, GaussianMechanism
-from fedlit.run.tasks import Regression
+from fedlit.run.tasks import Classification, Regression
 
 FLOOR = "SourceOnly"
 """The method without adaptation, which the others are compared with."""
@@ -68,7 +68,7 @@ class RunSummary:
         oracle_confusion: Test samples by true class (row) and predicted class (column).
         oracle_reliability: In 10 equal bins of the predicted class's probability: number of test samples, mean
             probability, and share that is right.
-        classes: Names of the classes, in the order of `oracle_confusion`; empty in regression.
+        classes: Names of the classes, in the order of `oracle_confusion`; empty where outputs are none.
         temperature: Divisor of logits, if `Calibration` fitted one.
         noised: Whether clients' numbers, the oracle's too, carry noise of differential privacy (``reports`` of the
             strategy), and may lie outside the ranges above.
@@ -219,7 +219,8 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
     clinic = {name: metric(f"oracle/target/{name}") for names in measured for name in names}
     seen = [pair for pair in oracle.history if all(map(math.isfinite, pair))]
     confusion = oracle.confusion
-    classes = [] if isinstance(module.task, Regression) else class_names(trainer, module)
+    has_classes = confusion is not None or isinstance(module.task, Classification)  # a module of one's own may not
+    classes = class_names(trainer, module) if has_classes else []
     return RunSummary(
         method=method or type(module).__name__,
         target=module.target.name,
