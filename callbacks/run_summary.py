@@ -112,8 +112,10 @@ class RunSummary:
     @property
     def only_class(self) -> str | None:
         """The only predicted class of a model that has collapsed or not learnt; ``None`` if there are several."""
-        columns = [sum(column) for column in zip(*self.oracle_confusion or [], strict=True)]
-        predicted = [name for name, count in zip(self.classes, columns, strict=False) if count]
+        if not self.oracle_confusion:
+            return None
+        columns = [sum(column) for column in zip(*self.oracle_confusion, strict=True)]
+        predicted = [name for name, count in zip(self.classes, columns, strict=True) if count]
         return predicted[0] if len(columns) > 1 and len(predicted) == 1 else None
 
     @property
@@ -256,7 +258,7 @@ def summarise(trainer: Trainer, module: FederatedModule, seconds: float, method:
         oracle_auc=metric("oracle/target/auc"),
         oracle_class_accuracy={
             name: row[place] / sum(row)
-            for place, (name, row) in enumerate(zip(classes, confusion or [], strict=False))
+            for place, (name, row) in enumerate(zip(classes, confusion, strict=True) if confusion else ())
             if sum(row)
         },
         oracle_confusion=confusion,

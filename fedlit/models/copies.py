@@ -116,8 +116,13 @@ def _is_plain(tensor: Tensor) -> bool:
     """
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return False
-    size, storage = tensor.numel() * tensor.element_size(), tensor.untyped_storage()
-    return size > 0 and not tensor.is_inference() and storage.resizable() and storage.nbytes() == size
+    return is_whole(tensor) and not tensor.is_inference() and tensor.untyped_storage().resizable()
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor has all of its memory, and is no view of a part."""
+    size = tensor.numel() * tensor.element_size()
+    return bool(size > 0 and tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == size)
 
 
 def forget_compiled_(network: nn.Module) -> None:

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from fedlit.checks import check, refuse
+from fedlit.models.copies import is_whole
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
 _LEAST = 16 << 20
@@ -158,7 +159,7 @@ class DiskOffload:
         moved = [
             (key, each)
             for key, each in plain
-            if _is_whole(each)
+            if is_whole(each)
             and users[each.untyped_storage().data_ptr()] == 1
             and not any(extent.has(each) for extent in extents)
         ]
@@ -227,9 +228,3 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor has all of its memory, and is no view of a part."""
-    size = _bytes(tensor)
-    return bool(size > 0 and tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == size)
