@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import astuple, replace
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ from fedlit.federation.labels import guard
 from fedlit.federation.nested import any_size, sample_shape, take
 from fedlit.federation.paces import Pace, RoundPlan
 from fedlit.federation.reading import Collate, Reader, fetch_of, read_sample
-from fedlit.federation.samples import check_entries, check_map_style
+from fedlit.federation.samples import check_entries, check_map_style, reads_tensors
 from fedlit.federation.streams import global_seed, torch_streams
 
 _FIRST = torch.tensor([0])
@@ -233,7 +234,7 @@ class FederatedLoader:
             SampleError: If they cannot be put in one batch.
         """
         dataset, fetch = self.datasets[client], fetch_of(self.datasets[client])
-        with torch_streams():  # looking at a sample may draw an augmentation
+        with nullcontext() if reads_tensors(dataset) else torch_streams():  # a look may draw an augmentation
             if fetch is not None:
                 batch = fetch(positions)
             else:

@@ -19,6 +19,9 @@ Networks = TypeVar("Networks", bound=tuple[nn.Module, ...])
 _COMPILED = "_compiled_call_impl"
 """Attribute of a module after its ``compile()``."""
 
+_ADDRESS: Any = getattr(torch._C, "_data_address", None)
+"""Tells of a tensor's memory; ``data_ptr()``, which is public, gives each memory of its own."""
+
 
 def check_copyable(part: str, network: nn.Module) -> None:
     """Refuse a network of which clients could not train copies, and warn where copies are not compiled.
@@ -66,11 +69,25 @@ def check_copyable(part: str, network: nn.Module) -> None:
 def copied(networks: Networks) -> Networks:
     """Return a deep copy of networks whose parameters have the memory of theirs until either are written to."""
     known: dict[int, Any] = {}
-    for param in {param for network in networks for param in network.parameters()}:
-        plain = lazily_copied(param.detach()) if type(param) is nn.Parameter else None
-        if plain is not None:
-            known[id(param)] = nn.Parameter(plain, param.requires_grad)
+    with torch._C.DisableTorchFunction():  # `torch.device` would look at every call, for each of all clients
+        for param in {param for network in networks for param in network.parameters()}:
+            plain = lazily_copied(param.detach()) if type(param) is nn.Parameter else None
+            if plain is not None:
+                known[id(param)] = nn.Parameter(plain, param.requires_grad)
     return copy.deepcopy(networks, known)
+
+
+def share_equal_(network: nn.Module, first: dict[str, nn.Parameter]) -> None:
+    """Let parameters have the memory of the first of the same name, from which they are added, where they are equal."""
+    if _ADDRESS is None:
+        return
+    with torch._C.DisableTorchFunction():
+        for name, param in network.named_parameters():
+            known = first.setdefault(name, param)
+            if not _is_plain(param) or _form(param) != _form(known) or _ADDRESS(param) == _ADDRESS(known):
+                continue
+            if torch.equal(param, known) and not share_(param, known):
+                first[name] = param  # memory of the first is a file's, say; this one's others can have
 
 
 def share_(own: Tensor, given: Tensor) -> bool:
@@ -90,10 +107,9 @@ def share_(own: Tensor, given: Tensor) -> bool:
 
 def memory_of(tensor: object) -> Hashable:
     """Return what is equal for tensors of one form in the same memory; ``None`` for any other object."""
-    address = getattr(torch._C, "_data_address", None)  # data_ptr(), which is public, gives each memory of its own
-    if address is None or not isinstance(tensor, Tensor) or not _is_plain(tensor):
+    if _ADDRESS is None or not isinstance(tensor, Tensor) or not _is_plain(tensor):
         return None
-    return address(tensor), tensor.shape, tensor.stride(), tensor.dtype
+    return _ADDRESS(tensor), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def lazily_copied(tensor: Tensor) -> Tensor | None:
@@ -106,6 +122,10 @@ def lazily_copied(tensor: Tensor) -> Tensor | None:
     except RuntimeError:  # memory of several processes
         return None
     return plain
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return type(tensor), tensor.shape, tensor.dtype, tensor.layout, tensor.device
 
 
 def _is_plain(tensor: Tensor) -> bool:

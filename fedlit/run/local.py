@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedlit.checks import refuse
 from fedlit.federation.streams import enter_stream, torch_streams
-from fedlit.models.copies import memory_of, share_
+from fedlit.models.copies import share_equal_
 
 if TYPE_CHECKING:
     from fedlit.run.run import Run
@@ -25,24 +25,15 @@ def build(run: Run) -> None:
         enter_stream(federation.seed, "lazy weights")
         materialise(run)
         parts = zip(("extractor", "classifier"), run.originals, strict=True)
-        same = {name: param for part, network in parts for name, param in network.named_parameters(prefix=part)}
+        first = {name: param for part, network in parts for name, param in network.named_parameters(prefix=part)}
         for client in federation.local_clients:
             enter_stream(federation.seed, "initial weights")
             run.replicas[client.name] = replica = run.module.build_replica()
-            for name, param in replica.named_parameters():  # of copies that a method has made by itself
-                first, where = same.setdefault(name, param), memory_of(param)
-                differs = where is not None and where != memory_of(first)
-                if differs and _equal(param, first) and not share_(param, first):
-                    same[name] = param  # the first one's memory is a file's, say; this one's others can have
+            share_equal_(replica, first)  # of copies that a method has made by itself
             if run.offload is not None and client.name != target:
                 run.offload.keep_weights_(client.name, run.replicas[client.name])
     if target in run.replicas:
         run.replicas[target] = run.module.build_target(run.replicas[target])
-
-
-def _equal(weight: Tensor, other: Tensor) -> bool:
-    alike = (weight.shape, weight.dtype, weight.device) == (other.shape, other.dtype, other.device)
-    return alike and not weight.is_meta and torch.equal(weight, other)
 
 
 def initial_networks(run: Run, client: str | None) -> list[nn.Module]:
