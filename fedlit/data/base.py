@@ -66,6 +66,7 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
             domain is split and normalised by itself as without it.
         drop_last: Leave out the last training batch of a pass if it is smaller.
         num_workers: Worker processes for data that are decoded from files.
+        pin_memory: Put batches in pinned memory, from which they are copied to a GPU sooner.
         seed: Of splits, kept labels and order; ``None`` takes the one given to ``seed_everything``.
 
     Raises:
@@ -89,6 +90,7 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
         pool_sources: bool = False,
         drop_last: bool = False,
         num_workers: int = 0,
+        pin_memory: bool = False,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -108,7 +110,7 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
         self.val_fraction, self.test_fraction = val_fraction, test_fraction
         self.target_labels, self.target_label_draw = target_labels, target_label_draw
         self.transductive, self.pool_sources = transductive, pool_sources
-        self.drop_last, self.num_workers = drop_last, num_workers
+        self.drop_last, self.num_workers, self.pin_memory = drop_last, num_workers, pin_memory
         self._client_names, self._target_name = clients, target
         self._seed = seed
         self._roster: tuple[Client, ...] | None = None
@@ -349,8 +351,8 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
         guarded = None if self.target_labels else self.target
         datasets = {name: self.dataset(name, "train") for name in local}
         return FederatedLoader(
-            datasets, sizes, training=True, drop_last=self.drop_last, num_workers=self.num_workers, guarded=guarded,
-            seed=self.seed,
+            datasets, sizes, training=True, drop_last=self.drop_last, num_workers=self.num_workers,
+            pin_memory=self.pin_memory, guarded=guarded, seed=self.seed,
         )  # fmt: skip
 
     def _kept_labels(self) -> str:
@@ -390,8 +392,8 @@ class DomainDataModule(DomainSource, L.LightningDataModule, Component):
     def _loader_of(self, datasets: Mapping[str, Dataset[Any]]) -> FederatedLoader:
         """Evaluation batches of clients' samples, in order."""
         return FederatedLoader(
-            datasets, self.eval_batch_size, training=False, num_workers=self.num_workers, guarded=self.target,
-            seed=self.seed,
+            datasets, self.eval_batch_size, training=False, num_workers=self.num_workers, pin_memory=self.pin_memory,
+            guarded=self.target, seed=self.seed,
         )  # fmt: skip
 
     # ---------------------------------------------------------------- for people

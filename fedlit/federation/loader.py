@@ -58,6 +58,7 @@ class FederatedLoader:
         training: Permute the samples in each pass and cut them into rounds; ``False`` for evaluation, in order.
         drop_last: Leave out a pass's last batch if it is smaller (networks with BatchNorm cannot train on 1 sample).
         num_workers: Worker processes per client for datasets that are read sample by sample.
+        pin_memory: Put batches in pinned memory, from which they are copied to a GPU sooner; without one, nothing.
         guarded: Client whose labels are kept behind the label guard (`GuardedLabels`): the target, where it is
             unlabelled or evaluated.
         least_batches: Length of an evaluation loader without clients, whose process must step along with the others.
@@ -81,6 +82,7 @@ class FederatedLoader:
         training: bool = True,
         drop_last: bool = False,
         num_workers: int = 0,
+        pin_memory: bool = False,
         guarded: str | None = None,
         least_batches: int = 0,
         seed: int | None = None,
@@ -90,6 +92,7 @@ class FederatedLoader:
         self.training = training
         self.drop_last = drop_last
         self.num_workers = num_workers
+        self.pin_memory = pin_memory
         self.guarded = guarded
         self.least_batches = least_batches
         self.seed = global_seed() if seed is None else seed
@@ -352,8 +355,9 @@ class FederatedLoader:
         """A loader that goes once through the training samples of local ``clients``, the same way every time."""
         datasets = {name: self.datasets[name] for name in clients}
         once = FederatedLoader(
-            datasets, batch_size, training=False, num_workers=self.num_workers, guarded=self.guarded, seed=self.seed
-        )
+            datasets, batch_size, training=False, num_workers=self.num_workers, pin_memory=self.pin_memory,
+            guarded=self.guarded, seed=self.seed,
+        )  # fmt: skip
         once.check = self.check
         chosen = clients if labelled_only else ()
         once.plan(

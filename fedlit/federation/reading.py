@@ -61,9 +61,11 @@ class Reader:
         dataset = loader.datasets[client]
         self.augments = getattr(dataset, "augments", True) and not reads_tensors(dataset)
         self.fetch = fetch_of(dataset)
-        self.pins = self.given is not None and self.given.workers["pin_memory"] and torch.cuda.is_available()
         self.dataset = dataset
-        self._workers = {"num_workers": loader.num_workers} if self.given is None else self.given.workers
+        self._workers: dict[str, Any] = {"num_workers": loader.num_workers, "pin_memory": loader.pin_memory}
+        if self.given is not None:
+            self._workers = self.given.workers
+        self.pins = self._workers["pin_memory"] and torch.cuda.is_available()
         self.samples: DataLoader[Any] | None = None
         self._orders: dict[int, Sequence[Tensor]] = {}  # a sampler with a state would draw another if asked again
 

@@ -230,6 +230,12 @@ def test_batch_sizes_reach_the_loader():
     assert max(len(x) for batch in module.test_dataloader() for x, _ in batch.values()) == 5
 
 
+def test_workers_and_pinned_memory_reach_the_loaders():
+    module = Blobs(target="b", num_workers=2, pin_memory=True)
+    loaders = [module.train_dataloader(), module.val_dataloader(), module.test_dataloader()]
+    assert {(each.num_workers, each.pin_memory) for each in loaders} == {(2, True)}
+
+
 def test_without_a_test_share_there_is_nothing_to_test_but_a_transductive_target():
     assert Blobs(test_fraction=0.0).test_dataloader() == [] == Blobs(test_fraction=0.0).predict_dataloader()
     module = Blobs(test_fraction=0.0, transductive=True, target="b")

@@ -309,6 +309,13 @@ def test_pinned_memory_is_that_of_each_clients_loader(monkeypatch: pytest.Monkey
     assert [set(step) for step in FederatedLoader.from_loaders(loaders)] == [{"a", "b"}] * 3
     assert pinned == [4] * 6  # inputs and labels of a's batches
 
+    made = FederatedLoader({"a": pairs(12), "d": Rows(8, lambda row: (torch.ones(2), row % 2))}, 4, pin_memory=True)
+    pinned.clear()
+    assert len(list(made)) == 3
+    assert pinned[:2] == [4, 4]
+    assert made._readers["d"].samples is not None
+    assert made._readers["d"].samples.pin_memory
+
 
 def test_samples_of_any_length_may_be_padded() -> None:
     def pad(samples: list[Any]) -> dict[str, Tensor]:
