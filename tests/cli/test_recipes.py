@@ -80,6 +80,23 @@ def test_sources_of_features_count_by_the_square_root_of_their_samples():
     torch.testing.assert_close(difference, torch.from_numpy(oracle.coef_[0]), atol=0.01, rtol=0.01)
 
 
+def test_refined_predictions_of_features_are_as_sure_as_they_are_right(shared_data: Path):
+    """Of Office-Caltech: regression alone is far too cautious."""
+    file = shared_data / "office_caltech10_efficientnet_lite0.npz"
+    words = ["--config=data/office_caltech_features", f"--data.path={file}", "--data.target=webcam"]
+    for refine in ("true", "false"):
+        main(["fit", *words, "--config=recipes/features", f"--model.refine={refine}"])
+    refined, before = summaries()
+    errors = []
+    for run in (refined, before):
+        counts, confidences, accuracies = np.array(run["oracle_reliability"]).T
+        errors.append(float((counts * abs(confidences - accuracies)).sum() / counts.sum()))
+        assert errors[-1] == pytest.approx(run["oracle_ece"], abs=0.02)  # of other bins
+    assert errors[0] < 0.05
+    assert errors[1] > 0.1
+    assert refined["oracle_accuracy"] > before["oracle_accuracy"]
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
