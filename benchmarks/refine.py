@@ -14,13 +14,14 @@ settings  What `doubt` was chosen by: each source in the target's place, by the 
     Accuracy in per cent, averaged over all such pairs.
 weights  What the recipes' weights of sources were chosen by: the same, where a source counts by its samples, by the
     square root of these, or as much as any other; and where all sources but the largest are in PIECES of few samples.
-sizes     Accuracy by `alpha` and the number of the target's samples: MNIST and USPS, predicted by a network of the
-    other two domains of digits (256 and 128 units), whose last features have the neighbours; mean of three draws.
-    The rule that was set with these was then tried on Fashion-MNIST with noise of 0.4, by a network of images without
-    (Debian: apt-get install dataset-fashion-mnist), and on the windows of 15 people of HAPT, by one of 15 others.
+sizes     Accuracy by `alpha` and the number of the target's samples, without and with the target's own model (last
+    columns): MNIST and USPS, predicted by a network of the other two domains of digits (256 and 128 units), whose last
+    features have the neighbours; Fashion-MNIST with noise of 0.4, by a network of images without (Debian: apt-get
+    install dataset-fashion-mnist); the windows of 15 people of HAPT, by one of 15 others; and three domains of digits
+    as features of EfficientNet-Lite0, by the recipe's regression. Mean of three draws.
 heads     Whether the mean of the recipe's regression and of Gaussian classes (256 principal directions, shrinkage .3),
     each brought to one confidence, is refined better than the regression, with sources in the target's place; and the
-    regression with another alpha.
+    regression with another alpha, and with the target's own model.
 temperatures  Calibration error (15 bins, in per cent) with one temperature, and with one for each predicted class that
     has at least 30 (100) of the other sources' held-out samples, of which each has its fifth, in the target's place.
 
@@ -32,6 +33,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Iterator
+from functools import cache
 from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
@@ -52,15 +54,25 @@ from fedlit.functional import (
     best_temperature,
     losses_at,
     neighbour_graph,
+    normal_scores,
     refine_labels,
     softmax_regression,
     temperature_grid,
     to_confidence,
 )
+from fedlit.models import Backbone
 from fedlit.papers.experiments import Results, by_method, fit, options_of, show
 from leaderboard import RECIPES
 
-SIZES, ALPHAS = (250, 500, 1000, 2000, 4000, 8000), (0.7, 0.8, 0.9, 0.95)
+SIZES, ALPHAS = (250, 500, 1000, 2000, 4000, 8000), (0.7, 0.8, 0.9)
+FEATURES = " features"
+"""After the name of a domain of digits, given as features of a published network."""
+SPREADS = {
+    f"{'with model, ' if with_model else ''}alpha {alpha}": (alpha, with_model)
+    for with_model in (False, True)
+    for alpha in ALPHAS
+}
+"""How labels are refined, by what a column is called."""
 DOUBTS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 FORMS = {"false": "", "true": ", refined", "network": ", trained on"}
 """Of ``refine``, and what their rows are called."""
@@ -221,12 +233,30 @@ def phones() -> dict[str, tuple[Tensor, Tensor]]:
     return found
 
 
-TARGETS = {"mnist": digits, "usps": digits, "fashion": fashion, "hapt": phones}
+@cache
+def digit_features() -> dict[str, tuple[Tensor, Tensor]]:
+    """Of 4,000 samples of each domain, features of EfficientNet-Lite0, and classes."""
+    network, found = Backbone("efficientnet_lite0").eval(), {}
+    for name, (pixels, labels) in digits().items():
+        rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:4000]
+        features = []
+        for drawn in pixels[rows].float().reshape(-1, 1, 16, 16).split(64):
+            with torch.inference_mode():
+                large = F.interpolate(drawn, (96, 96), mode="bicubic").clamp(0, 1)
+                features.append(network((large.expand(-1, 3, -1, -1) - 0.45) / 0.225))
+        found[name] = (torch.cat(features).double(), labels[rows])
+    return found
+
+
+TARGETS = {
+    **{"mnist": digits, "usps": digits, "fashion": fashion, "hapt": phones},
+    **{name + FEATURES: digit_features for name in ("mnist", "usps", "optdigits")},
+}
 """Of "sizes", and which domains it and its sources are of."""
 
 
-def sizes(name: str) -> dict[str, float]:
-    """Accuracy by alpha and number of samples."""
+def by_network(name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Class probabilities of a target's samples by a network of the other domains, its last features, and classes."""
     domains = TARGETS[name]()
     x, y = domains.pop(name)
     sources = [torch.cat(each).numpy() for each in zip(*domains.values(), strict=True)]
@@ -234,17 +264,37 @@ def sizes(name: str) -> dict[str, float]:
     p, features = torch.tensor(network.predict_proba(x.numpy())), x.numpy()
     for weight, bias in list(zip(network.coefs_, network.intercepts_, strict=True))[:-1]:
         features = np.maximum(features @ weight + bias, 0)
+    return p, torch.tensor(features), y
+
+
+def sizes(name: str) -> dict[str, float]:
+    """Accuracy by alpha and number of samples."""
+    if name.endswith(FEATURES):
+        domains = dict(TARGETS[name]())
+        x, y = domains.pop(name.removesuffix(FEATURES))
+        sources = [(by_rank(each), labels) for each, labels in domains.values()]
+    else:
+        p, x, y = by_network(name)
     generator, found = torch.Generator().manual_seed(0), {}
     for number in (each for each in SIZES if each <= len(y)):
-        draws = [torch.randperm(len(y), generator=generator)[:number] for _ in range(3)]
-        found[f"{number}, as predicted"] = statistics.fmean(right(p[rows], y[rows]) for rows in draws)
-        unit = [F.normalize(torch.tensor(features)[rows], dim=1) for rows in draws]
-        graphs = [neighbour_graph(each - each.mean(dim=0)) for each in unit]
-        for alpha in ALPHAS:
-            refined = [refine_labels(p[rows], graph, alpha=alpha) for rows, graph in zip(draws, graphs, strict=True)]
-            accuracies = [right(each, y[rows]) for each, rows in zip(refined, draws, strict=True)]
-            found[f"{number}, alpha {alpha}"] = statistics.fmean(accuracies)
+        accuracies: dict[str, list[float]] = {"as predicted": [], **{label: [] for label in SPREADS}}
+        for _ in range(3):
+            rows = torch.randperm(len(y), generator=generator)[:number]
+            own = by_rank(x[rows]) if name.endswith(FEATURES) else F.normalize(x[rows], dim=1)
+            there = predicted(sources, own, 10, POWERS["sqrt"]) if name.endswith(FEATURES) else p[rows]
+            own = own - own.mean(dim=0)
+            graph = neighbour_graph(own)
+            accuracies["as predicted"].append(right(there, y[rows]))
+            for label, (alpha, with_model) in SPREADS.items():
+                refined = refine_labels(there, own, graph=graph, alpha=alpha, with_model=with_model)
+                accuracies[label].append(right(refined, y[rows]))
+        found |= {f"{number}, {label}": statistics.fmean(each) for label, each in accuracies.items()}
     return {label: round(value, 1) for label, value in found.items()}
+
+
+def by_rank(x: Tensor) -> Tensor:
+    """Features as the recipe has them."""
+    return F.normalize(normal_scores(x), dim=1)
 
 
 def heads(name: str) -> dict[str, float]:
@@ -254,6 +304,7 @@ def heads(name: str) -> dict[str, float]:
         "Gaussian classes": [],
         "mean": [],
         "regression, alpha 0.9": [],
+        "regression, with model": [],
     }
     for sources, own, labels, classes in in_targets_place(name):
         x, y = (torch.cat(each) for each in zip(*sources, strict=True))
@@ -263,10 +314,12 @@ def heads(name: str) -> dict[str, float]:
         there[:, gaussian.classes_] = torch.tensor(gaussian.predict_proba(own @ directions))
         both = [predicted(sources, own, classes, POWERS["sqrt"]), there]
         both.append(sum(to_confidence(p, 0.5) for p in both) / 2)  # type: ignore[arg-type]
-        graph = neighbour_graph(own - own.mean(dim=0))
-        for each, p in zip(accuracies.values(), [*both, both[0]], strict=True):
-            alpha = 0.9 if each is accuracies["regression, alpha 0.9"] else None
-            each.append(right(refine_labels(p, graph, alpha=alpha), labels))
+        centred = own - own.mean(dim=0)
+        graph = neighbour_graph(centred)
+        for (label, each), p in zip(accuracies.items(), [*both, both[0], both[0]], strict=True):
+            alpha, with_model = 0.9 if label == "regression, alpha 0.9" else None, label == "regression, with model"
+            refined = refine_labels(p, centred, graph=graph, alpha=alpha, with_model=with_model)
+            each.append(right(refined, labels))
     return {label: round(statistics.fmean(each), 2) for label, each in accuracies.items()}
 
 

@@ -21,7 +21,7 @@ import fedgp
 import leaderboard
 from fedlit.papers.entries import entry
 from fedlit.tables import COLLAPSED, Table
-from refine import ALPHAS, FORMS, OTHERS, SIZES
+from refine import FORMS, OTHERS, SIZES, SPREADS
 
 HERE = Path(__file__).parent
 PAGES = (HERE.parent / "README.md", HERE / "RESULTS.md", *sorted((HERE.parent / "docs").rglob("*.md")))
@@ -638,7 +638,7 @@ def in_targets_place(part: str) -> Callable[[Results], str]:
 
 def by_size(results: Results) -> str:
     """Accuracy of refined predictions by the number of samples and alpha."""
-    names = ("as predicted", *(f"alpha {alpha}" for alpha in ALPHAS))
+    names = ("as predicted", *SPREADS)
     cells = {
         (name, number): [f"{row[f'{number}, {label}']:.1f}" for label in names]
         for name, row in results["sizes"].items()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from fedlit.callbacks import RunSummary
@@ -176,7 +175,10 @@ def _write(selection: Selection, place: Path, base: str) -> str:
     first, number = stored[0], len(stored[0].probabilities)
     if number < LEAST_SAMPLES:
         return f"neighbourhoods take {LEAST_SAMPLES} training samples of the target, and it has {number}"
-    combination = combine_predictions([each.probabilities for each in stored], _graph(stored))
+    features = _features(stored)
+    combination = combine_predictions(
+        [each.probabilities for each in stored], neighbour_graph(features), features=features
+    )
     members = _members(stored, combination)
     teacher: dict[str, Any] = {"probabilities": combination.p.float()}
     # weights of the network that is trained on, where a member has it
@@ -224,12 +226,12 @@ def _read_all(selection: Selection, base: str) -> tuple[list[_Stored], dict[str,
     return taken, left_out
 
 
-def _graph(stored: Sequence[_Stored]) -> csr_array:
-    """Neighbourhoods of the target's samples: by their vectors, or else by the features of all members together."""
+def _features(stored: Sequence[_Stored]) -> Tensor:
+    """What the target's samples are compared by: their vectors, or else the features of all members together."""
     inputs = stored[0].inputs
     if inputs is not None:
-        return neighbour_graph(standardised_directions(inputs))
-    return neighbour_graph(torch.cat([standardised_directions(each.features) for each in stored], dim=1))
+        return standardised_directions(inputs)
+    return torch.cat([standardised_directions(each.features) for each in stored], dim=1)
 
 
 def _members(stored: Sequence[_Stored], combination: Combination) -> list[Member]:

@@ -43,6 +43,7 @@ def combine_predictions(
     predictions: Sequence[Tensor],
     graph: scipy.sparse.csr_array,
     *,
+    features: Tensor | None = None,
     sharpness: float = 15.0,
     power: float = 20.0,
 ) -> Combination:
@@ -65,6 +66,7 @@ def combine_predictions(
     Args:
         predictions: p_m, M class probabilities, each of shape (n, C).
         graph: Neighbourhoods of the samples, shape (n, n), as of `neighbour_graph`.
+        features: Of the samples, shape (n, d), centred, for the model of `refine_labels`; ``None`` goes without.
         sharpness: beta, at least 0: how much more the models of most information weigh; 0 with two classes.
         power: gamma, at least 0; with 0 equal models do not share a weight.
     """
@@ -83,7 +85,7 @@ def combine_predictions(
     mean = (weights[:, None, None] * confident).sum(dim=0)
     agreement = neighbour_agreement(mean.argmax(dim=1), graph)
     confidence = (agreement * num_classes - 1) / max(num_classes - 1, 1)
-    combined = refine_labels(mean, graph) if num_classes > 2 else mean
+    combined = refine_labels(mean, graph if features is None else features, graph=graph) if num_classes > 2 else mean
     p = to_confidence(combined, min(max(confidence, 1 - SUREST), SUREST))
     return Combination(p, weights, information)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedlit.checks import check, check_at_least, check_between
 from fedlit.functional.checks import check_entries, check_finite, check_samples, check_shape
+from fedlit.functional.discriminant import MIN_PRIOR, linear_discriminant
 
 _FLOOR = 1e-12
 """Least probability: a class that a prediction rules out could get no share, however the others are scaled."""
@@ -24,13 +25,16 @@ _CHUNK = 1024
 """Samples whose cosines with all are in memory at a time."""
 
 _DENSE = 2000
-"""Samples from which on labels are to spread further, see benchmarks/refine.py (sizes)."""
+"""Samples from which on labels spread further and a model takes part, see benchmarks/refine.py (sizes)."""
 
 _MANY = 20_000
 """Samples beyond which the nearest ones are looked for in leading directions first, as all cosines take long."""
 
 _DIRECTIONS, _CANDIDATES = 128, 40
 """Leading directions, and samples that are nearest in these, of which the nearest ones are taken."""
+
+_SHRINKAGE = 0.5
+"""Of the covariance of Gaussian classes, whose labels are guesses."""
 
 
 def normal_scores(x: Tensor) -> Tensor:
@@ -197,10 +201,12 @@ def refine_labels(
     p: Tensor,
     features: Tensor | scipy.sparse.csr_array,
     *,
+    graph: scipy.sparse.csr_array | None = None,
     num_neighbors: int = 5,
     alpha: float | None = None,
     doubt: float = 1.0,
     confidence: float = 0.5,
+    with_model: bool | None = None,
 ) -> Tensor:
     """Class probabilities of a domain's samples, float64, by those of their neighbours and by shares of the classes.
 
@@ -208,22 +214,56 @@ def refine_labels(
     result gives the shares of the classes (`adaptive_shares`). The predictions are scaled to these (`to_class_shares`),
     spread and scaled again.
 
+    With a model of the domain, Gaussian classes are fitted to the samples and their refined classes: equally probable,
+    of one covariance (`linear_discriminant`, shrinkage 0.5), in the 128 directions in which samples vary most. The mean
+    of what they predict and of ``p``, both of the same confidence, is refined in place of ``p``.
+
     Args:
         p: Predictions, shape (n, C); rows sum to 1.
-        features: Of the same samples, shape (n, d), centred, as angles are compared; or their `neighbour_graph`.
+        features: Of the same samples, shape (n, d), centred, as angles are compared; or their `neighbour_graph`, and no
+            model is fitted.
+        graph: Neighbourhoods, if they are known or of other features; ``None`` takes the `neighbour_graph` of these.
         num_neighbors: See `neighbour_graph`; without effect where that is passed.
-        alpha: See `propagate_labels`; ``None`` is 0.7, and 0.9 from 2,000 samples on, whose neighbours are nearer.
+        alpha: See `propagate_labels`; ``None`` is 0.7, and 0.8 from 2,000 samples on, whose neighbours are nearer.
         doubt: See `adaptive_shares`.
         confidence: See `to_confidence`.
+        with_model: Whether a model takes part; ``None`` takes one of 2,000 samples or more.
     """
     _check_probabilities(p)
     check(features.shape[0] == len(p), "features", f"of the {len(p)} samples of p", features.shape[0])
-    graph = neighbour_graph(features, num_neighbors) if isinstance(features, Tensor) else features
-    weight = (0.7 if len(p) < _DENSE else 0.9) if alpha is None else alpha
+    if graph is None:
+        graph = neighbour_graph(features, num_neighbors) if isinstance(features, Tensor) else features
+    weight = (0.7 if len(p) < _DENSE else 0.8) if alpha is None else alpha
     confident = to_confidence(p, confidence).cpu()
-    shares = adaptive_shares(propagate_labels(graph, confident, weight), doubt)
-    spread = propagate_labels(graph, to_class_shares(confident, shares), weight)
-    return to_class_shares(spread, shares).to(p.device)
+    refined = _spread(confident, graph, weight, doubt)
+    if isinstance(features, Tensor) and (len(p) >= _DENSE if with_model is None else with_model):
+        both = confident + to_confidence(
+            _gaussian_classes(features.cpu(), refined.argmax(dim=1), p.shape[1]), confidence
+        )
+        refined = _spread(to_confidence(both / 2, confidence), graph, weight, doubt)
+    return refined.to(p.device)
+
+
+def _spread(p: Tensor, graph: scipy.sparse.csr_array, alpha: float, doubt: float) -> Tensor:
+    """Probabilities by neighbours, scaled before and after to the shares of classes that neighbours have."""
+    shares = adaptive_shares(propagate_labels(graph, p, alpha), doubt)
+    return to_class_shares(propagate_labels(graph, to_class_shares(p, shares), alpha), shares)
+
+
+def _gaussian_classes(x: Tensor, classes: Tensor, num_classes: int) -> Tensor:
+    """Class probabilities of samples by equally probable Gaussian classes of one covariance, fitted to them."""
+    x = x.detach()
+    mean = x.mean(dim=0, dtype=torch.float64)
+    some = x[:: -(-len(x) // _MANY)].double() - mean  # enough for directions
+    directions = _directions(some, _DIRECTIONS)
+    z = torch.cat([(part.double() - mean) @ directions for part in torch.split(x, _MANY)])
+    known = F.one_hot(classes, num_classes).to(z)
+    shares, moments = known.mean(dim=0), z.T @ known / len(z)
+    within = z - (moments / shares.clamp(min=MIN_PRIOR)).T[classes]
+    if float(within.square().sum()) <= _FLOOR * float(z.square().sum()):  # each class is a point
+        return known
+    weight, bias = linear_discriminant(z.T @ z / len(z), moments, shares, _SHRINKAGE)
+    return (z @ weight.T + bias - shares.clamp(min=MIN_PRIOR).log()).softmax(dim=1)
 
 
 def _check_probabilities(p: Tensor) -> None:
@@ -239,11 +279,13 @@ def _rows(p: Tensor) -> Tensor:
 
 def _leading(points: Tensor, number: int) -> Tensor:
     """Coordinates of points along the directions in which they are longest in the mean square, shape (n, number)."""
-    if points.shape[1] <= number:
-        return points
-    _, directions = torch.linalg.eigh((points.T @ points).double())
-    leading: Tensor = points @ directions[:, -number:].to(points)
-    return leading
+    return points if points.shape[1] <= number else points @ _directions(points, number).to(points)
+
+
+def _directions(points: Tensor, number: int) -> Tensor:
+    """Directions in which points are longest in the mean square, orthonormal, shape (d, number) or fewer, float64."""
+    directions: Tensor = torch.linalg.eigh((points.T @ points).double())[1][:, -number:]
+    return directions
 
 
 def _nearest_of_candidates(points: Tensor, shorter: Tensor, first: int, number: int) -> tuple[Tensor, Tensor]:

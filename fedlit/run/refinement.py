@@ -187,15 +187,15 @@ def propose(run: Run, passes: Iterator[int], of_network: bool) -> Proposal:
     layers, features, p = looked_at(run)
     inputs = _vectors(run)
     # vectors are compared as they come: there, neighbours are of one class more often than among trained features
-    graph = None if inputs is None else neighbour_graph(_standardised(inputs)[0])
-    first = neighbour_graph(_standardised(features)[0]) if graph is None else graph
+    compared = _standardised(features if inputs is None else inputs)[0]
+    first = neighbour_graph(compared)
     classes = [F.one_hot(p.argmax(dim=1), p.shape[1]).double()]
     try:
-        refined = refine_labels(p, first)
+        refined = refine_labels(p, compared, graph=first)
         outputs = put_in_(run, layers, features, refined)
         if of_network:
             restore_(network, before)
-            then, refined = train_on_(run, layers, refined, graph, passes)
+            then, refined = train_on_(run, layers, refined, None if inputs is None else (compared, first), passes)
             outputs = put_in_(run, layers, then, refined)
         after = copied(network)
         # refined predictions have a confidence that says nothing; what neighbours say of those before does
@@ -226,12 +226,12 @@ def train_on_(
     run: Run,
     layers: Iterable[nn.Linear],
     refined: Tensor,
-    graph: scipy.sparse.csr_array | None,
+    given: tuple[Tensor, scipy.sparse.csr_array] | None,
     passes: Iterator[int],
 ) -> tuple[Tensor, Tensor]:
     """Train the target's network below ``layers``; return its features (n, d) and refined predictions (n, C).
 
-    ``graph`` has the neighbourhoods of the samples; ``None`` recomputes them from features in each pass.
+    ``given`` are vectors of samples to compare, and their neighbourhoods; ``None`` takes features, in each pass anew.
 
     Raises:
         NoRefinementError: If there is nothing to train, or predictions stop being finite, or become of one class.
@@ -276,7 +276,8 @@ def train_on_(
                 raise NoRefinementError(
                     f"once it has trained on, {reason}: lower the learning rate, or give refine=True"
                 ) from reason
-            refined = refine_labels(p, _standardised(features)[0] if graph is None else graph)
+            compared, graph = (_standardised(features)[0], None) if given is None else given
+            refined = refine_labels(p, compared, graph=graph)
     return features, refined
 
 

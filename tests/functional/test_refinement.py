@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.stats import norm
+from sklearn.decomposition import PCA
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.metrics.pairwise import cosine_similarity
 from torch import Tensor
 
@@ -162,12 +164,45 @@ def test_the_recipe_is_its_steps() -> None:
     torch.testing.assert_close(found.mean(dim=0), shares, atol=1e-8, rtol=0)
 
 
-@pytest.mark.parametrize(("number", "alpha"), [(1999, 0.7), (2000, 0.9)])
-def test_labels_of_many_samples_spread_further(number: int, alpha: float) -> None:
+@pytest.mark.parametrize(("number", "alpha"), [(1999, 0.7), (2000, 0.8)])
+def test_labels_of_many_samples_spread_further_and_have_a_model(number: int, alpha: float) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(number, 4, generator=generator, dtype=torch.float64)
     p = (x[:, :3] + torch.randn(number, 3, generator=generator, dtype=torch.float64)).softmax(dim=1)
     graph = fn.neighbour_graph(x)
     found = fn.refine_labels(p, graph)
     assert torch.equal(found, fn.refine_labels(p, graph, alpha=alpha))
-    assert not torch.equal(found, fn.refine_labels(p, graph, alpha=1.6 - alpha))
+    assert not torch.equal(found, fn.refine_labels(p, graph, alpha=1.5 - alpha))
+    assert torch.equal(fn.refine_labels(p, x, with_model=False), found)
+    with_model = fn.refine_labels(p, x, graph=graph, with_model=True)
+    assert not torch.equal(with_model, found)
+    assert torch.equal(fn.refine_labels(p, x), with_model if number == 2000 else found)
+
+
+@pytest.mark.parametrize("width", [6, 140])  # fewer and more than the directions that are taken
+def test_the_model_of_a_domain_is_gaussian_classes_of_its_refined_ones(width: int) -> None:
+    """scikit-learn as oracle."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(300) % 3
+    x = torch.randn(300, width, generator=generator, dtype=torch.float64) * torch.linspace(1, 0.1, width)
+    x[:, :3] += 1.5 * F.one_hot(labels, 3)
+    p = (F.one_hot(labels, 3) + torch.randn(300, 3, generator=generator)).double().softmax(dim=1)
+    graph = fn.neighbour_graph(x - x.mean(dim=0))
+    first = fn.refine_labels(p, graph, alpha=0.6, confidence=0.4)
+    z = PCA(min(width, 128)).fit_transform(x.numpy())
+    oracle = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.5).fit(z, first.argmax(dim=1).numpy())
+    scores = torch.tensor(oracle.decision_function(z) - np.log(oracle.priors_))  # of equally probable classes
+    both = fn.to_confidence(p, 0.4) + fn.to_confidence(scores.softmax(dim=1), 0.4)
+    expected = fn.refine_labels(both / 2, graph, alpha=0.6, confidence=0.4)
+    found = fn.refine_labels(p, x - x.mean(dim=0), alpha=0.6, confidence=0.4, with_model=True)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    assert not torch.allclose(found, first, atol=1e-3)
+
+
+def test_a_model_of_samples_that_are_one_point_a_class_is_their_classes() -> None:
+    labels = torch.arange(60) % 3
+    x = F.one_hot(labels, 3).double()
+    p = 0.7 * F.one_hot(labels, 3).double() + 0.1
+    found = fn.refine_labels(p, x - x.mean(dim=0), with_model=True)
+    assert torch.equal(found.argmax(dim=1), labels)
+    assert found.isfinite().all()

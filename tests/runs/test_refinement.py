@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from fedlit import FederatedModule
 from fedlit.export import target_model
 from fedlit.federation import ChannelError
-from fedlit.functional import neighbour_agreement, neighbour_graph, refine_labels, softmax_regression
+from fedlit.functional import neighbour_agreement, neighbour_graph, refine_labels, refinement, softmax_regression
 from fedlit.methods import FedAvg, FedRFTCA, KNNPer, SourceOnly
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
 from helpers import build, descend_, digits, loader, same, trainer, weights
@@ -85,11 +85,17 @@ def reverse_accuracy(features: Any, own: Tensor, labels: Tensor) -> float:
     return float(right.double().mean())
 
 
-def test_the_target_gets_a_classifier_of_its_refined_predictions() -> None:
-    (plain, _), (module, run) = fitted(refine=False), fitted()
+@pytest.mark.parametrize("with_model", [False, True])
+def test_the_target_gets_a_classifier_of_its_refined_predictions(
+    monkeypatch: pytest.MonkeyPatch, with_model: bool
+) -> None:
+    if with_model:
+        monkeypatch.setattr(refinement, "_DENSE", 60)
+    (plain, _), (module, run) = fitted(refine=False), fit()
     x = clusters()["c2"].tensors[0]
     z, _, _ = standardised(x)
-    labels = refine_labels(plain.eval()(x).double().softmax(dim=1), z)
+    p = plain.eval()(x).double().softmax(dim=1)
+    labels = refine_labels(p, z, alpha=0.8 if with_model else 0.7, with_model=with_model)
     weight, bias = softmax_regression(z, labels, 1 / (STRENGTH * 60))
     torch.testing.assert_close(module.eval()(x).double(), z @ weight.T + bias, atol=1e-4, rtol=1e-4)
     assert errors(module) < errors(plain)
@@ -97,11 +103,11 @@ def test_the_target_gets_a_classifier_of_its_refined_predictions() -> None:
     for source in CLIENTS[:2]:
         assert same(weights(module, source), weights(plain, source))
     temperature, before = module.run.outputs.temperature, plain.eval()(x).argmax(dim=1)
-    p = target_model(module)(x)
-    torch.testing.assert_close(p, (module(x) / temperature).softmax(dim=1))
+    sure = target_model(module)(x)
+    torch.testing.assert_close(sure, (module(x) / temperature).softmax(dim=1))
     # as sure as neighbours agree on the classes before
     expected = neighbour_agreement(before, neighbour_graph(z))
-    assert float(p.amax(dim=1).mean()) == pytest.approx(expected, abs=1e-4)
+    assert float(sure.amax(dim=1).mean()) == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_sources_answer_with_their_accuracy_of_both_classifiers() -> None:
@@ -231,7 +237,9 @@ def by_hand(network: nn.Module) -> tuple[nn.Module, Tensor]:
     return network, refined
 
 
-def test_a_network_learns_its_own_sure_and_refined_predictions() -> None:
+@pytest.mark.parametrize("dense", [60, 61])
+def test_a_network_learns_its_own_sure_and_refined_predictions(monkeypatch: pytest.MonkeyPatch, dense: int) -> None:
+    monkeypatch.setattr(refinement, "_DENSE", dense)  # the samples from which on a model takes part
     given = {"rounds": 4, "batch_size": 60} | NETWORK
     before = fit(refine=False, **given)[0].replicas["c2"]
     module, run = fit(refine="network", **given)
