@@ -14,11 +14,11 @@ settings  What `doubt` was chosen by: each source in the target's place, by the 
     Accuracy in per cent, averaged over all such pairs.
 weights  What the recipes' weights of sources were chosen by: the same, where a source counts by its samples, by the
     square root of these, or as much as any other; and where all sources but the largest are in PIECES of few samples.
-sizes     Accuracy by `alpha` and the number of the target's samples, without and with the target's own model (last
-    columns): MNIST and USPS, predicted by a network of the other two domains of digits (256 and 128 units), whose last
+sizes     Accuracy by `alpha` and the number of the target's samples, without a model of the target's own and with
+    one: MNIST and USPS, predicted by a network of the other two domains of digits (256 and 128 units), whose last
     features have the neighbours; Fashion-MNIST with noise of 0.4, by a network of images without (Debian: apt-get
     install dataset-fashion-mnist); the windows of 15 people of HAPT, by one of 15 others; and three domains of digits
-    as features of EfficientNet-Lite0, by the recipe's regression. Mean of three draws.
+    as features of EfficientNet-Lite0 (extra `backbones`), by the recipe's regression. Mean of three draws.
 heads     Whether the mean of the recipe's regression and of Gaussian classes (256 principal directions, shrinkage .3),
     each brought to one confidence, is refined better than the regression, with sources in the target's place; and the
     regression with another alpha, and with the target's own model.

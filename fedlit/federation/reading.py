@@ -62,7 +62,10 @@ class Reader:
         self.augments = getattr(dataset, "augments", True) and not reads_tensors(dataset)
         self.fetch = fetch_of(dataset)
         self.dataset = dataset
-        self._workers: dict[str, Any] = {"num_workers": loader.num_workers, "pin_memory": loader.pin_memory}
+        self._workers: dict[str, Any] = {
+            "num_workers": loader.num_workers,
+            "pin_memory": loader.pin_memory and torch.cuda.is_available(),  # without a GPU torch would warn
+        }
         if self.given is not None:
             self._workers = self.given.workers
         self.pins = self._workers["pin_memory"] and torch.cuda.is_available()

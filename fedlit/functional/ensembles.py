@@ -31,7 +31,7 @@ class Combination:
     Args:
         p: Class probabilities, refined and as sure as neighbours agree, shape (n, C), float64.
         weights: Of each model, shape (M,), float64, sum 1.
-        information: What weights are of, shape (M,), in [0, 1]; see `combine_predictions`.
+        information: What weights are of, shape (M,), from 0 to about 1; see `combine_predictions`.
     """
 
     p: Tensor
@@ -55,10 +55,11 @@ def combine_predictions(
               K_m = \frac{I_m}{H_m}
 
     where I is the mutual information of a sample's class and its neighbours', and H the entropy of the shares of the
-    predicted classes (Theil's uncertainty coefficient, in [0, 1]). Over log C, as `neighbourhood_information` has it,
-    models would gain by naming all classes equally often; a model that leaves classes out is not seen by K, and is to
-    be left out before, see `class_mean_match`. A group of equal models weighs as much as a single other one. The mean
-    is refined by `refine_labels`, and gets the confidence that is the `neighbour_agreement` of its classes before.
+    predicted classes (Theil's uncertainty coefficient, at most 1 but for the edges' weights). Over log C, as
+    `neighbourhood_information` has it, models would gain by naming all classes equally often; a model that leaves
+    classes out is not seen by K, and is to be left out before, see `class_mean_match`. A group of equal models weighs
+    as much as a single other one. The mean is refined by `refine_labels`, and gets the confidence that is the
+    `neighbour_agreement` of its classes before.
 
     With two classes neighbourhoods tell models apart too little, since any smooth border makes some: beta is 0 then,
     and the mean is not refined (both were seen on hospitals with unequal class shares, benchmarks/combining.py).
@@ -75,6 +76,8 @@ def combine_predictions(
     check_at_least("power (gamma)", power, 0)
     for each in predictions:
         check_shape("predictions", each, graph.shape[0], predictions[0].shape[1])
+    if features is not None:
+        check_shape("features", features, graph.shape[0], "d")
     confident = torch.stack([to_confidence(each, CONFIDENCE) for each in predictions])
     classes, num_classes = confident.argmax(dim=2), confident.shape[2]
     information = torch.stack([_information(each, graph, num_classes) for each in classes])
@@ -85,7 +88,10 @@ def combine_predictions(
     mean = (weights[:, None, None] * confident).sum(dim=0)
     agreement = neighbour_agreement(mean.argmax(dim=1), graph)
     confidence = (agreement * num_classes - 1) / max(num_classes - 1, 1)
-    combined = refine_labels(mean, graph if features is None else features, graph=graph) if num_classes > 2 else mean
+    combined = mean
+    if num_classes > 2:
+        known = {} if features is None else {"graph": graph}
+        combined = refine_labels(mean, graph if features is None else features, **known)
     p = to_confidence(combined, min(max(confidence, 1 - SUREST), SUREST))
     return Combination(p, weights, information)
 

@@ -214,9 +214,9 @@ def refine_labels(
     result gives the shares of the classes (`adaptive_shares`). The predictions are scaled to these (`to_class_shares`),
     spread and scaled again.
 
-    With a model of the domain, Gaussian classes are fitted to the samples and their refined classes: equally probable,
-    of one covariance (`linear_discriminant`, shrinkage 0.5), in the 128 directions in which samples vary most. The mean
-    of what they predict and of ``p``, both of the same confidence, is refined in place of ``p``.
+    With a model of the domain, Gaussian classes of one covariance are fitted to the samples and their refined classes
+    (`linear_discriminant`, shrinkage 0.5), in the 128 directions in which samples vary most. The mean of what they
+    predict and of ``p``, both of the same confidence, is refined in place of ``p``.
 
     Args:
         p: Predictions, shape (n, C); rows sum to 1.
@@ -224,23 +224,33 @@ def refine_labels(
             model is fitted.
         graph: Neighbourhoods, if they are known or of other features; ``None`` takes the `neighbour_graph` of these.
         num_neighbors: See `neighbour_graph`; without effect where that is passed.
-        alpha: See `propagate_labels`; ``None`` is 0.7, and 0.8 from 2,000 samples on, whose neighbours are nearer.
+        alpha: See `propagate_labels`; ``None`` is 0.7, and from 2,000 samples on, whose neighbours are nearer, 0.8 with
+            a model and 0.9 without.
         doubt: See `adaptive_shares`.
         confidence: See `to_confidence`.
-        with_model: Whether a model takes part; ``None`` takes one of 2,000 samples or more.
+        with_model: Whether a model takes part, which takes features; ``None`` takes one from 2,000 samples on of three
+            classes or more.
     """
     _check_probabilities(p)
     check(features.shape[0] == len(p), "features", f"of the {len(p)} samples of p", features.shape[0])
-    if graph is None:
-        graph = neighbour_graph(features, num_neighbors) if isinstance(features, Tensor) else features
-    weight = (0.7 if len(p) < _DENSE else 0.8) if alpha is None else alpha
+    dense = len(p) >= _DENSE
+    if isinstance(features, Tensor):
+        check_samples("features", features)
+        graph = neighbour_graph(features, num_neighbors) if graph is None else graph
+        with_model = dense and p.shape[1] > 2 if with_model is None else with_model
+    else:
+        check(graph is None, "graph", "left out where features are one", "two graphs", "give features of the samples")
+        check(not with_model, "with_model", "left out without features", with_model, "give features of the samples")
+        graph = features
+    if alpha is None:
+        alpha = (0.8 if with_model else 0.9) if dense else 0.7
     confident = to_confidence(p, confidence).cpu()
-    refined = _spread(confident, graph, weight, doubt)
-    if isinstance(features, Tensor) and (len(p) >= _DENSE if with_model is None else with_model):
-        both = confident + to_confidence(
-            _gaussian_classes(features.cpu(), refined.argmax(dim=1), p.shape[1]), confidence
-        )
-        refined = _spread(to_confidence(both / 2, confidence), graph, weight, doubt)
+    refined = _spread(confident, graph, alpha, doubt)
+    if with_model:
+        assert isinstance(features, Tensor)
+        own = _gaussian_classes(features.cpu(), refined.argmax(dim=1), p.shape[1])
+        both = (confident + to_confidence(own, confidence)) / 2
+        refined = _spread(to_confidence(both, confidence), graph, alpha, doubt)
     return refined.to(p.device)
 
 
@@ -251,11 +261,11 @@ def _spread(p: Tensor, graph: scipy.sparse.csr_array, alpha: float, doubt: float
 
 
 def _gaussian_classes(x: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """Class probabilities of samples by equally probable Gaussian classes of one covariance, fitted to them."""
-    x = x.detach()
+    """Class probabilities of samples by Gaussian classes of one covariance that are fitted to them."""
+    check_finite("features", x)
+    x = x.detach() / x.detach().abs().amax().clamp(min=torch.finfo(x.dtype).tiny)  # squares are finite
     mean = x.mean(dim=0, dtype=torch.float64)
-    some = x[:: -(-len(x) // _MANY)].double() - mean  # enough for directions
-    directions = _directions(some, _DIRECTIONS)
+    directions = _directions(x[:: -(-len(x) // _DENSE)].double() - mean, _DIRECTIONS)
     z = torch.cat([(part.double() - mean) @ directions for part in torch.split(x, _MANY)])
     known = F.one_hot(classes, num_classes).to(z)
     shares, moments = known.mean(dim=0), z.T @ known / len(z)
@@ -263,7 +273,7 @@ def _gaussian_classes(x: Tensor, classes: Tensor, num_classes: int) -> Tensor:
     if float(within.square().sum()) <= _FLOOR * float(z.square().sum()):  # each class is a point
         return known
     weight, bias = linear_discriminant(z.T @ z / len(z), moments, shares, _SHRINKAGE)
-    return (z @ weight.T + bias - shares.clamp(min=MIN_PRIOR).log()).softmax(dim=1)
+    return (z @ weight.T + bias).softmax(dim=1)
 
 
 def _check_probabilities(p: Tensor) -> None:
@@ -283,8 +293,16 @@ def _leading(points: Tensor, number: int) -> Tensor:
 
 
 def _directions(points: Tensor, number: int) -> Tensor:
-    """Directions in which points are longest in the mean square, orthonormal, shape (d, number) or fewer, float64."""
-    directions: Tensor = torch.linalg.eigh((points.T @ points).double())[1][:, -number:]
+    """Directions in which points are longest in the mean square, orthogonal, shape (d, number) or fewer, float64.
+
+    Where there are fewer points than features, products of the points give them; beyond the points' rank they are 0.
+    """
+    if len(points) >= points.shape[1]:
+        directions: Tensor = torch.linalg.eigh((points.T @ points).double())[1][:, -number:]
+        return directions
+    squares, combinations = (each[..., -number:] for each in torch.linalg.eigh((points @ points.T).double()))
+    there = squares > _FLOOR * squares[-1]
+    directions = points.T.double() @ combinations * torch.where(there, squares, torch.inf).rsqrt()
     return directions
 
 

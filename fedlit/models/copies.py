@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Hashable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import pairwise
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
@@ -21,6 +21,9 @@ _COMPILED = "_compiled_call_impl"
 
 _ADDRESS: Any = getattr(torch._C, "_data_address", None)
 """Tells of a tensor's memory; ``data_ptr()``, which is public, gives each memory of its own."""
+
+_WITHOUT_MODES: Any = getattr(torch._C, "DisableTorchFunction", nullcontext)
+"""Within, `torch.device` does not look at every call, of which there are many with all clients' weights."""
 
 
 def check_copyable(part: str, network: nn.Module) -> None:
@@ -69,7 +72,7 @@ def check_copyable(part: str, network: nn.Module) -> None:
 def copied(networks: Networks) -> Networks:
     """Return a deep copy of networks whose parameters have the memory of theirs until either are written to."""
     known: dict[int, Any] = {}
-    with torch._C.DisableTorchFunction():  # `torch.device` would look at every call, for each of all clients
+    with _WITHOUT_MODES():
         for param in {param for network in networks for param in network.parameters()}:
             plain = lazily_copied(param.detach()) if type(param) is nn.Parameter else None
             if plain is not None:
@@ -79,12 +82,10 @@ def copied(networks: Networks) -> Networks:
 
 def share_equal_(network: nn.Module, first: dict[str, nn.Parameter]) -> None:
     """Let parameters have the memory of the first of the same name, from which they are added, where they are equal."""
-    if _ADDRESS is None:
-        return
-    with torch._C.DisableTorchFunction():
+    with _WITHOUT_MODES():
         for name, param in network.named_parameters():
-            known = first.setdefault(name, param)
-            if not _is_plain(param) or _form(param) != _form(known) or _ADDRESS(param) == _ADDRESS(known):
+            known, where = first.setdefault(name, param), memory_of(param)
+            if where is None or known is param or where == memory_of(known) or _form(param) != _form(known):
                 continue
             if torch.equal(param, known) and not share_(param, known):
                 first[name] = param  # memory of the first is a file's, say; this one's others can have
@@ -125,7 +126,7 @@ def lazily_copied(tensor: Tensor) -> Tensor | None:
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
-    return type(tensor), tensor.shape, tensor.dtype, tensor.layout, tensor.device
+    return tensor.shape, tensor.dtype, tensor.layout, tensor.device
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -82,7 +82,14 @@ class LocalSamples:
         """Return a loader of one local client's training samples, shuffled, without labels."""
         loader = self._loader()
         own = {client.name: loader.datasets[client.name]}
-        alone = FederatedLoader(own, batch_size, num_workers=num_workers, guarded=client.name, seed=loader.seed)
+        alone = FederatedLoader(
+            own,
+            batch_size,
+            num_workers=num_workers,
+            pin_memory=loader.pin_memory,
+            guarded=client.name,
+            seed=loader.seed,
+        )
         alone.check = loader.check
         return alone
 

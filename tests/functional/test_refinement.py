@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import ot
 import pytest
@@ -14,6 +16,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from torch import Tensor
 
 from fedlit import functional as fn
+from fedlit.checks import ArgumentError
 from fedlit.functional import refinement
 
 
@@ -164,7 +167,7 @@ def test_the_recipe_is_its_steps() -> None:
     torch.testing.assert_close(found.mean(dim=0), shares, atol=1e-8, rtol=0)
 
 
-@pytest.mark.parametrize(("number", "alpha"), [(1999, 0.7), (2000, 0.8)])
+@pytest.mark.parametrize(("number", "alpha"), [(1999, 0.7), (2000, 0.9)])
 def test_labels_of_many_samples_spread_further_and_have_a_model(number: int, alpha: float) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(number, 4, generator=generator, dtype=torch.float64)
@@ -172,14 +175,16 @@ def test_labels_of_many_samples_spread_further_and_have_a_model(number: int, alp
     graph = fn.neighbour_graph(x)
     found = fn.refine_labels(p, graph)
     assert torch.equal(found, fn.refine_labels(p, graph, alpha=alpha))
-    assert not torch.equal(found, fn.refine_labels(p, graph, alpha=1.5 - alpha))
+    assert not torch.equal(found, fn.refine_labels(p, graph, alpha=1.6 - alpha))
     assert torch.equal(fn.refine_labels(p, x, with_model=False), found)
-    with_model = fn.refine_labels(p, x, graph=graph, with_model=True)
+    with_model = fn.refine_labels(p, x, graph=graph, alpha=0.8 if number == 2000 else 0.7, with_model=True)
     assert not torch.equal(with_model, found)
     assert torch.equal(fn.refine_labels(p, x), with_model if number == 2000 else found)
+    two = p[:, :2] / p[:, :2].sum(dim=1, keepdim=True)  # neighbourhoods tell too little of these
+    assert torch.equal(fn.refine_labels(two, x), fn.refine_labels(two, graph))
 
 
-@pytest.mark.parametrize("width", [6, 140])  # fewer and more than the directions that are taken
+@pytest.mark.parametrize("width", [6, 140, 400])  # fewer and more than the directions that are taken, and than samples
 def test_the_model_of_a_domain_is_gaussian_classes_of_its_refined_ones(width: int) -> None:
     """scikit-learn as oracle."""
     generator = torch.Generator().manual_seed(0)
@@ -191,12 +196,36 @@ def test_the_model_of_a_domain_is_gaussian_classes_of_its_refined_ones(width: in
     first = fn.refine_labels(p, graph, alpha=0.6, confidence=0.4)
     z = PCA(min(width, 128)).fit_transform(x.numpy())
     oracle = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.5).fit(z, first.argmax(dim=1).numpy())
-    scores = torch.tensor(oracle.decision_function(z) - np.log(oracle.priors_))  # of equally probable classes
-    both = fn.to_confidence(p, 0.4) + fn.to_confidence(scores.softmax(dim=1), 0.4)
+    both = fn.to_confidence(p, 0.4) + fn.to_confidence(torch.tensor(oracle.predict_proba(z)), 0.4)
     expected = fn.refine_labels(both / 2, graph, alpha=0.6, confidence=0.4)
     found = fn.refine_labels(p, x - x.mean(dim=0), alpha=0.6, confidence=0.4, with_model=True)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
     assert not torch.allclose(found, first, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("features", "given", "named"),
+    [
+        (normal(10), {}, "features"),
+        (torch.full((10, 4), torch.nan), {}, "features"),
+        (normal(9, 4), {}, "features"),
+        (None, {"with_model": True}, "with_model"),
+        (None, {"graph": fn.neighbour_graph(normal(10, 4), 2)}, "graph"),
+    ],
+)
+def test_features_that_allow_no_model_are_refused(features: Any, given: dict[str, Any], named: str) -> None:
+    graph = fn.neighbour_graph(normal(10, 4), 2)
+    given = {"graph": graph, "with_model": True} if features is not None else given
+    with pytest.raises(ArgumentError, match=named):
+        fn.refine_labels(predictions(10), graph if features is None else features, **given)
+
+
+@pytest.mark.parametrize("scale", [1e-160, 1e160])
+def test_a_model_does_not_depend_on_units(scale: float) -> None:
+    x, p = normal(80, 5), predictions(80)
+    graph = fn.neighbour_graph(x)
+    found = fn.refine_labels(p, x * scale, graph=graph, with_model=True)
+    torch.testing.assert_close(found, fn.refine_labels(p, x, graph=graph, with_model=True))
 
 
 def test_a_model_of_samples_that_are_one_point_a_class_is_their_classes() -> None:
