@@ -304,7 +304,7 @@ def test_pinned_memory_is_that_of_each_clients_loader(monkeypatch: pytest.Monkey
 
     pinned: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: pinned.append(len(tensor)) or tensor)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor, *device: pinned.append(len(tensor)) or tensor)
     loaders = {"a": DataLoader(pairs(12), 4, pin_memory=True), "b": DataLoader(pairs(9), 3)}
     assert [set(step) for step in FederatedLoader.from_loaders(loaders)] == [{"a", "b"}] * 3
     assert pinned == [4] * 6  # inputs and labels of a's batches
