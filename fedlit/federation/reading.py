@@ -62,13 +62,10 @@ class Reader:
         self.augments = getattr(dataset, "augments", True) and not reads_tensors(dataset)
         self.fetch = fetch_of(dataset)
         self.dataset = dataset
-        self._workers: dict[str, Any] = {
-            "num_workers": loader.num_workers,
-            "pin_memory": loader.pin_memory and torch.cuda.is_available(),  # without a GPU torch would warn
-        }
-        if self.given is not None:
-            self._workers = self.given.workers
-        self.pins = self._workers["pin_memory"] and torch.cuda.is_available()
+        has_gpu = torch.cuda.is_available()
+        own = {"num_workers": loader.num_workers, "pin_memory": loader.pin_memory and has_gpu}  # else torch would warn
+        self._workers: dict[str, Any] = own if self.given is None else self.given.workers
+        self.pins = self._workers["pin_memory"] and has_gpu
         self.samples: DataLoader[Any] | None = None
         self._orders: dict[int, Sequence[Tensor]] = {}  # a sampler with a state would draw another if asked again
 

@@ -90,8 +90,7 @@ def combine_predictions(
     confidence = (agreement * num_classes - 1) / max(num_classes - 1, 1)
     combined = mean
     if num_classes > 2:
-        known = {} if features is None else {"graph": graph}
-        combined = refine_labels(mean, graph if features is None else features, **known)
+        combined = refine_labels(mean, graph) if features is None else refine_labels(mean, features, graph=graph)
     p = to_confidence(combined, min(max(confidence, 1 - SUREST), SUREST))
     return Combination(p, weights, information)
 

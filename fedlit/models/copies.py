@@ -20,7 +20,7 @@ _COMPILED = "_compiled_call_impl"
 """Attribute of a module after its ``compile()``."""
 
 _ADDRESS: Any = getattr(torch._C, "_data_address", None)
-"""Tells of a tensor's memory; ``data_ptr()``, which is public, gives each memory of its own."""
+"""Returns the address of a tensor's data; ``data_ptr()``, which is public, would end the sharing by a copy."""
 
 _WITHOUT_MODES: Any = getattr(torch._C, "DisableTorchFunction", nullcontext)
 """Within, `torch.device` does not look at every call, of which there are many with all clients' weights."""
