@@ -9,7 +9,7 @@ the same data, with its own rounds. What it does to the data (features by each c
 so that rows differ by what is trained alone. Rows of digits and hearts, whose data it takes as they are, are those of
 ``benchmarks/baselines_accuracy.json``; ``--again`` trains the methods of these parts anew, too. With ``--few-labels``
 the methods are those that take labels of the target, and have LABELS of them. With ``--methods`` those rows alone are
-made anew.
+made anew, of which "recommended" may be one.
 
 Accuracies are those of the last round on all samples of the target, whose labels are hidden: an oracle, and nothing is
 chosen by it. "round_by_score" is the round that the label-free score chooses and "round_by_oracle" the best one, both
@@ -169,9 +169,12 @@ def main() -> None:
             rows = few_labels(part, options.seeds, options.folder, options.jobs)
         elif options.methods:
             prepared, made = PREPARED.get(part, ()), kept[part]
-            if prepared:
-                made = experiment(part, options.methods, options.folder, options.jobs, *prepared)
-            rows = results.found["no labels"][part] | {name: made[name] for name in options.methods}
+            named = [name for name in options.methods if name != RECOMMENDED]
+            if prepared and named:
+                made = experiment(part, named, options.folder, options.jobs, *prepared)
+            rows = results.found["no labels"][part] | {name: made[name] for name in named}
+            if RECOMMENDED in options.methods:
+                rows[RECOMMENDED] = recommended(part, options.seeds, options.folder, options.jobs)
         else:
             prepared = PREPARED.get(part, ())
             rows = kept[part]

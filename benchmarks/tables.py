@@ -1137,7 +1137,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "refine": {
         "accuracy": refined,
         "sizes": by_size,
-        **{part: in_targets_place(part) for part in ("settings", "weights", "heads", "temperatures")},
+        **{part: in_targets_place(part) for part in ("settings", "weights", "heads", "temperatures", "guard")},
     },
     "across": {"rounds": across_rounds, "memory": across_memory},
     "flare": {"ways": flare_ways},

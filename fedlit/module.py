@@ -91,7 +91,7 @@ class FederatedModule(ClientOptimisation, Phase):
             raised to 100 local steps of the largest source within three quarters of the rounds. As an attribute, a
             share is 1 until a run is planned.
         refine: When the run ends, correct the target's predictions by neighbouring samples and class shares, and fit a
-            linear classifier to them. It is kept unless, on the sources' samples, it gets less than four fifths of the
+            linear classifier to them. It is kept unless, on the sources' samples, it gets less than seven tenths of the
             accuracy of a classifier of the uncorrected classes; the sources learn both classifiers (of classes, not
             probabilities), the target both accuracies. ``refine/taken`` is logged. ``"network"`` trains the target's
             network below the classifier first (SHOT; 15 passes): for networks trained from random weights above all.

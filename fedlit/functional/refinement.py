@@ -25,13 +25,16 @@ _CHUNK = 1024
 """Samples whose cosines with all are in memory at a time."""
 
 _DENSE = 2000
-"""Samples from which on labels spread further and a model takes part, see benchmarks/refine.py (sizes)."""
+"""Samples from which on labels spread further, see benchmarks/refine.py (sizes)."""
 
 _MANY = 20_000
 """Samples beyond which the nearest ones are looked for in leading directions first, as all cosines take long."""
 
 _DIRECTIONS, _CANDIDATES = 128, 40
 """Leading directions, and samples that are nearest in these, of which the nearest ones are taken."""
+
+_CELLS, _REACH = 256, 5
+"""Cells of many samples, and the part of all samples (a fifth) among which those of a cell look for the nearest."""
 
 _SHRINKAGE = 0.5
 """Of the covariance of Gaussian classes, whose labels are guesses."""
@@ -60,7 +63,8 @@ def neighbour_graph(x: Tensor, num_neighbors: int = 5) -> scipy.sparse.csr_array
 
     That of two samples, one of which is among the nearest of the other, is their cosine to the power of 3, and at least
     0. Beyond 20,000 samples, the nearest are those of the 40 (or 8 ``num_neighbors``) that are nearest in the 128
-    directions in which the samples are longest.
+    directions in which the samples are longest, looked for in the fifth of all samples whose cells (256, by k-means)
+    are nearest to one's own.
 
     Args:
         x: Samples, shape (n, d).
@@ -75,8 +79,11 @@ def neighbour_graph(x: Tensor, num_neighbors: int = 5) -> scipy.sparse.csr_array
     else:
         # float32 would lose the ends of float64's range before they have length 1
         points = torch.cat([F.normalize(part.double(), dim=1).float() for part in torch.split(x.detach(), _CHUNK)])
-        shorter = _leading(points, _DIRECTIONS)
-        nearest = [_nearest_of_candidates(points, shorter, first, num_neighbors) for first in range(0, len(x), _CHUNK)]
+        candidates = _candidates(_leading(points, _DIRECTIONS), min(max(_CANDIDATES, 8 * num_neighbors), len(x) - 1))
+        nearest = [
+            _nearest_of(points, first, of_chunk, num_neighbors)
+            for first, of_chunk in zip(range(0, len(x), _CHUNK), torch.split(candidates, _CHUNK), strict=True)
+        ]
     cosines, others = (torch.cat(parts).cpu().numpy() for parts in zip(*nearest, strict=True))
     ends = np.arange(0, others.size + 1, num_neighbors)
     one_way = scipy.sparse.csr_array(
@@ -228,8 +235,7 @@ def refine_labels(
             a model and 0.9 without.
         doubt: See `adaptive_shares`.
         confidence: See `to_confidence`.
-        with_model: Whether a model takes part, which takes features; ``None`` takes one from 2,000 samples on of three
-            classes or more.
+        with_model: Whether a model takes part, which takes features; ``None`` takes one of three classes or more.
     """
     _check_probabilities(p)
     check(features.shape[0] == len(p), "features", f"of the {len(p)} samples of p", features.shape[0])
@@ -237,7 +243,7 @@ def refine_labels(
     if isinstance(features, Tensor):
         check_samples("features", features)
         graph = neighbour_graph(features, num_neighbors) if graph is None else graph
-        with_model = dense and p.shape[1] > 2 if with_model is None else with_model
+        with_model = p.shape[1] > 2 if with_model is None else with_model
     else:
         check(graph is None, "graph", "left out where features are one", "two graphs", "give features of the samples")
         check(not with_model, "with_model", "left out without features", with_model, "give features of the samples")
@@ -306,9 +312,33 @@ def _directions(points: Tensor, number: int) -> Tensor:
     return directions
 
 
-def _nearest_of_candidates(points: Tensor, shorter: Tensor, first: int, number: int) -> tuple[Tensor, Tensor]:
-    """As `_nearest`, of the points whose coordinates in ``shorter`` have the largest products with one's own."""
-    _, candidates = _nearest(shorter, first, min(max(_CANDIDATES, 8 * number), len(points) - 1))
+def _candidates(points: Tensor, number: int) -> Tensor:
+    """Points whose products with one's own are large, itself left out: indices, shape (n, number).
+
+    Points are in cells by spherical k-means, and those of a cell are compared with those of the cells nearest to it (an
+    inverted file, as of Jégou, Douze and Schmid, IEEE TPAMI 2011).
+    """
+    centres = F.normalize(points[:: -(-len(points) // _CELLS)], dim=1)
+    for _ in range(4):
+        cells = torch.cat([(part @ centres.T).argmax(dim=1) for part in torch.split(points, _MANY)])
+        centres = F.normalize(torch.zeros_like(centres).index_add_(0, cells, points), dim=1)
+    sizes = torch.bincount(cells, minlength=len(centres))
+    members = torch.split(cells.argsort(stable=True), sizes.tolist())
+    order = (centres @ centres.T).argsort(dim=1, descending=True, stable=True)
+    found = torch.empty(len(points), number, dtype=torch.int64, device=points.device)
+    for cell, rows in enumerate(members):
+        enough = sizes[order[cell]].cumsum(dim=0) >= max(len(points) // _REACH, number + 1)
+        near = order[cell, : int(enough.double().argmax()) + 1].tolist()
+        others = torch.cat([rows, *(members[each] for each in near if each != cell)])
+        there = points[others]  # the cell's own first
+        for first in range(0, len(rows), _CHUNK):
+            _, nearest = _nearest(there, first, number, len(rows))
+            found[rows[first : first + _CHUNK]] = others[nearest]
+    return found
+
+
+def _nearest_of(points: Tensor, first: int, candidates: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """As `_nearest`, among candidates alone, shape (chunk, candidates)."""
     chunk = points[first : first + _CHUNK]
     found: list[Tensor] = []
     for own, others in zip(torch.split(chunk, 64), torch.split(candidates, 64), strict=True):
@@ -318,9 +348,9 @@ def _nearest_of_candidates(points: Tensor, shorter: Tensor, first: int, number: 
     return torch.einsum("nd,ncd->nc", chunk.double(), points[others].double()), others
 
 
-def _nearest(points: Tensor, first: int, number: int) -> tuple[Tensor, Tensor]:
+def _nearest(points: Tensor, first: int, number: int, end: int | None = None) -> tuple[Tensor, Tensor]:
     """Cosines and indices of the points nearest to each of a chunk, itself left out; points have length 1."""
-    chunk = points[first : first + _CHUNK]
+    chunk = points[first:end][:_CHUNK]
     cosines = chunk @ points.T
     rows = torch.arange(len(chunk), device=points.device)
     cosines[rows, first + rows] = -torch.inf

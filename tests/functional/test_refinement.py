@@ -58,13 +58,14 @@ def test_a_graph_has_cosines_to_the_third_of_all_that_are_near_one_way_or_the_ot
     np.testing.assert_allclose(fn.neighbour_graph(7 * x, k).toarray(), found)
 
 
-@pytest.mark.parametrize(("width", "least"), [(8, 1.0), (128, 1.0), (300, 0.97)])
-def test_many_samples_find_their_neighbours_in_leading_directions(
-    width: int, least: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("width", "part", "least"), [(8, 1, 1.0), (128, 1, 1.0), (300, 1, 0.97), (128, 5, 0.98)])
+def test_many_samples_find_their_neighbours_in_leading_directions_and_near_cells(
+    width: int, part: int, least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = clusters(1100)[0] @ normal(8, width, seed=4) + normal(1100, width, seed=5)  # two chunks
     exact = fn.neighbour_graph(x)
     monkeypatch.setattr(refinement, "_MANY", 100)
+    monkeypatch.setattr(refinement, "_REACH", part)
     found = fn.neighbour_graph(x)
     assert (found.diagonal() == 0).all()
     both = (exact > 0).multiply(found > 0)
@@ -78,7 +79,22 @@ def test_many_samples_of_any_length_have_neighbours(scale: float, monkeypatch: p
     x = clusters(300)[0]
     exact = fn.neighbour_graph(scale * x)
     monkeypatch.setattr(refinement, "_MANY", 100)
+    monkeypatch.setattr(refinement, "_REACH", 1)
     np.testing.assert_allclose((fn.neighbour_graph(scale * x) - exact).toarray(), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["one point", "no length", "two points"])
+def test_many_samples_that_are_alike_have_as_many_neighbours(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are in one cell, or two, and the other cells are empty."""
+    x = torch.ones(700, 3) if kind == "one point" else torch.zeros(700, 3)
+    if kind == "two points":
+        x[:350, 0], x[350:, 1] = 1.0, 1.0
+    monkeypatch.setattr(refinement, "_MANY", 100)
+    found = fn.neighbour_graph(x)
+    assert (found.diagonal() == 0).all()
+    same = (x @ x.T > 0).numpy()
+    np.testing.assert_allclose(found.toarray(), same * (found.toarray() > 0), atol=1e-6)
+    assert (np.asarray((found > 0).sum(axis=1)) >= 5 * same.any(axis=1)).all()
 
 
 def test_of_few_candidates_all_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,13 +178,15 @@ def test_the_recipe_is_its_steps() -> None:
     as_sure = fn.to_confidence(p, 0.4)
     shares = fn.adaptive_shares(fn.propagate_labels(graph, as_sure, 0.6), 1.5)
     step = fn.propagate_labels(graph, fn.to_class_shares(as_sure, shares), 0.6)
-    found = fn.refine_labels(p, x, num_neighbors=4, alpha=0.6, doubt=1.5, confidence=0.4)
+    found = fn.refine_labels(p, x, num_neighbors=4, alpha=0.6, doubt=1.5, confidence=0.4, with_model=False)
     torch.testing.assert_close(found, fn.to_class_shares(step, shares))
     torch.testing.assert_close(found.mean(dim=0), shares, atol=1e-8, rtol=0)
 
 
 @pytest.mark.parametrize(("number", "alpha"), [(1999, 0.7), (2000, 0.9)])
-def test_labels_of_many_samples_spread_further_and_have_a_model(number: int, alpha: float) -> None:
+def test_labels_of_many_samples_spread_further_and_those_of_three_classes_have_a_model(
+    number: int, alpha: float
+) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(number, 4, generator=generator, dtype=torch.float64)
     p = (x[:, :3] + torch.randn(number, 3, generator=generator, dtype=torch.float64)).softmax(dim=1)
@@ -179,7 +197,7 @@ def test_labels_of_many_samples_spread_further_and_have_a_model(number: int, alp
     assert torch.equal(fn.refine_labels(p, x, with_model=False), found)
     with_model = fn.refine_labels(p, x, graph=graph, alpha=0.8 if number == 2000 else 0.7, with_model=True)
     assert not torch.equal(with_model, found)
-    assert torch.equal(fn.refine_labels(p, x), with_model if number == 2000 else found)
+    assert torch.equal(fn.refine_labels(p, x), with_model)
     two = p[:, :2] / p[:, :2].sum(dim=1, keepdim=True)  # neighbourhoods tell too little of these
     assert torch.equal(fn.refine_labels(two, x), fn.refine_labels(two, graph))
 

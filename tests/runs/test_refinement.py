@@ -85,17 +85,15 @@ def reverse_accuracy(features: Any, own: Tensor, labels: Tensor) -> float:
     return float(right.double().mean())
 
 
-@pytest.mark.parametrize("with_model", [False, True])
-def test_the_target_gets_a_classifier_of_its_refined_predictions(
-    monkeypatch: pytest.MonkeyPatch, with_model: bool
-) -> None:
-    if with_model:
+@pytest.mark.parametrize("dense", [False, True])
+def test_the_target_gets_a_classifier_of_its_refined_predictions(monkeypatch: pytest.MonkeyPatch, dense: bool) -> None:
+    if dense:
         monkeypatch.setattr(refinement, "_DENSE", 60)
     (plain, _), (module, run) = fitted(refine=False), fit()
     x = clusters()["c2"].tensors[0]
     z, _, _ = standardised(x)
     p = plain.eval()(x).double().softmax(dim=1)
-    labels = refine_labels(p, z, alpha=0.8 if with_model else 0.7, with_model=with_model)
+    labels = refine_labels(p, z, alpha=0.8 if dense else 0.7, with_model=True)
     weight, bias = softmax_regression(z, labels, 1 / (STRENGTH * 60))
     torch.testing.assert_close(module.eval()(x).double(), z @ weight.T + bias, atol=1e-4, rtol=1e-4)
     assert errors(module) < errors(plain)
