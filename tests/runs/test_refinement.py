@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from torch.utils.data import TensorDataset
 
 from fedlit import FederatedModule
 from fedlit.export import target_model
-from fedlit.federation import ChannelError
+from fedlit.federation import ChannelError, Client
 from fedlit.functional import neighbour_agreement, neighbour_graph, refine_labels, refinement, softmax_regression
 from fedlit.methods import FedAvg, FedRFTCA, KNNPer, SourceOnly
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
+from fedlit.run.refinement import Heads, Proposal, copied, decide_
 from helpers import build, descend_, digits, loader, same, trainer, weights
 from method_table import METHODS
 
@@ -173,6 +175,19 @@ def test_sources_that_cannot_try_a_classifier_speak_against_it(monkeypatch: pyte
     with pytest.warns(UserWarning, match="from 1.000 to 0.000"):
         _, run = fit(method=SourceOnly)
     assert run.callback_metrics["refine/taken"] == 0
+
+
+@pytest.mark.parametrize(("after", "taken"), [(0.64, True), (0.62, False)])
+@pytest.mark.filterwarnings("ignore:refine. target 'c2' is left")
+def test_seven_tenths_of_the_accuracy_on_the_sources_samples_are_enough(after: float, taken: bool) -> None:
+    network, refined = nn.Linear(2, 3), nn.Linear(2, 3)
+    target = Client("c2", role="target")
+    run: Any = SimpleNamespace(target=target, replicas={target: network}, outputs=SimpleNamespace(temperature=1.0))
+    proposal = Proposal(Heads(torch.zeros(2, 3, 2), torch.zeros(2, 3)), copied(refined), 2.0)
+    numbers = decide_(run, proposal, {"right": torch.tensor([0.9, after], dtype=torch.float64)})
+    assert numbers["taken"] == taken
+    assert torch.equal(network.weight, refined.weight) == taken
+    assert run.outputs.temperature == (2.0 if taken else 1.0)
 
 
 def test_one_source_that_would_hide_behind_nobody_is_named_at_the_start() -> None:
