@@ -1,12 +1,13 @@
 """Every method on a GPU next to the CPU, and what a round of a ResNet-50 costs there.
 
-Run from the repository root, where there is a GPU: python benchmarks/gpu.py [--parts methods resume resnet]
+Run from the repository root, where there is a GPU: python benchmarks/gpu.py [--parts methods resume copies resnet]
 
 methods  Each row of the tests' table of methods, three rounds on the CPU and on the GPU, in 64 and 32 bits and with
     masked sums: distance between the target's weights of both, relative to how far they moved; and whether both sent
     the same messages.
 resume   Each row, three rounds on the GPU next to two rounds, a checkpoint, and the third: whether they are equal, with
     dropout.
+copies   Milliseconds to bring a vector of a federation to the CPU (`to_host`), next to `Tensor.cpu`, by its length.
 resnet   Wall-clock seconds of a round of three sources and a target, ResNet-50 of torchvision with random weights,
     inputs of random numbers, and the most memory that the GPU held; FedAvg also as a loop written by hand.
 
@@ -50,6 +51,7 @@ from torch.utils.data import TensorDataset
 from fedlit import Client, FederatedModule
 from fedlit.data import FederatedLoader
 from fedlit.federation import RosterError
+from fedlit.federation.wire import to_host
 from fedlit.methods import FedAvg, FedGP, FedMMD, FedRFTCA
 from fedlit.models import Backbone, Replica
 from fedlit.papers.experiments import Results
@@ -140,6 +142,19 @@ def resumed(name: str, device: str) -> dict[str, bool]:
     straight = module_of(fitted(name, device, dropout=0.2))
     clients = [client.name for client in straight.clients]
     return {"equal": all(same(weights(straight, client), weights(again, client)) for client in clients)}
+
+
+def copied(length: int, device: torch.device) -> dict[str, float]:
+    """Milliseconds of both ways, medians of 20, after one for the memory that torch keeps."""
+    vector, found = torch.randn(length, device=device), {}
+    for name, copy_of in (("to_host", to_host), ("cpu", Tensor.cpu)):
+        times = []
+        for _ in range(21):
+            start = now(device)
+            copy_of(vector)
+            times.append(now(device) - start)
+        found[name] = round(1000 * statistics.median(times[1:]), 3)
+    return found
 
 
 def _quieten() -> None:
@@ -241,7 +256,7 @@ def _memory(device: torch.device) -> dict[str, float]:
 def main() -> None:
     """Run the parts, print and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=["methods", "resume", "resnet"])
+    parser.add_argument("--parts", nargs="+", choices=["methods", "resume", "copies", "resnet"])
     parser.add_argument("--rows", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu tries the script itself.")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) - 2))
@@ -254,7 +269,7 @@ def main() -> None:
         return
     gpu = torch.cuda.get_device_name() if given.device == "cuda" else "none"
     results = Results(given.out, "torch", "torchvision", "lightning", gpu=gpu)
-    parts = given.parts or ["methods", "resume", "resnet"]
+    parts = given.parts or ["methods", "resume", "copies", "resnet"]
     context = multiprocessing.get_context("spawn")
     for part, work in (("methods", compared), ("resume", resumed)):
         if part not in parts:
@@ -265,6 +280,10 @@ def main() -> None:
                 row = future.result() if future.exception() is None else {"error": repr(future.exception())}
                 results.keep(row, part, name)
                 print(f"{part}: {name:24s}", row, flush=True)
+    for length in (10**5, 10**6, 10**7, 10**8) if "copies" in parts else ():
+        row = copied(length, torch.device(given.device))
+        results.keep(row, "copies", f"{length:,} numbers")
+        print(f"copies: {length:13,}", row, flush=True)
     if "resnet" in parts:
         _quieten()
         device = torch.device(given.device)

@@ -1,9 +1,9 @@
 """What refinement at the target is worth, with a network and with the recommended recipe, and how it was set.
 
 Run from the repository root: python benchmarks/refine.py [--parts styles office_caltech surf digits hearts settings
-weights sizes heads temperatures guard] [--folder runs]
+weights sizes shares heads temperatures guard] [--folder runs]
 
-Every part but the last six is an experiment of ``configs/experiments`` over its targets, without ``refine``, with it,
+Every part but the last seven is an experiment of ``configs/experiments`` over its targets, without ``refine``, with it,
 and where there is a network with that trained on (``refine: network``): SourceOnly with the experiment's network, at
 unit length and by rank where inputs are features, and the configuration of ``configs/recipes`` for these data.
 Accuracies are those of the last round on the target's hidden labels, an oracle; targets are trained and scored on all
@@ -20,6 +20,8 @@ sizes     Accuracy by `alpha` and the number of the target's samples, without a 
     features have the neighbours; Fashion-MNIST with noise of 0.4, by a network of images without (Debian: apt-get
     install dataset-fashion-mnist); the windows of 15 people of HAPT, by one of 15 others; and three domains of digits
     as features of EfficientNet-Lite0 (extra `backbones`), by the recipe's regression. Mean of three draws.
+shares    The same targets, 1,000 samples of which the most frequent class has 1, 10 or 50 times as many as the rarest,
+    at the default alpha, without a model and with one. Mean of five draws, in each of which other classes are rare.
 heads     Whether the mean of the recipe's regression and of Gaussian classes (256 principal directions, shrinkage .3),
     each brought to one confidence, is refined better than the regression, with sources in the target's place; and the
     regression with another alpha, and with the target's own model.
@@ -38,7 +40,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import permutations
 from pathlib import Path
@@ -284,28 +286,57 @@ def last_features(network: MLPClassifier, x: Tensor) -> Tensor:
     return torch.tensor(features)
 
 
-def sizes(name: str) -> dict[str, float]:
-    """Accuracy by alpha and number of samples."""
+def target(name: str) -> tuple[Callable[[Tensor], tuple[Tensor, Tensor]], Tensor]:
+    """What gives predictions and centred inputs of some of a target's samples, and the classes of all."""
     if name.endswith(FEATURES):
         domains = dict(TARGETS[name]())
         x, y = domains.pop(name.removesuffix(FEATURES))
         sources = [(by_rank(each), labels) for each, labels in domains.values()]
     else:
         p, x, y = by_network(name)
+
+    def of_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+        own = by_rank(x[rows]) if name.endswith(FEATURES) else F.normalize(x[rows], dim=1)
+        there = predicted(sources, own, 10, POWERS["sqrt"]) if name.endswith(FEATURES) else p[rows]
+        return there, own - own.mean(dim=0)
+
+    return of_rows, y
+
+
+def sizes(name: str) -> dict[str, float]:
+    """Accuracy by alpha and number of samples."""
+    of_rows, y = target(name)
     generator, found = torch.Generator().manual_seed(0), {}
     for number in (each for each in SIZES if each <= len(y)):
         accuracies: dict[str, list[float]] = {"as predicted": [], **{label: [] for label in SPREADS}}
         for _ in range(3):
             rows = torch.randperm(len(y), generator=generator)[:number]
-            own = by_rank(x[rows]) if name.endswith(FEATURES) else F.normalize(x[rows], dim=1)
-            there = predicted(sources, own, 10, POWERS["sqrt"]) if name.endswith(FEATURES) else p[rows]
-            own = own - own.mean(dim=0)
+            there, own = of_rows(rows)
             graph = neighbour_graph(own)
             accuracies["as predicted"].append(right(there, y[rows]))
             for label, (alpha, with_model) in SPREADS.items():
                 refined = refine_labels(there, own, graph=graph, alpha=alpha, with_model=with_model)
                 accuracies[label].append(right(refined, y[rows]))
         found |= {f"{number}, {label}": statistics.fmean(each) for label, each in accuracies.items()}
+    return {label: round(value, 1) for label, value in found.items()}
+
+
+def shares(name: str) -> dict[str, float]:
+    """Accuracy by how unequal classes are."""
+    (of_rows, y), generator, found = target(name), torch.Generator().manual_seed(0), {}
+    classes = int(y.max()) + 1
+    for ratio in (1, 10, 50):
+        accuracies: dict[str, list[float]] = {"as predicted": [], "without model": [], "with model": []}
+        for _ in range(5):
+            frequency = ratio ** (torch.randperm(classes, generator=generator).double() / (classes - 1))
+            wanted = (1000 * frequency / frequency.sum()).round().long()
+            shuffled = torch.randperm(len(y), generator=generator)
+            rows = torch.cat([shuffled[y[shuffled] == c][: wanted[c]] for c in range(classes)])
+            there, own = of_rows(rows)
+            accuracies["as predicted"].append(right(there, y[rows]))
+            for label, with_model in (("without model", False), ("with model", True)):
+                accuracies[label].append(right(refine_labels(there, own, with_model=with_model), y[rows]))
+        found |= {f"1:{ratio}, {label}": statistics.fmean(each) for label, each in accuracies.items()}
     return {label: round(value, 1) for label, value in found.items()}
 
 
@@ -414,6 +445,7 @@ OTHERS = {
     "settings": (settings, ("styles", "hearts")),
     "weights": (weights, (*PATHS, "hearts", *(name + CUT for name in PATHS))),
     "sizes": (sizes, tuple(TARGETS)),
+    "shares": (shares, tuple(TARGETS)),
     "heads": (heads, (*PATHS, "hearts")),
     "temperatures": (temperatures, (*PATHS, "hearts")),
     "guard": (guard, (*PATHS, "hearts", "digits")),
@@ -438,7 +470,7 @@ def main() -> None:
             found, data = OTHERS[part]
             for name in data:
                 results.keep(found(name), part, name)
-                print(f"{part}, {name}, sources in the target's place:", results.found[part][name], flush=True)
+                print(f"{part}, {name}:", results.found[part][name], flush=True)
         else:
             for label, row in compare(part, options.rows, options.forms, options.seeds, options.folder, options.jobs):
                 results.keep(row, part, label)

@@ -23,6 +23,9 @@ _LENGTH = struct.Struct("<I")
 _MAX_HEADER_BYTES = 1 << 22
 _MAX_DIMENSIONS = 64
 _MAX_ELEMENTS = 1 << 48  # of one dimension: more than any memory has, and products of them stay short
+_PINNED = 1 << 20
+"""Bytes from which on a copy from a GPU goes to pinned memory, which the GPU writes to itself."""
+
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool,
@@ -85,6 +88,13 @@ def part(message: Payload, name: str, dtype: torch.dtype | None = None) -> Tenso
     return entry
 
 
+def to_host(tensor: Tensor) -> Tensor:
+    """A tensor in the CPU's memory, itself if it is there."""
+    if tensor.device.type != "cuda" or tensor.nbytes < _PINNED:
+        return tensor.cpu()
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
+
+
 def encode(payload: Payload) -> Tensor:
     """Bytes of ``payload``, as a uint8 tensor of shape (`wire_size`,)."""
     return torch.cat(encode_in_place(payload))
@@ -94,7 +104,7 @@ def encode_in_place(payload: Payload) -> list[Tensor]:
     """The same in parts, in the memory of the tensors where they are on the CPU: of long ones there is no copy."""
     header, _ = _header(schema_of(payload))
     parts = [torch.frombuffer(bytearray(header), dtype=torch.uint8)]
-    parts += [t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in payload.values() if t.numel()]
+    parts += [to_host(t.detach()).contiguous().reshape(-1).view(torch.uint8) for t in payload.values() if t.numel()]
     return parts
 
 

@@ -28,10 +28,13 @@ _DENSE = 2000
 """Samples from which on labels spread further, see benchmarks/refine.py (sizes)."""
 
 _MANY = 20_000
-"""Samples beyond which the nearest ones are looked for in leading directions first, as all cosines take long."""
+"""Samples beyond which the nearest ones are looked for in near cells, in leading directions first; and at a time."""
 
 _DIRECTIONS, _CANDIDATES = 128, 40
 """Leading directions, and samples that are nearest in these, of which the nearest ones are taken."""
+
+_GATHERED = 64 * _CANDIDATES
+"""Candidates whose features are in memory at a time."""
 
 _CELLS, _REACH = 256, 5
 """Cells of many samples, and the part of all samples (a fifth) among which those of a cell look for the nearest."""
@@ -79,11 +82,7 @@ def neighbour_graph(x: Tensor, num_neighbors: int = 5) -> scipy.sparse.csr_array
     else:
         # float32 would lose the ends of float64's range before they have length 1
         points = torch.cat([F.normalize(part.double(), dim=1).float() for part in torch.split(x.detach(), _CHUNK)])
-        candidates = _candidates(_leading(points, _DIRECTIONS), min(max(_CANDIDATES, 8 * num_neighbors), len(x) - 1))
-        nearest = [
-            _nearest_of(points, first, of_chunk, num_neighbors)
-            for first, of_chunk in zip(range(0, len(x), _CHUNK), torch.split(candidates, _CHUNK), strict=True)
-        ]
+        nearest = [_nearest_in_cells(points, num_neighbors)]
     cosines, others = (torch.cat(parts).cpu().numpy() for parts in zip(*nearest, strict=True))
     ends = np.arange(0, others.size + 1, num_neighbors)
     one_way = scipy.sparse.csr_array(
@@ -312,40 +311,42 @@ def _directions(points: Tensor, number: int) -> Tensor:
     return directions
 
 
-def _candidates(points: Tensor, number: int) -> Tensor:
-    """Points whose products with one's own are large, itself left out: indices, shape (n, number).
+def _nearest_in_cells(points: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """As `_nearest` for all points, but among those of near cells, and in leading directions first.
 
-    Points are in cells by spherical k-means, and those of a cell are compared with those of the cells nearest to it (an
-    inverted file, as of Jégou, Douze and Schmid, IEEE TPAMI 2011).
+    Cells are of spherical k-means, and points of a cell are compared with those of the cells nearest to it (an inverted
+    file, as of Jégou, Douze and Schmid, IEEE TPAMI 2011).
     """
-    centres = F.normalize(points[:: -(-len(points) // _CELLS)], dim=1)
+    leading, wanted = _leading(points, _DIRECTIONS), min(max(_CANDIDATES, 8 * number), len(points) - 1)
+    centres = F.normalize(leading[:: -(-len(points) // _CELLS)], dim=1)
     for _ in range(4):
-        cells = torch.cat([(part @ centres.T).argmax(dim=1) for part in torch.split(points, _MANY)])
-        centres = F.normalize(torch.zeros_like(centres).index_add_(0, cells, points), dim=1)
+        cells = torch.cat([(part @ centres.T).argmax(dim=1) for part in torch.split(leading, _MANY)])
+        centres = F.normalize(torch.zeros_like(centres).index_add_(0, cells, leading), dim=1)
     sizes = torch.bincount(cells, minlength=len(centres))
     members = torch.split(cells.argsort(stable=True), sizes.tolist())
     order = (centres @ centres.T).argsort(dim=1, descending=True, stable=True)
     found = torch.empty(len(points), number, dtype=torch.int64, device=points.device)
+    cosines = torch.empty(len(points), number, dtype=torch.float64, device=points.device)
     for cell, rows in enumerate(members):
-        enough = sizes[order[cell]].cumsum(dim=0) >= max(len(points) // _REACH, number + 1)
+        enough = sizes[order[cell]].cumsum(dim=0) >= max(len(points) // _REACH, wanted + 1)
         near = order[cell, : int(enough.double().argmax()) + 1].tolist()
         others = torch.cat([rows, *(members[each] for each in near if each != cell)])
-        there = points[others]  # the cell's own first
+        there = leading[others]  # the cell's own first
         for first in range(0, len(rows), _CHUNK):
-            _, nearest = _nearest(there, first, number, len(rows))
-            found[rows[first : first + _CHUNK]] = others[nearest]
-    return found
+            own, (_, nearest) = rows[first : first + _CHUNK], _nearest(there, first, wanted, len(rows))
+            cosines[own], found[own] = _nearest_of(points, own, others[nearest], number)
+    return cosines, found
 
 
-def _nearest_of(points: Tensor, first: int, candidates: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """As `_nearest`, among candidates alone, shape (chunk, candidates)."""
-    chunk = points[first : first + _CHUNK]
-    found: list[Tensor] = []
-    for own, others in zip(torch.split(chunk, 64), torch.split(candidates, 64), strict=True):
-        cosines = torch.einsum("nd,ncd->nc", own, points[others])
-        found.append(others.gather(1, cosines.topk(number).indices))
-    others = torch.cat(found)
-    return torch.einsum("nd,ncd->nc", chunk.double(), points[others].double()), others
+def _nearest_of(points: Tensor, rows: Tensor, candidates: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """As `_nearest` for some points, among candidates alone, shape (rows, candidates); cosines in float64."""
+    found = []
+    size = max(1, _GATHERED // candidates.shape[1])
+    for own, others in zip(torch.split(points[rows], size), torch.split(candidates, size), strict=True):
+        near = others.gather(1, torch.einsum("nd,ncd->nc", own, points[others]).topk(number).indices)
+        found.append((torch.einsum("nd,ncd->nc", own.double(), points[near].double()), near))
+    cosines, others = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return cosines, others
 
 
 def _nearest(points: Tensor, first: int, number: int, end: int | None = None) -> tuple[Tensor, Tensor]:

@@ -12,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedlit.federation import PayloadError
-from fedlit.federation.wire import _DTYPES, decode, encode, wire_size
+from fedlit.federation.wire import _DTYPES, decode, encode, to_host, wire_size
 
 shapes = st.lists(st.integers(0, 4), max_size=3)
 
@@ -126,3 +127,22 @@ def test_bytes_that_are_no_booleans_become_booleans() -> None:
 def test_a_type_that_no_message_can_hold_is_refused_by_the_sender() -> None:
     with pytest.raises(PayloadError, match="'z' has type"):
         encode({"a": torch.zeros(1), "z": torch.zeros(1, dtype=torch.complex64)})
+
+
+def test_long_vectors_of_a_gpu_go_to_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[int] = []
+    empty_like = torch.empty_like
+
+    def recorded(tensor: Tensor, **options: object) -> Tensor:
+        pinned.append(tensor.nbytes)
+        assert options.pop("pin_memory") is True
+        return empty_like(tensor, **options)
+
+    monkeypatch.setattr(torch, "empty_like", recorded)
+    with FakeTensorMode():
+        for length in (1 << 18, (1 << 18) - 1):
+            found = to_host(torch.empty(length, device="cuda"))
+            assert (found.device.type, found.dtype, len(found)) == ("cpu", torch.float32, length)
+    here = torch.ones(1 << 18)
+    assert to_host(here) is here
+    assert pinned == [1 << 20]

@@ -24,7 +24,7 @@ from fedlit.federation.messenger import KINDS, Message, Messenger
 from fedlit.federation.release import Releases
 from fedlit.federation.sums.conversation import Backends
 from fedlit.federation.sums.totals import Total, Totals, schema_bytes, schema_in
-from fedlit.federation.wire import part, wire_size
+from fedlit.federation.wire import part, to_host, wire_size
 from fedlit.privacy import FixedPoint, InputError, Plain, PrivacyError, PrivacyWarning, QuorumError, Tags, Terms, links
 from fedlit.privacy.driver import Parties
 from fedlit.privacy.packing import Payload, Schema, check_equal, pack, relative_weights, schema_of
@@ -313,7 +313,7 @@ class Sums:
                     continue
                 vector = pack(payload, codec, share)
                 if codec is not None or self._messenger.transport.world_size > 1:
-                    vector = vector.cpu()  # where those of other processes arrive, and where codecs work
+                    vector = to_host(vector)  # where those of other processes arrive, and where codecs work
                 self._messenger.check_finite(recipe.channel, name, vector)
                 vectors[name] = vector
         return vectors, schema
