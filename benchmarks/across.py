@@ -4,7 +4,7 @@ Run from the repository root: python benchmarks/across.py [--out benchmarks/acro
 
 Rounds: FedAvg and FedMMD on digits with three clients, in one process, three processes over gloo, and a server with
 three sites over gRPC with mutual TLS, without and with latency that a relay on the loopback adds (half each way).
-Memory: two masked means of a model of 100 MB and of 1 GB over sites that are processes.
+Memory: two means of a model over sites that are processes, masked and under BFV, CKKS and Paillier, by its megabytes.
 """
 
 # ruff: noqa: E402  (runs are those of the tests, which the lines below find)
@@ -35,7 +35,13 @@ METHODS = ("FedAvg", "FedMMD")
 LATENCIES = (0, 20, 100)
 """Milliseconds there and back."""
 
-MASKED = "PairwiseMasking(colluders=0)"
+OPTIONS: dict[str, dict[str, Any]] = {"PairwiseMasking": {"colluders": 0}}
+MEANS = (
+    *(("PairwiseMasking", megabytes, sites) for megabytes, sites in ((100, 2), (100, 3), (1000, 2))),
+    *(("BFV", megabytes, sites) for megabytes, sites in ((20, 2), (20, 3), (200, 2))),
+    *(("CKKS", 100, 2), ("Paillier", 4, 2)),
+)
+"""Backends, megabytes and sites: a site takes seven models when masked, and this machine has 24 GB."""
 
 
 # ---------------------------------------------------------------- rounds
@@ -84,12 +90,12 @@ def _peak() -> float:
     return int(line.split()[1]) / 1024
 
 
-def _mean(files: str, port: int, rank: int, sites: int, megabytes: int, pipe: Any) -> None:
-    """One masked mean of a model, at the server (rank 0) or a site."""
+def _mean(files: str, port: int, rank: int, backend: str, sites: int, megabytes: int, pipe: Any) -> None:
+    """Two means of a model, at the server (rank 0) or a site."""
     import torch
 
+    from fedlit import privacy
     from fedlit.federation import Federation
-    from fedlit.privacy import PairwiseMasking
     from fedlit.remote import Server, Site
 
     torch.set_num_threads(1)
@@ -100,7 +106,7 @@ def _mean(files: str, port: int, rank: int, sites: int, megabytes: int, pipe: An
     star = seat.open({})
     federation = Federation(
         one_site.SITES, "fonts", transport=star, placement=[[], *star.sites.values()],
-        privacy=PairwiseMasking(colluders=0), seed=0,
+        privacy=getattr(privacy, backend)(**OPTIONS.get(backend, {})), seed=0,
     )  # fmt: skip
     star.begin(())
     federation.settled = True
@@ -122,13 +128,13 @@ def measure_memory(folder: Path) -> list[dict[str, Any]]:
     """A row for each size of the model."""
     files, rows = certificates(folder), []
     context = multiprocessing.get_context("spawn")
-    # a site takes seven models, and the machine has 24 GB
-    for megabytes, sites_each in ((100, 2), (100, 3), (1000, 2)):
+    for backend, megabytes, sites_each in MEANS:
         pipes, workers = [], []
         port = free_port()
         for rank in range(sites_each + 1):
             ours, theirs = context.Pipe(duplex=False)
-            workers.append(context.Process(target=_mean, args=(files, port, rank, sites_each, megabytes, theirs)))
+            own = (files, port, rank, backend, sites_each, megabytes, theirs)
+            workers.append(context.Process(target=_mean, args=own))
             workers[-1].start()
             pipes.append(ours)
         told = [pipe.recv() for pipe in pipes]
@@ -136,6 +142,7 @@ def measure_memory(folder: Path) -> list[dict[str, Any]]:
             worker.join()
         server, sites = told[0], told[1:]
         row = {
+            "backend": backend,
             "model_mb": megabytes,
             "sites": sites_each,
             "round_s": server["seconds"],
@@ -148,7 +155,7 @@ def measure_memory(folder: Path) -> list[dict[str, Any]]:
         rows.append(row)
         first, second = row["round_s"]
         print(
-            f"{megabytes} MB, {sites_each} sites: {first:.1f} and {second:.1f} s a mean; server "
+            f"{backend}, {megabytes} MB, {sites_each} sites: {first:.1f} and {second:.1f} s a mean; server "
             f"{row['server_peak_mb']:.0f} MB at most, {row['server_before_mb']:.0f} before: "
             f"{row['server_models']:.2f} models; site {row['site_peak_mb']:.0f} MB",
             flush=True,

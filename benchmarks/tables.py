@@ -648,6 +648,13 @@ def by_size(results: Results) -> str:
     return grid("target, samples", names, [(f"{name}, {number:,}", each) for (name, number), each in cells.items()])
 
 
+def by_class_shares(results: Results) -> str:
+    """Accuracy as predicted, and refined without a model and with one, by how many times the rarest class there is."""
+    first = next(iter(results["shares"].values()))
+    rows = [(name, [f"{row[label]:.1f}" for label in first]) for name, row in results["shares"].items()]
+    return grid("target", list(first), rows)
+
+
 def few_labels_in_targets_place(results: Results) -> str:
     """Methods with a few labels, on sources in the target's place; the first column's best first."""
     first = next(iter(results.values()))
@@ -784,10 +791,10 @@ def flare_ways(results: Results) -> str:
 
 
 def across_memory(results: Results) -> str:
-    """Of one masked mean."""
+    """Of one mean."""
     rows = [
         (
-            f"{row['model_mb']} MB, {row['sites']} sites",
+            f"{row['backend']}, {row['model_mb']} MB, {row['sites']} sites",
             [
                 f"{row['server_models']:.2f}",
                 f"{row['server_peak_mb']:.0f} MB",
@@ -798,7 +805,7 @@ def across_memory(results: Results) -> str:
         for row in results["memory"]
     ]
     columns = ("models at the server", "server in all", "site in all", "a mean takes")
-    return grid("model", columns, rows)
+    return grid("backend, model", columns, rows)
 
 
 def vanishing(results: Results) -> str:
@@ -1137,6 +1144,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "refine": {
         "accuracy": refined,
         "sizes": by_size,
+        "shares": by_class_shares,
         **{part: in_targets_place(part) for part in ("settings", "weights", "heads", "temperatures", "guard")},
     },
     "across": {"rounds": across_rounds, "memory": across_memory},
