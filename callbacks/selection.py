@@ -180,11 +180,13 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
 def members_of(selection: Selection, num_classes: int) -> list[Candidate]:
     """Candidates that a combination has: all but those whose classes match the sources' far less than others' do.
 
-    With two classes, whose means are opposite directions, the match says too little, and all are members.
+    With two classes, whose means are opposite directions, the match says too little: all but those without trust, of
+    which are models that name one class, or nearly so.
     """
+    if num_classes == 2:
+        return [each for each in selection.candidates if each.trust > NO_TRUST]
     match = max((each.match for each in selection.candidates if each.match is not None), default=0.0)
-    least = LEAST_MATCH * match if num_classes > 2 else -1.0
-    return [each for each in selection.candidates if each.match is None or each.match >= least]
+    return [each for each in selection.candidates if each.match is None or each.match >= LEAST_MATCH * match]
 
 
 def choose(trust: Sequence[float], adapts_nothing: Sequence[bool], two_classes: bool = False) -> int | None:

@@ -18,6 +18,8 @@ from fedlit.callbacks.selection import (
     COMBINATION,
     LEAST_MATCH,
     MATCH,
+    NO_TRUST,
+    TRUST,
     Candidate,
     Member,
     Selection,
@@ -220,7 +222,9 @@ def _read_all(selection: Selection, base: str) -> tuple[list[_Stored], dict[str,
         if reference is not None and not torch.equal(each.positions, reference.positions):
             left_out[each.candidate.method] = f"it has other training samples of the target than {base}"
         elif each.candidate.method not in members:
-            left_out[each.candidate.method] = f"its {MATCH} is below {LEAST_MATCH} of the highest"
+            two = f"its {TRUST} is at most {NO_TRUST}"
+            more = f"its {MATCH} is below {LEAST_MATCH} of the highest"
+            left_out[each.candidate.method] = two if len(stored[0].classes) == 2 else more
         else:
             taken.append(each)
     return taken, left_out

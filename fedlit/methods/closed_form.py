@@ -115,6 +115,11 @@ class ClosedForm(FederatedModule):
         """What outer products of features are multiplied by, as fixed-point grids are absolute and products small."""
         raise NotImplementedError
 
+    @property
+    def scale(self) -> float:
+        """`factor`, or 1 where a mechanism clips: products that are larger than all else would leave no norm to it."""
+        return self.factor if self.federation.channels["moments"].mechanism is None else 1.0
+
     def solve(self, mean: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return what is handed out, as entries of a replica's state, from the sources' mean `moments`."""
         raise NotImplementedError
@@ -225,14 +230,14 @@ class ClosedForm(FederatedModule):
         sums = self._sums[client.name]
         count = max(sums.count, 1)  # 0 if it alone has each of its classes: zeros are added
         return {
-            "second": upper_half(sums.second_moment) * (self.factor / count),
+            "second": upper_half(sums.second_moment) * (self.scale / count),
             "first": sums.total / count,
             "by_class": self._class_sums[client.name] / count,
         }
 
     def second_moment(self, mean: Mapping[str, Tensor]) -> Tensor:
         """Return the mean of outer products that a mean of `moments` has, shape (p, p), float64."""
-        return from_upper_half(mean["second"].double() / self.factor, len(mean["first"]))
+        return from_upper_half(mean["second"].double() / self.scale, len(mean["first"]))
 
     def on_fit_start(self) -> None:
         """Start with empty sums, and warn if nobody trains the extractor; a resumed run may have nothing left to do."""

@@ -164,8 +164,9 @@ class FedAnalytic(ClosedForm):
             check_positive("penalty", penalty)
         rule = "'samples' with head='ridge', whose regression has no priors"
         check(head != "ridge" or class_shares == "samples", "class_shares", rule, class_shares, "take head='lda'")
-        width = feature_width(extractor)
-        unknown = torch.zeros(num_frequencies, width) if num_frequencies else None
+        # that of given features is known when training starts
+        width = None if getattr(extractor, "out_features", 0) is None else feature_width(extractor)
+        unknown = torch.zeros(num_frequencies, width or 0) if num_frequencies else None
         classifier = ClosedFormHead(width, num_classes, unknown, head == "qda_diagonal", unit_norm)
         super().__init__(
             clients, target, num_classes, extractor, classifier,
@@ -218,10 +219,10 @@ class FedAnalytic(ClosedForm):
         return _head_of(replica).features(replica.extractor(inputs))
 
     def columns(self, features: Tensor) -> Tensor:
-        """Return features, and for variances by class their squares behind them, which `factor` multiplies."""
+        """Return features, and for variances by class their squares behind them, which `scale` multiplies."""
         if self.head != "qda_diagonal":
             return features
-        return torch.cat([features, self.factor * features.square()], dim=1)
+        return torch.cat([features, self.scale * features.square()], dim=1)
 
     def moments(self, client: Client) -> dict[str, Tensor]:
         """As of `ClosedForm`, with a warning where the backend's grid rounds them away."""
@@ -288,7 +289,7 @@ class FedAnalytic(ClosedForm):
     def solve(self, mean: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the head, as entries of a replica's state, from the sources' mean `moments`."""
         moments = self._moments_of(mean)
-        squares = mean["by_class"][len(moments.first) : -1].double() / self.factor  # of the other heads none
+        squares = mean["by_class"][len(moments.first) : -1].double() / self.scale  # of the other heads none
         if self.federation.channels["moments"].mechanism is not None:
             moments, squares = mended(moments, squares)
         if self.head == "ridge":
@@ -329,7 +330,7 @@ class FedAnalytic(ClosedForm):
         if self.num_frequencies:
             width = feature_width(extractor)
             drawn = sample_frequencies(self.num_frequencies, width, self.bandwidth, self.kernel, self.federation.seed)
-            classifier.get_buffer("frequencies").copy_(drawn)
+            classifier.frequencies = drawn.to(classifier.get_buffer("frequencies"))
         return Replica(extractor, classifier)
 
 

@@ -15,7 +15,7 @@ class ClosedFormHead(nn.Module):
     """A classifier whose layer is solved for: ``linear(features(x))``, or with squares ``linear([features, squares])``.
 
     Args:
-        in_features: Width of the extractor's features.
+        in_features: Width of the extractor's features; without frequencies, ``None`` takes that of the first ones.
         num_classes: Logits for each input.
         frequencies: Matrix Omega, shape (N, in_features), whose random Fourier features take the place of the
             extractor's; ``None`` takes these themselves. It is in the state.
@@ -27,7 +27,7 @@ class ClosedFormHead(nn.Module):
 
     def __init__(
         self,
-        in_features: int,
+        in_features: int | None,
         num_classes: int,
         frequencies: Tensor | None = None,
         squares: bool = False,
@@ -36,7 +36,7 @@ class ClosedFormHead(nn.Module):
         super().__init__()
         width = in_features if frequencies is None else 2 * len(frequencies)
         self.squares, self.unit_norm = squares, unit_norm
-        self.linear = nn.Linear((1 + squares) * width, num_classes)
+        self.linear = nn.LazyLinear(num_classes) if width is None else nn.Linear((1 + squares) * width, num_classes)
         self.register_buffer("frequencies", None if frequencies is None else frequencies.to(self.linear.weight))
 
     def features(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The end of a run that has lost processes: checkpoints of what its last exchanges brought, and who is missing."""
+"""The end of a run that stops early or has lost processes: checkpoints of its result, and who is missing."""
 
 from __future__ import annotations
 

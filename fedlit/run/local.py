@@ -52,19 +52,21 @@ def initial_networks(run: Run, client: str | None) -> list[nn.Module]:
 def materialise(run: Run) -> None:
     """Run lazy layers once on inputs of the data's shape, so that they take its width.
 
-    In evaluation, where the data may not state it, the checkpoint brings the width.
+    In evaluation of data that do not state it, the checkpoint brings the width of lazy layers.
     """
     extractor, classifier = run.originals
     lazy = [part for part in run.originals if any(map(is_lazy, part.state_dict(keep_vars=True).values()))]
     without_width = getattr(extractor, "out_features", 0) is None
     if without_width and extractor not in lazy:
         lazy.append(extractor)
-    if not lazy or not run.is_fitting:
+    if not lazy or not run.is_attached:
         return
     data = run.trainer.datamodule  # type: ignore[attr-defined]
     if not run.federation.local_clients and not getattr(data, "elsewhere", False):
         return
     if not isinstance(shape := getattr(data, "input_shape", None), tuple):
+        if not run.is_fitting:
+            return
         refuse(
             "in_features",
             f"given to {type(lazy[0]).__name__}, as only a data module with input_shape knows the width of its inputs",

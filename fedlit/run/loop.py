@@ -171,9 +171,8 @@ class Rounds(Callback):
             run.phase().on_round_start(run)  # as before a round, in which those who return fetch what they have missed
         if run.clock.round_idx > run.clock.warmup_rounds and (returned or run.clock.last_round < 0):
             self._finish(run, run.clock.round_idx - 1)
-            if transport.losable:
-                run.prepare_predictions()
-                save_again(run)
+            run.prepare_predictions()
+            save_again(run)
         if returned:
             run.federation.compare_totals()  # as no sum follows in which clients would
         warn_of_missing(run)

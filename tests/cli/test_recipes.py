@@ -111,11 +111,13 @@ def test_a_recipe_before_its_data_is_told_apart(words, part):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedrf_tca", "fedrf_tca_closed_form", "fed_jda"])
+@pytest.mark.parametrize("method", ["fedrf_tca", "fedrf_tca_closed_form", "fed_jda", "fed_analytic"])
 def test_methods_that_build_on_given_features_find_their_width(method):
     words = ["--model.extractor=fedlit.models.Features", "--trainer.max_epochs=1"]
     main(["fit", "--config=data/digits", f"--config=methods/{method}", *words])
     assert summary()["rounds"] == 1
+    (checkpoint,) = Path("runs").glob("*/version_0/checkpoints/*.ckpt")
+    main(["test", f"--config={checkpoint.parents[1] / 'config.yaml'}", f"--ckpt_path={checkpoint}"])
 
 
 def test_the_recipe_for_signals_is_that_of_the_experiment_on_phones():

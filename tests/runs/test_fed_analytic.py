@@ -323,6 +323,13 @@ def test_clipping_alone_changes_no_head(kwargs):
     assert np.abs(outputs[0] - outputs[1]).max() < 0.05  # clients' clipping factors differ
 
 
+@pytest.mark.parametrize(("name", "norm"), [("ridge", 2.0), ("lda", 2.0), ("qda_diagonal", 5**0.5)])
+def test_moments_of_features_of_length_1_are_within_a_clipping_norm_of_2(name, norm):
+    """Products and means have length 1 at most; sums by class, with shares and squares, the root of 2, or of 3."""
+    whole = fit(domains(), head=name, strategy={"differential_privacy": GaussianMechanism(norm, 1e-12)})
+    np.testing.assert_allclose(head(whole)[0], head(fit(domains(), head=name))[0], rtol=1e-4, atol=1e-5)
+
+
 def test_one_mechanism_for_all_channels_blurs_the_moments_and_leaves_the_head_of_them_alone():
     for noise in (GaussianMechanism(1.0, 1e-9), {"moments": GaussianMechanism(1.0, 1e-9)}):
         module = fit(domains(), strategy={"differential_privacy": noise})

@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
@@ -19,7 +21,8 @@ from fedlit import FederatedModule
 from fedlit.export import target_model
 from fedlit.federation import ChannelError, Client
 from fedlit.functional import neighbour_agreement, neighbour_graph, refine_labels, refinement, softmax_regression
-from fedlit.methods import FedAvg, FedRFTCA, KNNPer, SourceOnly
+from fedlit.methods import T3A, FedAnalytic, FedAvg, FedRFTCA, KNNPer, SourceOnly
+from fedlit.models import MLP
 from fedlit.privacy import FixedPoint, PairwiseMasking, Plain
 from fedlit.run.refinement import Heads, Proposal, copied, decide_
 from helpers import build, descend_, digits, loader, same, trainer, weights
@@ -49,12 +52,13 @@ def fit(
 ) -> tuple[Any, Any]:
     """A linear classifier of the clusters; its Trainer too."""
     torch.manual_seed(0)
-    strategy = kwargs.pop("strategy", {})
+    strategy, callbacks = kwargs.pop("strategy", {}), kwargs.pop("callbacks", ())
     arguments: dict[str, Any] = {"optimizer": lambda params: SGD(params, lr=0.5), "classifier": nn.Linear(6, 3)}
     arguments |= {"extractor": nn.Identity()} | kwargs
     extractor = copy.deepcopy(arguments.pop("extractor"))
+    arguments = {name: each for name, each in arguments.items() if name != "classifier" or each is not None}
     module = arguments.pop("method", FedAvg)(CLIENTS, "c2", 3, extractor, refine=refine, **arguments)
-    run = trainer(rounds, strategy=strategy)
+    run = trainer(rounds, callbacks, strategy=strategy, enable_checkpointing=bool(callbacks))
     run.fit(module, loader(clusters(size), batch_size), ckpt_path=checkpoint)
     return module, run
 
@@ -217,6 +221,42 @@ def test_a_resumed_run_ends_refined_as_one_that_went_through(tmp_path: Path) -> 
     end.save_checkpoint(tmp_path / "three.ckpt")
     again, _ = fit(rounds=3, checkpoint=tmp_path / "three.ckpt")
     assert same(weights(whole, "c2"), weights(again, "c2"))
+
+
+class Stopping(pl.Callback):
+    """Asks for the end of a run after its second round, where `EarlyStopping` and `Timer` do."""
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.should_stop |= trainer.current_epoch == 1
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({"method": T3A, "refine": False}, id="T3A"),
+        pytest.param({"method": SourceOnly}, id="refined"),
+        pytest.param({"method": FedAnalytic, "warmup_rounds": 1}, id="closed form, refined"),
+    ],
+)
+def test_checkpoints_of_a_run_that_stops_early_are_of_its_end(given: Any, tmp_path: Path) -> None:
+    """They are those of a run that was planned for as many rounds, and runs go on from both alike."""
+    network: Any = {"extractor": MLP(6, [8]), "classifier": None}
+
+    def files(folder: str) -> Any:
+        return [torch.load(each, weights_only=False) for each in sorted((tmp_path / folder).glob("*.ckpt"))]
+
+    def ended(rounds: int, folder: str, *callbacks: pl.Callback, start: Path | None = None) -> dict[str, Tensor]:
+        kept = ModelCheckpoint(tmp_path / folder, filename="end", save_last=True)
+        module, _ = fit(rounds=rounds, checkpoint=start, callbacks=[kept, *callbacks], **network, **given)
+        return weights(module, "c2")
+
+    planned = ended(2, "planned")
+    assert same(planned, ended(5, "stopped", Stopping()))
+    for folder in ("planned", "stopped"):
+        assert [each["epoch"] for each in files(folder)] == [1, 1]
+        assert all(same(planned, each["clients"]["c2"]["weights"]) for each in files(folder))
+    starts = {each: tmp_path / each / "last.ckpt" for each in ("planned", "stopped")}
+    assert same(*(ended(3, f"{each}, on", start=start) for each, start in starts.items()))
 
 
 @pytest.mark.parametrize(
