@@ -40,6 +40,12 @@ SAFE = (FLOOR, "FedAvg")
 LEAST_MATCH = 0.7
 """Share of the highest match below which a model is no member of a combination of more than two classes."""
 
+KNOWN = "source/acc"
+"""Accuracy on the sources' validation samples; the module logs it."""
+
+LEAST_KNOWN = 0.5
+"""Share of the highest accuracy above 1/2 on the sources, below which a model is no member with two classes."""
+
 COMBINATION = "combination.json"
 """In the folder of a network that has learnt a combination: its members."""
 
@@ -63,8 +69,9 @@ class TrustedRound(ModelCheckpoint):
 class Candidate:
     """A method (name in tables), its most trusted round and trust in [0, 1], and the run's folder.
 
-    ``match`` is ``validator/class_means`` of that round, in [-1, 1], if it was logged. A method that is not ``ranked``
-    trains its predictions to be certain, which trust takes for a good sign.
+    ``match`` is ``validator/class_means`` of that round, in [-1, 1], and ``known`` its ``source/acc``, in [0, 1], if
+    they were logged. A method that is not ``ranked`` trains its predictions to be certain, which trust takes for a good
+    sign.
     """
 
     method: str
@@ -73,6 +80,7 @@ class Candidate:
     run: str
     match: float | None = None
     ranked: bool = True
+    known: float | None = None
 
 
 @dataclass(frozen=True)
@@ -159,7 +167,8 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
             if curve:
                 at = max(curve) if changes_at_end(run) else max(curve, key=lambda round_idx: curve[round_idx])
                 match = run.curves.get(MATCH, {}).get(at)
-                candidates.append(Candidate(run.title, at, curve[at], path, match, not _is_certain(run)))
+                known = run.curves.get(KNOWN, {}).get(at)
+                candidates.append(Candidate(run.title, at, curve[at], path, match, not _is_certain(run), known))
             else:
                 without.append(run.title)
         if not candidates:
@@ -180,13 +189,15 @@ def select(runs: Mapping[str, RunFolder]) -> list[Selection]:
 def members_of(selection: Selection, num_classes: int) -> list[Candidate]:
     """Candidates that a combination has: all but those whose classes match the sources' far less than others' do.
 
-    With two classes, whose means are opposite directions, the match says too little: all but those without trust, of
-    which are models that name one class, or nearly so.
+    With two classes, whose means are opposite directions, the match says too little, and so does trust: all but those
+    that know far less of the sources' samples, as an untrained one or one that names a single class.
     """
+    candidates = selection.candidates
     if num_classes == 2:
-        return [each for each in selection.candidates if each.trust > NO_TRUST]
-    match = max((each.match for each in selection.candidates if each.match is not None), default=0.0)
-    return [each for each in selection.candidates if each.match is None or each.match >= LEAST_MATCH * match]
+        above = max((each.known - 0.5 for each in candidates if each.known is not None), default=0.0)
+        return [each for each in candidates if each.known is None or each.known - 0.5 >= LEAST_KNOWN * above]
+    match = max((each.match for each in candidates if each.match is not None), default=0.0)
+    return [each for each in candidates if each.match is None or each.match >= LEAST_MATCH * match]
 
 
 def choose(trust: Sequence[float], adapts_nothing: Sequence[bool], two_classes: bool = False) -> int | None:

@@ -16,10 +16,10 @@ from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report.run_folder import read_runs
 from fedlit.callbacks.selection import (
     COMBINATION,
+    KNOWN,
+    LEAST_KNOWN,
     LEAST_MATCH,
     MATCH,
-    NO_TRUST,
-    TRUST,
     Candidate,
     Member,
     Selection,
@@ -222,7 +222,7 @@ def _read_all(selection: Selection, base: str) -> tuple[list[_Stored], dict[str,
         if reference is not None and not torch.equal(each.positions, reference.positions):
             left_out[each.candidate.method] = f"it has other training samples of the target than {base}"
         elif each.candidate.method not in members:
-            two = f"its {TRUST} is at most {NO_TRUST}"
+            two = f"its {KNOWN} is above 1/2 by less than {LEAST_KNOWN} of the highest"
             more = f"its {MATCH} is below {LEAST_MATCH} of the highest"
             left_out[each.candidate.method] = two if len(stored[0].classes) == 2 else more
         else:

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from fedlit import FederatedModule, Phase, Requires, Run
-from fedlit.checks import check_at_least
+from fedlit.checks import check_count
 from fedlit.federation import Channel, Client, FederatedLoader, RosterError, Summed
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.target_rate import TargetRate
@@ -59,7 +59,7 @@ class ThenAlone(SourceOnly):
 
     def __init__(self, *args: Any, federated_rounds: int = 10, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        check_at_least("federated_rounds", federated_rounds, 1)
+        check_count("federated_rounds", federated_rounds, 1)
         self.federated_rounds = federated_rounds
 
     @property

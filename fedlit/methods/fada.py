@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import fedlit.functional as fn
 from fedlit import ReplicaSpec, Requires
-from fedlit.checks import check, check_at_least, check_one_of, check_positive
+from fedlit.checks import check, check_at_least, check_count, check_one_of, check_positive
 from fedlit.federation import Channel, Client, Open
 from fedlit.federation.nested import Inputs, num_samples
 from fedlit.methods.combined_updates import UPDATE_ALONE, Update, WeighedUpdates
@@ -92,7 +92,7 @@ class FADA(WeighedUpdates):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        check_at_least("hidden", hidden, 1, "unit")
+        check_count("hidden", hidden, 1, "unit")
         check_at_least("identifier_weight (lambda)", identifier_weight, 0)
         check_at_least("mi_weight", mi_weight, 0)
         for name, value in (("identifier_lr", identifier_lr), ("temperature (tau)", temperature)):

@@ -111,9 +111,10 @@ class FedAnalytic(ClosedForm):
         each learns the other's. The head goes to all sources, and tells of the pooled data: with "qda_diagonal" its
         classes' shares, means and shrunk variances themselves, otherwise C (p + 1) functions of the moments.
 
-        Differential privacy of "moments" is of whole clients, and takes a fixed penalty. What clipping and noise leave
-        is mended: shares of classes sum to 1 again, and no variance is negative. The head, which is computed from them
-        alone, is not blurred again, and costs the target nothing of a privacy budget.
+        Differential privacy of "moments" is of whole clients, and takes a fixed penalty. With ``unit_norm`` a clipping
+        norm of 2 clips nothing, nor does 2.24 with "qda_diagonal". What clipping and noise leave is mended: shares of
+        classes sum to 1 again, and no variance is negative. The head, which is computed from them alone, is not blurred
+        again, and costs the target nothing of a privacy budget.
 
     Attributes:
         chosen_penalty: On the target's process, the penalty that leaving one source out has chosen; else ``None``.

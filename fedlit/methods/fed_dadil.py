@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlit.checks import check_at_least, check_one_of, check_positive
+from fedlit.checks import check_count, check_one_of, check_positive
 from fedlit.federation import Channel, Client, RosterError, Summed
 from fedlit.federation.leaks import warn_of_lone_classes
 from fedlit.federation.lone_classes import (
@@ -166,9 +166,9 @@ class FedDaDiL(FederatedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, weighting=weighting, **kwargs)
-        check_at_least("num_atoms (K)", num_atoms, 1)
-        check_at_least("atom_size (n)", atom_size, self.num_classes, way_out="each class needs a point")
-        check_at_least("num_iterations", num_iterations, 1)
+        check_count("num_atoms (K)", num_atoms, 1)
+        check_count("atom_size (n)", atom_size, self.num_classes, way_out="each class needs a point")
+        check_count("num_iterations", num_iterations, 1)
         for name, rate in (("atom_lr", atom_lr), ("simplex_lr", simplex_lr), ("penalty", penalty)):
             check_positive(name, rate)
         check_label_cost(label_cost)
@@ -178,7 +178,7 @@ class FedDaDiL(FederatedModule):
             check_one_of(name, choice, ("balanced", "uniform"))
         if atom_batch_size is not None:
             minimum = self.num_classes if sampling == "balanced" else 1  # a point of each class
-            check_at_least("atom_batch_size (n_b)", atom_batch_size, minimum, f"with sampling={sampling!r}")
+            check_count("atom_batch_size (n_b)", atom_batch_size, minimum, f"with sampling={sampling!r}")
         check_one_of("predict_with", predict_with, ("reconstruction", "ensemble"))
         check_lone_classes(lone_classes)
         self.width = feature_width(self.originals[0])
@@ -414,7 +414,7 @@ class FedDaDiL(FederatedModule):
             ValueError: If ``samples_per_class`` is less than 1.
             RuntimeError: If there is no dictionary yet.
         """
-        check_at_least("samples_per_class", samples_per_class, 1)
+        check_count("samples_per_class", samples_per_class, 1)
         return self.reconstruct(self.target, samples_per_class * self.num_classes)
 
     # ---------------------------------------------------------------- set-up and hooks

@@ -32,7 +32,7 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim import Optimizer
 
 from fedlit import ReplicaSpec, Requires, Run
-from fedlit.checks import check_at_least, check_one_of, check_positive, refuse
+from fedlit.checks import check_at_least, check_count, check_one_of, check_positive, refuse
 from fedlit.federation import Channel, Client, Summed
 from fedlit.functional import domain_loss, entropy_weights, loss_from_gradient, multilinear_map
 from fedlit.functional import reversal_weight as scheduled
@@ -76,7 +76,7 @@ class DomainAdversarial(FedAvg, ABC):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        check_at_least("hidden", hidden, 1, "unit")
+        check_count("hidden", hidden, 1, "unit")
         check_one_of("sync", sync, ("step", "round"))
         check_one_of("average", average, ("all", "sources"))
         self.hidden = hidden

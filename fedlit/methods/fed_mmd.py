@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import fedlit.functional as fn
 from fedlit import FederatedModule, ReplicaSpec, Requires, Run
-from fedlit.checks import check_at_least, check_one_of, refuse
+from fedlit.checks import check_at_least, check_count, check_one_of, refuse
 from fedlit.federation import Channel, ChannelError, Client, FederatedLoader, Open, Pairwise, RosterError, Summed
 from fedlit.methods.shared import Message, exchange_means, send_classifiers, sources_in_step
 from fedlit.models import Committee, MomentReplica, feature_width
@@ -118,7 +118,7 @@ class FedMMD(FederatedModule):
         check_at_least("mmd_weight (lambda)", mmd_weight, 0)
         check_one_of("exchange", exchange, ("summed", "pairwise", "open"))
         if classifier_period is not None:
-            check_at_least("classifier_period (T_C)", classifier_period, 1, "round", "null sends them at the end alone")
+            check_count("classifier_period (T_C)", classifier_period, 1, "round", "null sends them at the end alone")
         self.degree = degree
         self.center = None if center is None else center * self._scale**2
         self.within = within

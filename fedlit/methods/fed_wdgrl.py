@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from fedlit.checks import check_at_least, check_positive
+from fedlit.checks import check_at_least, check_count, check_positive
 from fedlit.federation import Client
 from fedlit.functional import gradient_penalty, loss_from_gradient
 from fedlit.methods.fed_dann import DomainAdversarial, domain_shares
@@ -67,7 +67,7 @@ class FedWDGRL(DomainAdversarial):
         super().__init__(*args, hidden=hidden, **kwargs)
         check_at_least("wasserstein_weight (lambda)", wasserstein_weight, 0)
         check_at_least("penalty_weight (gamma)", penalty_weight, 0)
-        check_at_least("critic_steps", critic_steps, 1, "in each local step")
+        check_count("critic_steps", critic_steps, 1, "in each local step")
         check_positive("critic_lr", critic_lr)
         self.wasserstein_weight = wasserstein_weight
         self.penalty_weight = penalty_weight

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlit import FederatedModule, ReplicaSpec, Requires, Run
-from fedlit.checks import check_at_least, check_one_of, refuse
+from fedlit.checks import check_at_least, check_count, check_one_of, refuse
 from fedlit.federation import Channel, Client, Open, Summed, UniformSubset
 from fedlit.functional import Kernel, alignment_loss, sample_frequencies
 from fedlit.methods.shared import exchange_means, send_classifiers
@@ -122,9 +122,8 @@ class FedRFTCA(FederatedModule):
         if train_extractor == "norm" and not any(isinstance(module, NORMS) for module in extractor.modules()):
             refuse("train_extractor", "'none' or 'all' for an extractor without normalisation layers", train_extractor)
         if classifier_period is not None:
-            check_at_least(
-                "classifier_period (T_C)", classifier_period, 1, "round", "null: the sources vote at the end"
-            )
+            way_out = "null: the sources vote at the end"
+            check_count("classifier_period (T_C)", classifier_period, 1, "round", way_out)
         classifier = nn.Linear(num_components, num_classes) if classifier is None else classifier
         super().__init__(clients, target, num_classes, extractor, classifier, weighting=weighting, **kwargs)
         self.num_frequencies = num_frequencies

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlit import ReplicaSpec, Requires
-from fedlit.checks import check, check_at_least, check_one_of, refuse
+from fedlit.checks import check, check_count, check_one_of, refuse
 from fedlit.federation import Client
 from fedlit.federation.lone_classes import LoneClasses
 from fedlit.functional import (
@@ -203,7 +203,7 @@ class FedJDA(FedRFTCAClosedForm):
     def __init__(
         self, *args: Any, num_iterations: int = 10, gamma: float = 1.0, scaling: Scaling = "unit", **kwargs: Any
     ) -> None:
-        check_at_least("num_iterations", num_iterations, 1, way_out="one alone is RF-TCA")
+        check_count("num_iterations", num_iterations, 1, way_out="one alone is RF-TCA")
         check_one_of("scaling", scaling, ("unit", "constraint"))
         if gamma is None:
             refuse("gamma", "positive and finite", gamma, "the paper's is 1")

@@ -23,7 +23,7 @@ from torch.func import functional_call
 
 import fedlit.functional as fn
 from fedlit import ReplicaSpec, Requires, Run
-from fedlit.checks import check_at_least, check_positive, refuse
+from fedlit.checks import check_at_least, check_count, check_positive, refuse
 from fedlit.federation import Channel, Client, Open
 from fedlit.methods.combined_updates import UPDATE_ALONE, Update, WeighedUpdates
 from fedlit.methods.shared import check_moves_features
@@ -90,7 +90,7 @@ class GALA(WeighedUpdates):
         check_at_least("discrepancy_weight", discrepancy_weight, 0)
         check_at_least("classifier_lr", classifier_lr, 0)
         check_positive("temperature (tau)", temperature)
-        check_at_least("centroid_samples", centroid_samples, 1, "sample")
+        check_count("centroid_samples", centroid_samples, 1, "sample")
         if len(self.sources) < 2:
             names = [client.name for client in self.sources]
             refuse("clients", "of at least two sources, which are to agree", names, "FedDANN or FedDAN take one")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlit import ReplicaSpec, Requires, Run
-from fedlit.checks import check_at_least, check_between
+from fedlit.checks import check_between, check_count
 from fedlit.methods.fedavg import FedAvg
 from fedlit.models import Replica
 from fedlit.models.copies import copied
@@ -111,7 +111,7 @@ class KNNPer(FedAvg):
     def __init__(self, *args: Any, lam: float = 0.5, num_neighbors: int = 10, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         check_between("lam (lambda)", lam, 0, 1, "it is the share of the neighbours")
-        check_at_least("num_neighbors (k)", num_neighbors, 1)
+        check_count("num_neighbors (k)", num_neighbors, 1)
         self.lam = lam
         self.num_neighbors = num_neighbors
         self.run.weights.watchers.append(self.forget_)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import fedlit.functional as fn
-from fedlit.checks import check, check_at_least
+from fedlit.checks import check, check_count
 from fedlit.federation import Channel, Client
 from fedlit.methods.mean_matching import MomentMatching
 
@@ -57,7 +57,7 @@ class FedDAN(MomentMatching):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        check_at_least("num_kernels (U)", num_kernels, 1)
+        check_count("num_kernels (U)", num_kernels, 1)
         holds = num_frequencies >= 1 and not num_frequencies % num_kernels
         check(holds, "num_frequencies (N)", f"a positive multiple of num_kernels ({num_kernels})", num_frequencies)
         check(1 < bandwidth_factor < math.inf, "bandwidth_factor", "above 1 and finite", bandwidth_factor)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedlit import Phase, Requires, Run
-from fedlit.checks import check_at_least, check_between
+from fedlit.checks import check_at_least, check_between, check_count
 from fedlit.federation import Client
 from fedlit.functional import centroid_labels, information_maximisation_loss, nearest_prototypes
 from fedlit.methods.baselines import FineTuning, SourceOnly, ThenAlone
@@ -139,7 +139,7 @@ class T3A(SourceOnly):
     def __init__(self, *args: Any, num_kept: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if num_kept is not None:
-            check_at_least("num_kept (M)", num_kept, 1, "sample", "None keeps all")
+            check_count("num_kept (M)", num_kept, 1, "sample", "None keeps all")
         self.num_kept = num_kept
 
     def on_run_end(self, run: Run) -> None:

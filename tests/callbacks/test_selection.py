@@ -66,14 +66,16 @@ def test_where_trust_is_near_0_no_winner_is_named(curves):
     assert json.loads(as_json([found]))[0]["chosen"] is None
 
 
-def test_members_of_a_combination_match_the_sources_classes_or_of_two_have_trust():
-    runs = {name: left(name, {1: trust}) for name, trust in (("FedMMD", 0.4), ("FedDAN", 0.0051), ("FADA", 0.005))}
+def test_members_of_a_combination_match_the_sources_classes_or_of_two_know_the_sources_samples():
+    runs = {name: left(name, {1: trust}) for name, trust in (("FedMMD", 0.4), ("FedDAN", 0.05), ("FADA", 0.03))}
+    for name, known in (("FedMMD", 0.9), ("FedDAN", 0.71), ("FADA", 0.69)):
+        runs[name].curves["source/acc"] = {0: 1.0, 1: known}
     for name, match in (("FedMMD", 0.5), ("FedDAN", 0.8)):
         runs[name].curves["validator/class_means"] = {0: 0.9, 1: match}
     (found,) = select(runs)
     assert [each.match for each in found.candidates] == [0.5, 0.8, None]
     assert [each.method for each in members_of(found, 10)] == ["FedDAN", "FADA"]  # 0.5 is less than 0.7 times 0.8
-    assert [each.method for each in members_of(found, 2)] == ["FedMMD", "FedDAN"]
+    assert [each.method for each in members_of(found, 2)] == ["FedMMD", "FedDAN"]  # 0.19 is less than 0.5 times 0.4
     runs["FedMMD"].curves["validator/class_means"] = {1: 0.57}
     (found,) = select(runs)
     assert [each.method for each in members_of(found, 10)] == ["FedMMD", "FedDAN", "FADA"]

@@ -26,7 +26,7 @@ from fedlit.functional import (
 )
 from fedlit.methods import FedAnalytic
 from fedlit.methods.fed_analytic import PENALTIES
-from fedlit.privacy import GaussianMechanism
+from fedlit.privacy import GaussianMechanism, RobustPlain
 from helpers import loader, trainer
 from refused import refused
 
@@ -182,6 +182,11 @@ def test_under_every_backend_the_head_is_that_of_the_open_sum(name, kwargs):
     hidden = fit(data, strategy={"privacy": backend(name)}, **kwargs)
     for first, second in zip(head(fit(data, **kwargs)), head(hidden), strict=True):
         assert np.abs(first - second).max() < 1e-3 * np.abs(first).max()
+
+
+def test_medians_of_moments_are_warned_of():
+    with pytest.warns(UserWarning, match="FedAnalytic solves for can be far off. Give the channel another backend"):
+        fit(domains(), strategy={"privacy": {"moments": RobustPlain()}})
 
 
 def test_moments_below_the_grid_of_a_backend_are_told():

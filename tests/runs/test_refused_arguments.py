@@ -36,11 +36,11 @@ VALUES: dict[type[FederatedModule], dict[str, list[Any]]] = {
     methods.Ditto: {"lam": [-1.0, inf, nan]},
     methods.GALA: {
         "target_lr_ratio": [0.0], "discrepancy_weight": [-1.0, nan], "classifier_lr": [-1.0, inf], "temperature": [0.0],
-        "centroid_samples": [0],
+        "centroid_samples": [0, 2.5, True],
     },
     methods.FADA: {
-        "hidden": [0], "identifier_weight": [-1.0], "mi_weight": [inf], "identifier_lr": [0.0], "temperature": [nan],
-        "reverse": ["source"], "attention": ["gap"], "attention_samples": [1],
+        "hidden": [0, 2.5], "identifier_weight": [-1.0], "mi_weight": [inf], "identifier_lr": [0.0],
+        "temperature": [nan], "reverse": ["source"], "attention": ["gap"], "attention_samples": [1],
     },
     methods.FedAnalytic: {
         "head": ["svm"], "penalty": [0.0, inf, "best"], "shrinkage": [0.0], "num_frequencies": [-1],
@@ -52,31 +52,31 @@ VALUES: dict[type[FederatedModule], dict[str, list[Any]]] = {
         "target_lr_ratio": [0.0, inf, nan],
     },
     methods.FedDAN: {
-        "mmd_weight": [-1.0], "match": ["both"], "every": ["epoch"], "average": ["extractor"], "num_kernels": [0],
+        "mmd_weight": [-1.0], "match": ["both"], "every": ["epoch"], "average": ["extractor"], "num_kernels": [0, 2.5],
         "num_frequencies": [12], "bandwidth_factor": [1.0], "bandwidth": [0.0, "median"],
     },
     methods.FedDANN: {
-        "hidden": [0], "sync": ["epoch"], "reversal_weight": [-0.1, inf], "schedule_rounds": [0, "all"],
+        "hidden": [0, 2.5], "sync": ["epoch"], "reversal_weight": [-0.1, inf], "schedule_rounds": [0, "all"],
         "average": ["target"], "discriminator_lr_ratio": [0.0],
     },
     methods.FedDaDiL: {
-        "num_atoms": [0], "atom_size": [1], "atom_batch_size": [0, 1], "num_iterations": [0], "atom_lr": [0.0],
-        "simplex_lr": [-1.0], "penalty": [0.0], "sampling": ["sorted"], "sample_weights": ["sorted"],
+        "num_atoms": [0, 2.5], "atom_size": [1, 20.5], "atom_batch_size": [0, 1], "num_iterations": [0, 2.5],
+        "atom_lr": [0.0], "simplex_lr": [-1.0], "penalty": [0.0], "sampling": ["sorted"], "sample_weights": ["sorted"],
         "predict_with": ["both"], "entropy": [0.0], "label_cost": [-2.0],
     },
     methods.FedGP: {
         "granularity": ["network"], "projection": ["euclid"], "residual": ["full"], "weighting": ["size"],
         "filtered": ["no"],
     },
-    methods.FedJDA: {"num_iterations": [0], "scaling": ["none"], "gamma": [None, -1.0], "num_components": [17]},
+    methods.FedJDA: {"num_iterations": [0, 2.5], "scaling": ["none"], "gamma": [None, -1.0], "num_components": [17]},
     methods.FedMMD: {
         "degree": [4], "alpha": [-1.0], "center": [-1.0], "within": ["all"], "mmd_weight": [nan],
-        "exchange": ["closed"], "classifier_period": [0], "trust_region": [0.0, -1.0, inf, nan],
+        "exchange": ["closed"], "classifier_period": [0, 2.5], "trust_region": [0.0, -1.0, inf, nan],
     },
     methods.FedMME: {"entropy_weight": [-0.1, nan], "temperature": [0.0]},
     methods.FedRFTCA: {
         "num_components": [0, 17], "mmd_weight": [-0.1, nan, inf], "train_extractor": ["some", "norm"],
-        "constraint": ["trace"], "classifier_period": [0], "bandwidth": [0.0], "kernel": ["linear"],
+        "constraint": ["trace"], "classifier_period": [0, 2.5], "bandwidth": [0.0], "kernel": ["linear"],
         "weighting": ["size"],
     },
     methods.FedRFTCAClosedForm: {
@@ -85,14 +85,14 @@ VALUES: dict[type[FederatedModule], dict[str, list[Any]]] = {
     },
     methods.FedRep: {"head_share": [0.0, 1.0]},
     methods.FedWDGRL: {
-        "wasserstein_weight": [-1.0], "penalty_weight": [-0.5, nan], "critic_steps": [0], "critic_lr": [0.0],
+        "wasserstein_weight": [-1.0], "penalty_weight": [-0.5, nan], "critic_steps": [0, 2.5], "critic_lr": [0.0],
         "average": ["none"],
     },
     methods.KD3A: {
         "gate": [1.0, (0.9, -0.1), (0.9, 0.9, 0.9)], "vote": ["loud"], "focus": ["all"], "mixup": [-1.0],
         "momentum": [1.0], "bn": ["none"], "weighting": ["sqrt"], "exchange": ["letters"],
     },
-    methods.KNNPer: {"lam": [1.1], "num_neighbors": [0]},
+    methods.KNNPer: {"lam": [1.1], "num_neighbors": [0, 2.5]},
 }  # fmt: skip
 
 COMBINATIONS: list[tuple[type[FederatedModule], dict[str, Any], str]] = [

@@ -129,5 +129,7 @@ def test_arguments_out_of_range_are_refused() -> None:
         make(SHOT, pseudo_weight=-1.0)
     with pytest.raises(ValueError, match=r"label_smoothing must be .* got 2"):
         make(SHOT, label_smoothing=2.0)
-    with pytest.raises(ValueError, match=r"num_kept \(M\) must be at least 1 sample, got 0: None keeps all"):
-        make(T3A, num_kept=0)
+    for number in (0, 2.5, True):
+        rule = rf"num_kept \(M\) must be an integer of at least 1 sample, got {number}: None keeps all"
+        with pytest.raises(ValueError, match=rule):
+            make(T3A, num_kept=number)
