@@ -253,9 +253,9 @@ class ClosedForm(FederatedModule):
             )
         if isinstance(self.federation.channels["moments"].backend, RobustPlain):
             rank_zero_warn(
-                "RobustPlain takes the median or trimmed mean of each number of channel 'moments', and such numbers are "
-                f"moments of no data: what {type(self).__name__} solves for can be far off. Give the channel another "
-                "backend: privacy={'moments': Plain()}"
+                "RobustPlain takes the median or trimmed mean of each number of channel 'moments', and such numbers "
+                f"are moments of no data: what {type(self).__name__} solves for can be far off. Give the channel "
+                "another backend: privacy={'moments': Plain()}"
             )
         if self.federation.round_idx > self.warmup_rounds:
             self.trainer.should_stop = True
