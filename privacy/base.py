@@ -211,9 +211,11 @@ class SecureAggregation(ABC):
         closing: Names of the steps in which survivors are asked something after `AggregationServer.aggregate`; where
             there are any, `AggregationServer.conclude` makes the total, also in rounds that need none of them.
         codec: Grid on which numbers travel; ``None`` sends floats.
+        adds: Whether totals are sums, which a median or the like is not.
     """
 
     key_holder: ClassVar[Literal["server", "clients"]]
+    adds: ClassVar[bool] = True
     min_clients: int
     enrolment: ClassVar[tuple[str, ...]] = ()
     opening: ClassVar[tuple[str, ...]] = ()

@@ -37,6 +37,7 @@ class RobustPlain(SecureAggregation):
     """
 
     key_holder: ClassVar[Literal["server", "clients"]] = "server"
+    adds: ClassVar[bool] = False
     min_clients: int = 1
     codec = None
 

@@ -23,7 +23,6 @@ from fedlit.federation.lone_classes import (
 from fedlit.functional import RandomFeatureSums
 from fedlit.functional.symmetric import from_upper_half, upper_half
 from fedlit.module import Batch
-from fedlit.privacy import RobustPlain
 
 
 class ClosedForm(FederatedModule):
@@ -251,11 +250,12 @@ class ClosedForm(FederatedModule):
                 f"pretrained stays at its first weights. Give warmup_rounds={rounds - 1} of {rounds} rounds "
                 "(max_epochs), in which FedAvg trains it; or freeze a pretrained one (requires_grad_(False))"
             )
-        if isinstance(self.federation.channels["moments"].backend, RobustPlain):
+        backend = self.federation.channels["moments"].backend
+        if not backend.adds:
             rank_zero_warn(
-                "RobustPlain takes the median or trimmed mean of each number of channel 'moments', and such numbers "
-                f"are moments of no data: what {type(self).__name__} solves for can be far off. Give the channel "
-                "another backend: privacy={'moments': Plain()}"
+                f"{type(backend).__name__} takes a median or the like of each number of channel 'moments', and such "
+                f"numbers are moments of no data: what {type(self).__name__} solves for can be far off. Give the "
+                "channel another backend: privacy={'moments': Plain()}"
             )
         if self.federation.round_idx > self.warmup_rounds:
             self.trainer.should_stop = True

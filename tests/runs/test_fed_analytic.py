@@ -185,7 +185,7 @@ def test_under_every_backend_the_head_is_that_of_the_open_sum(name, kwargs):
 
 
 def test_medians_of_moments_are_warned_of():
-    with pytest.warns(UserWarning, match="FedAnalytic solves for can be far off. Give the channel another backend: privacy"):
+    with pytest.warns(UserWarning, match="what FedAnalytic solves for can be far off. Give"):
         fit(domains(), strategy={"privacy": {"moments": RobustPlain()}})
 
 
