@@ -363,7 +363,7 @@ def combining_tasks(results: Results) -> str:
 
 def one_round(results: Results) -> str:
     """By row: accuracy and calibration error on each data set, and megabytes of the first."""
-    data = [*results]
+    data = [each for each in results if each in COMBINED_DATA]
     rows = []
     for name in results[data[0]]:
         found = [results[each].get(name) for each in data]
@@ -375,6 +375,14 @@ def one_round(results: Results) -> str:
         ]
         rows.append((name, cells))
     return grid("accuracy; ECE (worst); sent", [COMBINED_DATA[each] for each in data], rows)
+
+
+def one_round_backends(results: Results) -> str:
+    """Largest relative difference of a head from that of the open sum."""
+    found = results["backends"]
+    backends = next(iter(found.values()))
+    rows = [(head, [f"{row[each]:.0e}" for each in backends]) for head, row in found.items()]
+    return grid("head", [each.replace("_", " ") for each in backends], rows)
 
 
 OFFICE_FEATURES = "Office-Caltech features, average accuracy"
@@ -1179,7 +1187,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "office_caltech_shallow": {"accuracy": shallow},
     "validators": {"unlabelled": validators_lost},
     "combining": {"lost": combining_lost, "tasks": combining_tasks, "distribution": combining_distribution},
-    "one_round": {"rows": one_round},
+    "one_round": {"rows": one_round, "backends": one_round_backends},
 }
 """By benchmark and table; each takes the benchmark's `figures_in` its JSON."""
 

@@ -222,7 +222,7 @@ def _read_all(selection: Selection, base: str) -> tuple[list[_Stored], dict[str,
         if reference is not None and not torch.equal(each.positions, reference.positions):
             left_out[each.candidate.method] = f"it has other training samples of the target than {base}"
         elif each.candidate.method not in members:
-            two = f"its {KNOWN} is above 1/2 by less than {LEAST_KNOWN} of the highest"
+            two = f"its {KNOWN} is above 1/2 by less than {LEAST_KNOWN} of what the highest is"
             more = f"its {MATCH} is below {LEAST_MATCH} of the highest"
             left_out[each.candidate.method] = two if len(stored[0].classes) == 2 else more
         else:

@@ -23,8 +23,8 @@ def check_moves_features(module: FederatedModule) -> None:
     """Refuse an extractor without anything to train, for a method that trains it; raises a `ValueError`."""
     if not any(param.requires_grad for param in module.originals[0].parameters()):
         raise ValueError(
-            f"{type(module).__name__} moves features, and the extractor has nothing to train: put a layer behind it, "
-            "as fedlit.models.Bottleneck does"
+            f"{type(module).__name__} moves features, and the extractor has nothing to train: take fedlit.models.MLP "
+            "for given features, or put a layer behind it, as fedlit.models.Bottleneck does"
         )
 
 

@@ -14,7 +14,7 @@ from fedlit.run.run import Run
 
 
 def save_again(run: Run) -> None:
-    """Write the checkpoints of the last round anew; a process that has come back after it writes its first."""
+    """Write the checkpoints of the last round anew; a site that has come back after it writes its first."""
     trainer, epochs = run.trainer, run.trainer.fit_loop.epoch_progress.current
     at_its_end = run.clock.round_idx % run.clock.rounds_per_epoch == 0
     epochs.completed -= at_its_end  # as in the last epoch, whose number is in files and their names
@@ -22,12 +22,13 @@ def save_again(run: Run) -> None:
         for each in trainer.checkpoint_callbacks:
             if not isinstance(each, ModelCheckpoint):
                 continue
-            if not each._last_checkpoint_saved:  # this process has trained no round
+            if each._last_checkpoint_saved:
+                if each._last_global_step_saved == trainer.global_step:
+                    _write(trainer, each)
+            elif run.federation.transport.losable:  # this process has trained no round
                 numbers = each._monitor_candidates(trainer)
                 each._save_topk_checkpoint(trainer, numbers)
                 each._save_last_checkpoint(trainer, numbers)
-            elif each._last_global_step_saved == trainer.global_step:
-                _write(trainer, each)
     finally:
         epochs.completed += at_its_end
 

@@ -255,6 +255,9 @@ def test_checkpoints_of_a_run_that_stops_early_are_of_its_end(given: Any, tmp_pa
     for folder in ("planned", "stopped"):
         assert [each["epoch"] for each in files(folder)] == [1, 1]
         assert all(same(planned, each["clients"]["c2"]["weights"]) for each in files(folder))
+    rare = [ModelCheckpoint(tmp_path / "rare", every_n_epochs=4), Stopping()]
+    fit(rounds=5, callbacks=rare, **network, **given)  # which saves nothing
+    assert not files("rare")
     starts = {each: tmp_path / each / "last.ckpt" for each in ("planned", "stopped")}
     assert same(*(ended(3, f"{each}, on", start=start) for each, start in starts.items()))
 
