@@ -64,7 +64,13 @@ def materialise(run: Run) -> None:
     data = run.trainer.datamodule  # type: ignore[attr-defined]
     if not run.federation.local_clients and not getattr(data, "elsewhere", False):
         return
-    if not isinstance(shape := getattr(data, "input_shape", None), tuple):
+    try:
+        shape = getattr(data, "input_shape", None)
+    except RuntimeError:  # of tables, whose features a checkpoint may bring
+        if run.is_fitting:
+            raise
+        shape = None
+    if not isinstance(shape, tuple):
         if not run.is_fitting:
             return
         refuse(
