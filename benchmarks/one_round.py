@@ -42,27 +42,26 @@ BACKENDS = ("plain", "masking", "bfv", "ckks", "paillier", "threshold_paillier")
 LAST = "--trainer.check_val_every_n_epoch=1"
 HEADS: dict[str, tuple[str, ...]] = {
     "200 rounds": (),
-    "one round, ridge": ("fedlit.methods.FedAnalytic", "--model.penalty=leave_one_out"),
-    "one round, LDA": ("fedlit.methods.FedAnalytic", "--model.head=lda"),
+    "one round, ridge": ("--model.penalty=leave_one_out",),
+    "one round, LDA": ("--model.head=lda",),
 }
 
 
-WIDTHS = {"hapt": 91}
-"""Numbers of a sample, where the data do not say it before they are read."""
-
-
-def words(data: str, head: str, refine: bool) -> list[str]:
+def words(head: str, refine: bool) -> list[str]:
     """What a row changes of the recipe."""
     given = HEADS[head]
     if not given:
         return [f"--model.refine={str(refine).lower()}"]
-    method, *more = given
+    return closed_form(*given, refine=refine)
+
+
+def closed_form(*more: str, refine: bool) -> list[str]:
+    """What one round of `FedAnalytic` changes of a recipe."""
     return [
-        f"--model={method}",
+        "--model=fedlit.methods.FedAnalytic",
         *more,
         f"--model.refine={str(refine).lower()}",
         "--model.extractor=fedlit.models.Features",
-        *([f"--model.extractor.in_features={WIDTHS[data]}"] if data in WIDTHS else []),
         "--trainer.max_epochs=1",
         "--trainer.strategy.local_steps=null",
     ]
@@ -77,7 +76,7 @@ def row(data: str, head: str, refine: bool, folder: Path | None, jobs: int) -> d
             f"--config=data/{config}",
             f"--config=recipes/{recipe}",
             *more,
-            *words(data, head, refine),
+            *words(head, refine),
             f"--targets={json.dumps(list(targets))}",
             f"--jobs={jobs}",
             "--trainer.strategy.num_threads=1",
@@ -102,12 +101,7 @@ def head_of(backend: str, head: str, folder: Path | None) -> Tensor:
             "--config=data/heart_disease",
             "--config=recipes/tables",
             *([f"--config=privacy/{backend}"] if backend else []),
-            "--model=fedlit.methods.FedAnalytic",
-            f"--model.head={head}",
-            "--model.refine=false",
-            "--model.extractor=fedlit.models.Features",
-            "--trainer.max_epochs=1",
-            "--trainer.strategy.local_steps=null",
+            *closed_form(f"--model.head={head}", refine=False),
             "--trainer.enable_checkpointing=true",
         )
         (path,) = Path(place).glob("*/version_0/checkpoints/*.ckpt")

@@ -200,6 +200,13 @@ def members_of(selection: Selection, num_classes: int) -> list[Candidate]:
     return [each for each in candidates if each.match is None or each.match >= LEAST_MATCH * match]
 
 
+def rule_of_members(num_classes: int) -> str:
+    """The reason why a candidate is none of `members_of`, in words."""
+    if num_classes == 2:
+        return f"its {KNOWN} is above 1/2 by less than {LEAST_KNOWN} of what the highest is"
+    return f"its {MATCH} is below {LEAST_MATCH} of the highest"
+
+
 def choose(trust: Sequence[float], adapts_nothing: Sequence[bool], two_classes: bool = False) -> int | None:
     """Position of the model to take, or ``None`` if none is trusted.
 

@@ -16,15 +16,12 @@ from fedlit.callbacks import RunSummary
 from fedlit.callbacks.report.run_folder import read_runs
 from fedlit.callbacks.selection import (
     COMBINATION,
-    KNOWN,
-    LEAST_KNOWN,
-    LEAST_MATCH,
-    MATCH,
     Candidate,
     Member,
     Selection,
     changes_at_end,
     members_of,
+    rule_of_members,
 )
 from fedlit.callbacks.shared import write_rows, write_whole
 from fedlit.cli.folders import ExperimentFolder, fingerprint
@@ -215,16 +212,15 @@ def _read_all(selection: Selection, base: str) -> tuple[list[_Stored], dict[str,
             left_out[candidate.method] = str(error).removeprefix("fedlit: ")
     if not stored:
         return [], left_out
-    members = {each.method for each in members_of(selection, len(stored[0].classes))}
+    num_classes = len(stored[0].classes)
+    members = {each.method for each in members_of(selection, num_classes)}
     reference = next((each for each in stored if each.candidate.method == base), None)
     taken = list[_Stored]()
     for each in stored:
         if reference is not None and not torch.equal(each.positions, reference.positions):
             left_out[each.candidate.method] = f"it has other training samples of the target than {base}"
         elif each.candidate.method not in members:
-            two = f"its {KNOWN} is above 1/2 by less than {LEAST_KNOWN} of what the highest is"
-            more = f"its {MATCH} is below {LEAST_MATCH} of the highest"
-            left_out[each.candidate.method] = two if len(stored[0].classes) == 2 else more
+            left_out[each.candidate.method] = rule_of_members(num_classes)
         else:
             taken.append(each)
     return taken, left_out

@@ -42,7 +42,7 @@ from fedlit.methods.closed_form import ClosedForm
 from fedlit.models import feature_width
 from fedlit.models.closed_form import ClosedFormHead
 from fedlit.models.copies import copied
-from fedlit.models.replica import Replica
+from fedlit.models.replica import Replica, is_width_open
 from fedlit.run.replicas import Replicas
 from fedlit.run.weights import Weighting
 
@@ -165,8 +165,7 @@ class FedAnalytic(ClosedForm):
             check_positive("penalty", penalty)
         rule = "'samples' with head='ridge', whose regression has no priors"
         check(head != "ridge" or class_shares == "samples", "class_shares", rule, class_shares, "take head='lda'")
-        # that of given features is known when training starts
-        width = None if getattr(extractor, "out_features", 0) is None else feature_width(extractor)
+        width = None if is_width_open(extractor) else feature_width(extractor)
         unknown = torch.zeros(num_frequencies, width or 0) if num_frequencies else None
         classifier = ClosedFormHead(width, num_classes, unknown, head == "qda_diagonal", unit_norm)
         super().__init__(

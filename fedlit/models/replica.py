@@ -67,9 +67,14 @@ def make_classifier(extractor: nn.Module, num_classes: int) -> nn.Linear:
         TypeError: If the extractor does not state its width.
     """
     check_at_least("num_classes", num_classes, 1, way_out="it is the number of labels in the data")
-    if getattr(extractor, "out_features", 0) is None:
+    if is_width_open(extractor):
         return nn.LazyLinear(num_classes)
     return nn.Linear(feature_width(extractor), num_classes)
+
+
+def is_width_open(extractor: nn.Module) -> bool:
+    """Whether the width of an extractor's features is that of the data, and known when training starts."""
+    return getattr(extractor, "out_features", 0) is None
 
 
 def feature_width(extractor: nn.Module) -> int:

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from fedlit.checks import refuse
 from fedlit.federation.streams import enter_stream, torch_streams
 from fedlit.models.copies import share_equal_
+from fedlit.models.replica import is_width_open
 
 if TYPE_CHECKING:
     from fedlit.run.run import Run
@@ -56,7 +57,7 @@ def materialise(run: Run) -> None:
     """
     extractor, classifier = run.originals
     lazy = [part for part in run.originals if any(map(is_lazy, part.state_dict(keep_vars=True).values()))]
-    without_width = getattr(extractor, "out_features", 0) is None
+    without_width = is_width_open(extractor)
     if without_width and extractor not in lazy:
         lazy.append(extractor)
     if not lazy or not run.is_attached:

@@ -56,7 +56,8 @@ def fit(
     arguments: dict[str, Any] = {"optimizer": lambda params: SGD(params, lr=0.5), "classifier": nn.Linear(6, 3)}
     arguments |= {"extractor": nn.Identity()} | kwargs
     extractor = copy.deepcopy(arguments.pop("extractor"))
-    arguments = {name: each for name, each in arguments.items() if name != "classifier" or each is not None}
+    if arguments["classifier"] is None:  # the method makes its own
+        del arguments["classifier"]
     module = arguments.pop("method", FedAvg)(CLIENTS, "c2", 3, extractor, refine=refine, **arguments)
     run = trainer(rounds, callbacks, strategy=strategy, enable_checkpointing=bool(callbacks))
     run.fit(module, loader(clusters(size), batch_size), ckpt_path=checkpoint)
